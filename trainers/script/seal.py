@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import os
 import shutil
 import site
@@ -15,7 +17,7 @@ from typing import Any
 
 from trainers.script import seal_hook
 from trainers.script.arguments import OUTSIDE
-from trainers.script.seal_hook import ABSENT, ORIGIN, PROJECT, READ, SKIP, WORK
+from trainers.script.seal_hook import ABSENT, FOLDER, ORIGIN, PACKAGE, PATTERN, PROJECT, READ, SKIP, WORD, WORK
 
 _OUTSIDE = f"{OUTSIDE}/"
 _RECORDS = (".git/", ".hg/")
@@ -88,24 +90,43 @@ class Seal:
         found: dict[str, bool] = {}
         for path in sorted(self._seen.iterdir()):
             for how, kind, inside in _notes(path):
-                name = self._name(how, kind, inside, ended_well)
-                if name and name not in self._keyed and not _is_record(name):
-                    found[name] = found.get(name, False) or how == READ
-        return [Unkeyed(name, was_read) for name, was_read in sorted(found.items())]
+                for name in self._names(how, kind, inside, ended_well):
+                    if name.rstrip("/") not in self._keyed and not _is_record(name):
+                        found[name] = found.get(name, False) or how == READ
+        parents = {f"{path}/" for name in found if not name.endswith("/") for path in Path(name).parents}
+        return [Unkeyed(name, was_read) for name, was_read in sorted(found.items()) if name not in parents]
 
-    def _name(self, how: str, kind: str, inside: str, ended_well: bool) -> str:
+    def _names(self, how: str, kind: str, inside: str, ended_well: bool) -> Iterator[str]:
+        """Of the files that a note stands for those that count."""
         if kind == PROJECT:
-            return inside
+            yield inside
+            return
         if kind == ORIGIN:
-            return _OUTSIDE + inside
-        top, rest = self._places.project, inside
-        if inside.startswith(_OUTSIDE):
-            top, rest = self._places.origin, inside.removeprefix(_OUTSIDE)
+            yield _OUTSIDE + inside
+            return
+        prefix = _OUTSIDE if inside.startswith(_OUTSIDE) else ""
+        top, rest = self._places.origin if prefix else self._places.project, inside.removeprefix(prefix)
         if top is None:
-            return inside if how == ABSENT and not ended_well else ""
-        if inside.endswith("/"):  # a package without __init__.py
-            return inside if any((top / rest).glob("*.py")) else ""
-        return inside if (top / rest).is_file() else ""
+            if how == ABSENT and not ended_well:
+                yield inside
+        elif how in (PACKAGE, PATTERN):
+            pattern = f"{glob.escape(rest)}*.py" if how == PACKAGE else rest
+            there = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
+            lacks = (prefix + name for name in there if not (self._places.work / prefix / name).exists())
+            yield from (name for name in lacks if (top / name.removeprefix(prefix)).is_file())
+        elif inside.endswith("/"):
+            if _holds(top / rest, modules=how != FOLDER):
+                yield inside
+        elif (top / rest).is_file():
+            yield inside
+        elif how == WORD and not ended_well and _holds(top / rest):
+            yield f"{inside}/"  # whether it exists was asked: Hydra does, before it lists its configurations
+
+
+def _holds(folder: Path, *, modules: bool = False) -> bool:
+    """Whether a file lies in it; ``modules``: of Python, as a package without __init__.py has them or one in it."""
+    found = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules else folder.rglob("*")
+    return any(path.is_file() for path in found)
 
 
 def zones(places: Places) -> list[tuple[str, str]]:

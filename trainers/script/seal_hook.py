@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from _imp import extension_suffixes  # importlib.machinery, which names them, takes longer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes a small process longer than all of this
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # typing takes a small process longer than all of this
 
 WORK, PROJECT, ORIGIN, SKIP = "work", "project", "origin", "skip"
 READ, ABSENT, MODULE, WORD = "read", "absent", "module", "word"
+FOLDER, PACKAGE, PATTERN = "folder", "package", "pattern"
+_MAGIC = "*?["
+_IMPORTING = "<frozen importlib._bootstrap_external>"
 _stat = os.stat  # as it was: see watch_stat
 _WRITES = os.O_TRUNC | os.O_CREAT | os.O_DIRECTORY
 
@@ -98,11 +102,37 @@ class Watch:
     def module(self, name: str, folders: Iterable[str]) -> None:
         """A module that no finder found in ``folders``: the checkout may have it."""
         last = name.rpartition(".")[2]
+        ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
             found = self.zone(folder or os.getcwd())
             if found is not None and found[0] == WORK:
-                for file in (last + ".py", last + "/__init__.py", last + "/"):
-                    self.note(MODULE, WORK, os.path.join(found[1], file))
+                for end in ends:
+                    self.note(MODULE, WORK, os.path.join(found[1], last + end))
+
+    def listed(self, path: Any, whole: bool) -> None:
+        """The names in a folder are asked for. The copy may lack it, or modules of a package (plug-ins are found so);
+        ``whole``: by os.listdir, which no copy of a tree uses."""
+        if isinstance(path, int):
+            return
+        folder = os.path.join(os.getcwd(), _text(path or "."))
+        found = self.zone(folder)
+        if found is None or found[0] != WORK or not found[1]:
+            return
+        if not _exists(folder):
+            self.note(FOLDER, WORK, found[1] + "/")
+        elif whole and _exists(os.path.join(folder, "__init__.py")):
+            self.note(PACKAGE, WORK, found[1] + "/")
+
+    def matched(self, pattern: str) -> None:
+        """The names that match a pattern are asked for."""
+        parts = os.path.normpath(os.path.join(os.getcwd(), pattern)).split("/")
+        at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
+        folder = "/".join(parts[:at]) or "/"
+        found = self.zone(folder)
+        if found is None or found[0] != WORK or not at:
+            return
+        if found[1] or "**" not in parts:  # of the whole checkout it takes long
+            self.note(PATTERN, WORK, os.path.join(found[1], *parts[at:]))
 
     def words(self, values: Any, cwd: Any) -> None:
         """Files that the command line of a started program names: it reads them, and no hook is in it."""
@@ -178,8 +208,21 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
         if name is not None and "/" in _text(name):
             watch.look(os.path.join(os.getcwd(), _text(name)), WORD)
 
+    def listed(path: Any) -> None:
+        if sys._getframe(2).f_code.co_filename != _IMPORTING:
+            watch.listed(path, whole=True)
+
+    def globbed(pattern: Any, recursive: bool, root: Any, folder: Any) -> None:
+        if folder is None:
+            watch.matched(os.path.join(_text(root or ""), _text(pattern)))
+
     return {
         "import": imported,
+        "os.listdir": listed,
+        "os.scandir": lambda path: watch.listed(path, whole=False),
+        "glob.glob/2": globbed,
+        "pathlib.Path.glob": lambda path, pattern: watch.matched(os.path.join(str(path), pattern)),
+        "pathlib.Path.rglob": lambda path, pattern: watch.matched(os.path.join(str(path), "**", pattern)),
         "subprocess.Popen": started,
         "os.posix_spawn": lambda path, words, *_: started(path, words),
         "os.exec": lambda path, words, *_: started(path, words),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,43 @@ def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: Sc
     assert "configs/a.yaml was looked for and isn't in the snapshot; add it" in run.start(
         code=1, env={"PACELINE_PROJECT": "/nowhere"}
     )
+
+
+LISTS = """
+    import glob, importlib, os, pathlib, pkgutil, plugins
+    print(glob.glob("configs/*.yaml"), [*pathlib.Path("settings").glob("*.toml")],)
+    print([*pkgutil.iter_modules(plugins.__path__)], [*pathlib.Path("plugins").glob("*.json")])
+    for name in ("lists", "never"):
+        try: os.listdir(name)
+        except FileNotFoundError: pass
+    for name in ("compiled", "spaces.inner.leaf"):
+        try: importlib.import_module(name)
+        except ImportError: pass
+"""
+
+
+def test_a_folder_whose_names_decide_is_found_where_the_copy_lacks_some(run: ScriptRun) -> None:
+    run.write(textwrap.dedent(LISTS), files={"plugins/__init__.py": "", "plugins/known.py": "", "plugins/a.json": ""})
+    extension = f"compiled{EXTENSION_SUFFIXES[0]}"
+    hidden = ["configs/a.yaml", "lists/x.txt", "plugins/b.json", "plugins/other.py", "settings/b.toml", extension]
+    for name in (*hidden, "spaces/inner/leaf.py", "plugins/no_plugin.txt"):
+        (run.project / name).parent.mkdir(exist_ok=True, parents=True)
+        (run.project / name).touch()
+    run.start()
+    named = sorted([*hidden, "lists/", "spaces/"])
+    named.remove("lists/x.txt")
+    assert sorted(run.read("summary.json")["unkeyed"]) == named
+
+
+def test_a_folder_that_a_script_fails_for_is_named_and_one_of_which_it_only_asks_is_not(run: ScriptRun) -> None:
+    """Hydra in the script asks whether its folder of configurations is there, and lists nothing."""
+    for text, code in (("", 0), ("\nexit(1)", 1)):
+        run.write(f"import os\nassert not os.path.isdir('conf'){text}")
+        (run.project / "conf").mkdir(exist_ok=True)
+        (run.project / "conf/config.yaml").touch()
+        assert ("conf/ was looked for and isn't in the snapshot" in run.start(code=code)) == bool(code)
+    run.write("import os\nassert not os.path.isdir('conf')").start()
+    assert run.read("summary.json")["unkeyed"] == {}
 
 
 def test_the_project_is_not_imported_from(run: ScriptRun) -> None:
