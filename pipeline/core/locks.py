@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _POLL_S = 0.1
+_taken: set[FileLock] = set()
 
 
 class FileLock:
@@ -29,6 +30,7 @@ class FileLock:
         while (descriptor := _locked(self.path)) is not None:
             if _is_at(descriptor, self.path):
                 self._held = descriptor
+                _taken.add(self)
                 return True
             os.close(descriptor)  # its file was removed meanwhile: this lock guards nothing
         return False
@@ -52,10 +54,19 @@ class FileLock:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+            _taken.discard(self)
 
     def lost(self) -> bool:
         """Whether the file at the path is no longer the one that is held."""
         return self._held is None or not _is_at(self._held, self.path)
+
+
+def _release_all() -> None:
+    for lock in [*_taken]:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)  # a copy that lives on would hold them for a command that has ended
 
 
 @contextmanager

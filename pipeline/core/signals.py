@@ -31,6 +31,11 @@ def begin() -> None:
         signal.signal(signal.SIGINT, _raise)
 
 
+def came() -> bool:
+    """Whether Ctrl-C has come; else somebody's code has raised a KeyboardInterrupt."""
+    return _came
+
+
 def check() -> None:
     """Raise the KeyboardInterrupt that came before but ended nothing."""
     if _came:

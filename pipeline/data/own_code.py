@@ -19,9 +19,11 @@ READ = "read.json"
 """In a pack: the sha256 of each file of the project that the function read besides, by its path there."""
 
 _NO_INPUTS = ("site-packages", "__pycache__")
+_OURS = ("runs", *places.MODULES)
 _imported: dict[str, str] = {}  # digests of sources, by path, when this process imported them
 _opened: set[str] | None = None
 _hooked = False
+_besides: set[str] = set()  # files that a function read besides, modules that it imported by a computed name among them
 
 
 def forget_edited(digests: Mapping[str, str]) -> None:
@@ -39,17 +41,28 @@ def forget_edited(digests: Mapping[str, str]) -> None:
 
 @contextmanager
 def watched() -> Iterator[set[str]]:
-    """The paths that this process opens for reading within the block; a process that it starts isn't seen."""
+    """The paths that this process opens for reading within the block, and of the modules that it imports there;
+    a process that it starts isn't seen."""
     global _opened, _hooked
     if not _hooked:
         sys.addaudithook(_note)  # there is no way to take one away
         _hooked = True
+    for name, module in [*sys.modules.items()] if _besides else ():
+        if _file_of(module) in _besides:  # of an earlier pack, and maybe edited since
+            del sys.modules[name]
+    before = {*sys.modules}
     found: set[str] = set()
     _opened = found
     try:
         yield found
     finally:
         _opened = None
+        found.update(_file_of(sys.modules[name]) for name in {*sys.modules} - before)
+
+
+def _file_of(module: object) -> str:
+    place = getattr(module, "__file__", None)
+    return os.path.realpath(place) if isinstance(place, str) else ""
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
@@ -64,16 +77,15 @@ def _note(event: str, args: tuple[object, ...]) -> None:
 def read_besides(opened: Collection[str], known: Collection[Path], root: Path, data_dir: Path) -> list[Path]:
     """Of the files that were opened those of the project that nothing in the pack's name stands for, sorted."""
     counted = {os.path.realpath(path) for path in known}
-    places_of_modules = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
-    counted |= {os.path.realpath(place) for place in places_of_modules if place}
     real, data = Path(os.path.realpath(root)), os.path.realpath(data_dir)
     found = set[Path]()
     for path in {os.path.realpath(name) for name in opened} - counted:
         if not path.startswith(f"{real}/") or path.startswith(f"{data}/") or not os.path.isfile(path):  # noqa: PTH113
             continue
         parts = Path(path).relative_to(real).parts
-        if not any(part.startswith(".") or part in _NO_INPUTS for part in parts) and parts[0] != "runs":
+        if not any(part.startswith(".") or part in _NO_INPUTS for part in parts) and Path(parts[0]).stem not in _OURS:
             found.add(Path(path))
+    _besides.update(map(str, found))
     return sorted(found)
 
 

@@ -140,7 +140,8 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
     made = packing.write(raw, dataset, folder, work.report)
     wanted.refuse_changed()  # its name promises the content that was hashed
     if dataset.name == OWN:
-        besides = own_code.read_besides(opened, [*wanted.stamps], ROOT, target.parent)
+        known = [*wanted.stamps, *(ROOT / name for name in wanted.code)]
+        besides = own_code.read_besides(opened, known, ROOT, target.parent)
         _tell_of(dataset, own_code.keep(folder, besides, ROOT))
     fsync(folder)
     if target.exists():  # altered or incomplete: `manifest.read` has just refused it

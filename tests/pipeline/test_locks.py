@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,19 @@ def test_an_error_in_the_block_frees_it_and_comes_out(tmp_path: Path) -> None:
         raise TimeoutError("of the block")
     with held(path, timeout_s=0):
         assert is_held(path)
+
+
+def test_a_copy_of_the_holder_that_lives_on_does_not_hold_it(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    assert lock.take()
+    child = os.fork()
+    if child == 0:
+        time.sleep(HANG_S)
+        os._exit(0)
+    try:
+        assert is_held(lock.path)
+        lock.release()
+        assert not is_held(lock.path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

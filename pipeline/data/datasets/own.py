@@ -8,10 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pipeline.core import signals
 from pipeline.core.errors import DataError
 from pipeline.core.places import ROOT
 from pipeline.core.threads import named
@@ -100,16 +102,37 @@ def _made(config: OwnDatasetConfig) -> Any:
     it forks ends here: two of them would make one pack."""
     caller, stdout = os.getpid(), os.dup(1)
     try:
-        return _called(config)
-    except (DataError, KeyboardInterrupt):
+        with _exit_raises():
+            return _called(config)
+    except DataError:
         raise
     except BaseException as error:
+        if isinstance(error, signals.Interrupted) or (isinstance(error, KeyboardInterrupt) and signals.came()):
+            raise
         raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error)}") from error
     finally:
         if os.getpid() != caller:
             _tell_and_end(config.target)
         os.dup2(stdout, 1)  # it may have closed it
         os.close(stdout)
+
+
+@contextmanager
+def _exit_raises() -> Iterator[None]:
+    """``os._exit`` would end this command without a word: here it is an exception, as sys.exit is one. A copy of this
+    process ends by it."""
+    leave, caller = os._exit, os.getpid()
+
+    def told(status: int) -> NoReturn:
+        if os.getpid() != caller:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _tell_and_end(target: str) -> NoReturn:

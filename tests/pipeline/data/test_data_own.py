@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -189,3 +190,28 @@ def test_a_copy_of_the_process_that_the_function_forks_makes_no_pack(
     assert os.waitstatus_to_exitcode(status) == 1
     told = "WARNING: own_made:make forked, and the copy came back from it: it ends here"
     assert capfd.readouterr().err.count(told) == 1
+
+
+def test_os_exit_in_the_function_and_a_keyboard_interrupt_of_its_own_are_told(project: Path) -> None:
+    for line, text in (
+        ("import os; os._exit(0)", "SystemExit: os._exit(0)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ):
+        (project / "own_made.py").write_text(f"def make():\n    {line}\n")
+        with pytest.raises(DataError, match=rf"raised {re.escape(text)} \(own_made.py:2\)"):
+            fetch(OwnDatasetConfig(target="own_made:make"), project / "data")
+    assert os._exit.__module__ == "posix"
+
+
+@pytest.mark.slow
+def test_a_module_that_the_function_imports_by_a_computed_name_is_read_besides(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "own_made.py").write_text(CODE.replace("value =", 'value = __import__("own_" + "value").VALUE #'))
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
+    for value in (3, 1234 % 256):
+        (project / "own_value.py").write_text(f"VALUE = {value}\n")
+        assert find(settings, project / "data") is None
+        assert values(fetch(settings, project / "data")) == {value}
+        assert "own_made:make read own_value.py, no part of" in capfd.readouterr().err
+    sys.modules.pop("own_value", None)
