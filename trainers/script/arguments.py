@@ -11,6 +11,7 @@ from trainers.script.settings import ScriptConfig, filled, groups, names
 
 OUTSIDE = "_script"
 """Where the snapshot has the files of a script that lies outside of the project."""
+_TORN = -1
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
 
@@ -95,26 +96,30 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The newest file or folder of checkpoints that is whole, by modification time; None without one.
 
     Left out are names of unfinished files, empty ones, notes such as .json, and a zip (torch.save writes one) that
-    breaks off. Where some are called checkpoint-N, the rest is something else (transformers' Trainer lays the final
-    weights beside them).
+    breaks off, with the folder in which it lies: who saves several files was killed in the midst. Where some are
+    called checkpoint-N, the rest is something else (transformers' Trainer lays the final weights beside them).
     """
-    found = [(time_ns, path.name, path) for path in sorted(folder.glob("*")) if (time_ns := _whole_since(path))]
+    found = [(time_ns, path.name, path) for path in sorted(folder.glob("*")) if (time_ns := _whole_since(path)) > 0]
     numbered = [row for row in found if re.fullmatch(r"checkpoint[-_]\d+", row[1])]
     return max(numbered or found)[2] if found else None
 
 
 def _whole_since(path: Path) -> int:
-    """When it was last written (ns), 0 for what nobody can go on from. Of a folder, its newest file counts."""
+    """When it was last written (ns), 0 for what nobody can go on from, _TORN for a file that breaks off. Of a folder,
+    its newest file counts."""
     name = path.name.lower()
     if name.startswith((".", "~", "tmp")) or name.endswith(("~", *_UNFINISHED)) or ".tmp" in name:
         return 0
     try:
         if path.is_dir():
-            return max((_whole_since(inside) for inside in path.iterdir()), default=0)
+            times = [_whole_since(inside) for inside in path.iterdir()]
+            return _TORN if _TORN in times else max(times, default=0)
         if name.endswith(_NOTES) or "tfevents" in name:
             return 0
         state = path.stat()
-        return state.st_mtime_ns if state.st_size and not _is_torn(path) else 0
+        if _is_torn(path):
+            return _TORN
+        return state.st_mtime_ns if state.st_size else 0
     except OSError:
         return 0
 

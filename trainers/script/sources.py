@@ -55,13 +55,13 @@ class JsonLines:
     def __init__(self, folder: Path) -> None:
         """What lies there already is of an earlier attempt."""
         self._folder = folder
-        self._files = {path: GrowingFile(path, path.stat().st_size) for path in sorted(folder.rglob("*.jsonl"))}
+        self._files = {path: GrowingFile(path, path.stat().st_size) for path in _regular(folder, "*.jsonl")}
         self._givers: dict[str, Path] = {}
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look; at the ``last`` one also a line without its end, if it is whole."""
-        for path in sorted(self._folder.rglob("*.jsonl")):
+        for path in _regular(self._folder, "*.jsonl"):
             file = self._files.setdefault(path, GrowingFile(path))
             for line in file.lines():
                 yield from self._row(path, line, "a line of it is no JSON and was left out")
@@ -82,6 +82,11 @@ class JsonLines:
     def _name(self, path: Path, name: str) -> str:
         first = self._givers.setdefault(name, path)
         return name if first == path else f"{path.relative_to(self._folder).with_suffix('').as_posix()}/{name}"
+
+
+def _regular(folder: Path, pattern: str) -> list[Path]:
+    """Files that can be read: a folder may be called so, the open of a pipe waits, and a link may lead nowhere."""
+    return [path for path in sorted(folder.rglob(pattern)) if path.is_file()]
 
 
 def row_of(value: Any) -> Row | None:
@@ -124,9 +129,8 @@ class EventFiles:
         self.notes: dict[str, None] = {}
 
     def _found(self) -> list[Path]:
-        """By name: it begins with the time at which a writer was made. A folder may be called so, too."""
-        found = (path for path in self._folder.rglob("*tfevents*") if path.is_file())
-        return sorted(found, key=lambda path: (path.name, path))
+        """By name: it begins with the time at which a writer was made."""
+        return sorted(_regular(self._folder, "*tfevents*"), key=lambda path: (path.name, path))
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look."""

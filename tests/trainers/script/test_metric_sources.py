@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -116,3 +117,14 @@ def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None
     file.append(Row(time_s=0, step=1, metrics={"a\nb": 1.0, "\x1b[31mred": 2.0, "val/größe": 3.0, "n\r": math.nan}))
     assert file.last == {"a\\nb": 1.0, "\\x1b[31mred": 2.0, "val/größe": 3.0}
     assert [*file.left_out] == ["n\\r"]
+
+
+def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for name in ("gone.jsonl", "tfevents.gone"):
+        (tmp_path / name).symlink_to("nowhere")
+    assert [*JsonLines(tmp_path).rows(last=True), *EventFiles(tmp_path).rows(last=True)] == []
+    (tmp_path / "log").write_text('{"t": 1, "step": 1, "met{"t": 1, "step": 2, "metrics": {"a": 1}}\n')
+    with (tmp_path / "log").open("a") as log:  # the disk had room again
+        log.write('{"t": 1, "step": 3, "metrics": {"a": 2}}\n')
+    assert [row.step for row in Logged(tmp_path / "log", lambda: None).rows(last=True)] == [3]

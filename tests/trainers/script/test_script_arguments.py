@@ -80,6 +80,11 @@ def test_the_newest_whole_checkpoint_is_a_file_or_a_folder(tmp_path: Path) -> No
     assert newest_checkpoint(tmp_path) == tmp_path / "torn.pt"
     os.truncate(tmp_path / "torn.pt", 500)
     assert newest_checkpoint(tmp_path) == tmp_path / "step-2"
+    (tmp_path / "step-4").mkdir()
+    (tmp_path / "step-4/model.bin").write_text("x")
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-4"
+    (tmp_path / "torn.pt").rename(tmp_path / "step-4/optimizer.pt")  # killed while it saved the second file
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-2"
     (tmp_path / "checkpoint-8").mkdir()
     for name in ("checkpoint-8/model.bin", "training_args.bin"):
         (tmp_path / name).write_text("x")
