@@ -15,6 +15,7 @@ from pipeline.core.printable import printable_lines
 from pipeline.core.tables import ENDLESS, folded
 
 _UNREAD = "nobody reads this command's output any more"
+_OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a rank, a step or a log
 _GOES_ON = "it goes on without: doit status watch=1 shows how far it is, doit stop ends it"
 
 
@@ -52,11 +53,13 @@ def command() -> str:
 
 def as_typed(text: str) -> str:
     """A text of ours whose commands are named as this person types them: a plain doit finds no project from its
-    subfolders. What doit itself is called stays (``doit's own options``)."""
+    subfolders. What doit itself is called stays (``doit's own options``), and so do lines of ranks and steps."""
     if command() == "doit":
         return text
     verbs = "|".join([*VERBS, "VERB", "help", "list", "tabcompletion", r"-\w"])
-    return re.sub(rf"\bdoit (?=(?:{verbs})\b)", f"{command()} ", text)
+    ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
+    lines = text.split("\n")
+    return "\n".join(line if _OF_A_PROGRAM.match(line) else ours.sub(f"{command()} ", line) for line in lines)
 
 
 def outlive_reader(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.output import say
+from pipeline.cli.output import as_typed, say
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 
@@ -26,8 +26,8 @@ def screen(picture: Callable[[], Picture]) -> Screen:
     """For the work of one command, on its stdout. ``picture`` is called where a view can be drawn."""
     wanted = is_wanted if verbosity() == QUIET else lambda _: True
     if verbosity() != QUIET and is_live(sys.stdout, os.environ):
-        return Screen(picture(), wanted=wanted)
-    return Screen(width=plain_width(sys.stdout, os.environ), wanted=wanted)
+        return Screen(picture(), wanted=wanted, named=as_typed)
+    return Screen(width=plain_width(sys.stdout, os.environ), wanted=wanted, named=as_typed)
 
 
 def of_run(run: Run) -> Screen:

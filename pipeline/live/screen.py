@@ -81,6 +81,7 @@ class Screen:
     Args:
         picture: what is drawn below the lines, folded at the terminal's width; None: lines alone, folded at ``width``.
         wanted: which lines are shown.
+        named: a line with its commands as the person types them.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class Screen:
         *,
         width: int | None = None,
         wanted: Callable[[str], bool] = lambda _: True,
+        named: Callable[[str], str] = str,
     ) -> None:
-        self._picture, self._width, self._wanted = picture, width, wanted
+        self._picture, self._width, self._wanted, self._named = picture, width, wanted, named
         self._news, self._lock = _News(), threading.Lock()
         self._woken = threading.Event()
         self._over = self._broken = False
@@ -105,7 +107,7 @@ class Screen:
         """A line, or several. Never waits for the terminal."""
         if self._wanted(text) and not self._broken:
             with self._lock:
-                self._news.texts.append(text)
+                self._news.texts.append(self._named(text))
             self._woken.set()
 
     def tell(self, event: Any) -> None:

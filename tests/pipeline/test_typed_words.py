@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import clone, typed_words
+from pipeline.cli import clone, showing, typed_words
 from pipeline.core.errors import UsageError
 
 
@@ -45,3 +45,17 @@ def test_a_word_about_hydras_own_application_is_refused_as_nothing_reads_it(word
     with pytest.raises(UsageError) as refused:
         typed_words.for_project(["seed=1", word])
     assert refused.value.what == f"{word} sets Hydra's own application, of which doit takes the configuration alone"
+
+
+def test_who_types_paceline_is_told_its_commands_through_the_screen_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words of ranks, steps and logs are somebody else's: they stay."""
+    monkeypatch.setattr("sys.argv", ["/somewhere/paceline", "train"])
+    words = ["trial 3 | try: doit record run=a", "  try: doit clean", "WARNING: no store\n  try: doit record run=b"]
+    theirs = ["trial  3 | node0:0 | doit train", "node0:- | doit train", "clean | doit train", "  | doit train"]
+    with showing.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
+        for text in (*words, *theirs):
+            shown.say(text)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [*"\n".join(words).replace("doit", "paceline").splitlines(), *theirs]
