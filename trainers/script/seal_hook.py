@@ -208,6 +208,21 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
         if name is not None and "/" in _text(name):
             watch.look(os.path.join(os.getcwd(), _text(name)), WORD)
 
+    return {
+        **_of_names(watch),
+        "import": imported,
+        "subprocess.Popen": started,
+        "os.posix_spawn": lambda path, words, *_: started(path, words),
+        "os.exec": lambda path, words, *_: started(path, words),
+        "os.system": lambda command: watch.words([command], None),
+        "sqlite3.connect": connected,
+        "ctypes.dlopen": loaded,
+    }
+
+
+def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
+    """Events of who asks for names in folders."""
+
     def listed(path: Any) -> None:
         if sys._getframe(2).f_code.co_filename != _IMPORTING:
             watch.listed(path, whole=True)
@@ -217,18 +232,11 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
             watch.matched(os.path.join(_text(root or ""), _text(pattern)))
 
     return {
-        "import": imported,
         "os.listdir": listed,
         "os.scandir": lambda path: watch.listed(path, whole=False),
         "glob.glob/2": globbed,
         "pathlib.Path.glob": lambda path, pattern: watch.matched(os.path.join(str(path), pattern)),
         "pathlib.Path.rglob": lambda path, pattern: watch.matched(os.path.join(str(path), "**", pattern)),
-        "subprocess.Popen": started,
-        "os.posix_spawn": lambda path, words, *_: started(path, words),
-        "os.exec": lambda path, words, *_: started(path, words),
-        "os.system": lambda command: watch.words([command], None),
-        "sqlite3.connect": connected,
-        "ctypes.dlopen": loaded,
     }
 
 
