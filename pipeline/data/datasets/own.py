@@ -100,7 +100,7 @@ def _source(config: DatasetConfig) -> Path | None:
 def _made(config: OwnDatasetConfig) -> Any:
     """What the function returns. Whatever it raises is a DataError, a sys.exit() as well; a copy of this process that
     it forks ends here: two of them would make one pack."""
-    caller, stdout = os.getpid(), os.dup(1)
+    caller, stdout, streams = os.getpid(), os.dup(1), (sys.stdout, sys.stderr)
     try:
         with _exit_raises():
             return _called(config)
@@ -113,6 +113,7 @@ def _made(config: OwnDatasetConfig) -> Any:
     finally:
         if os.getpid() != caller:
             _tell_and_end(config.target)
+        sys.stdout, sys.stderr = streams
         os.dup2(stdout, 1)  # it may have closed it
         os.close(stdout)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _WANTED = "a .parquet file, a folder of them, or an archive of it"
 _SPLIT = re.compile(r"(?:^|[/_.-])(train|test|val|valid|validation)(?=[/_.-])")
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.parquet")
 _BATCH = 16  # rows that are read at once: images of a few MB each are no burden
 _MOST_CLASSES = 100_000
 
@@ -58,6 +59,7 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
         place = source_folder.get(config, work, _WANTED, (".parquet",))
         shards = _shards(place.folder, place.origin)
     columns = _columns(shards[0], config)
+    _refuse_other_shards(shards, columns)
     splits = _splits(shards, place)
     classes, numbers = _classes(splits, columns, place.origin)
     parts = {name: partial(_items, found, place.folder, columns, numbers) for name, found in splits.items()}
@@ -77,7 +79,23 @@ def _shards(folder: Path, origin: str) -> list[Path]:
     found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and not path.name.startswith("."))
     if not found:
         raise DataError(f"{origin} holds no .parquet file", hint=f"dataset.source=<{_WANTED}>")
+    _refuse_missing(found, origin)
     return found
+
+
+def _refuse_missing(shards: list[Path], origin: str) -> None:
+    """Raises DataError: names say how many there are, and a part of them alone would be packed without a word."""
+    numbers: dict[tuple[Path, str, str], set[int]] = {}
+    for path in shards:
+        if found := _SHARD.fullmatch(path.name):
+            numbers.setdefault((path.parent, found[1], found[3]), set()).add(int(found[2]))
+    for (_, name, count), there in numbers.items():
+        if missing := sorted({*range(min(int(count), 1_000_000))} - there):
+            shown = ", ".join(f"{name}-{number:05}-of-{count}.parquet" for number in missing[:3])
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise DataError(
+                f"{origin} lacks {shown}{more}", hint="fetch the rest; for a part alone, name its files anew"
+            )
 
 
 def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:
@@ -134,6 +152,30 @@ def _columns(path: Path, config: ParquetConfig) -> _Columns:
     return _Columns(image, label, is_struct, _published_names(schema, label))
 
 
+def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
+    """Raises DataError: one was written otherwise than the first, as those of another set are."""
+    import pyarrow as pa
+
+    labels = dict[bool, pa.DataType]()
+    for path in shards:
+        with _open(path) as file:
+            schema: pa.Schema = file.schema_arrow
+        if {columns.image, columns.label} - {*schema.names}:
+            continue  # who reads it says so
+        image, label = schema.field(columns.image).type, schema.field(columns.label).type
+        names = _published_names(schema, columns.label)
+        labels.setdefault(_is_text(label), label)
+        why = ""
+        if pa.types.is_struct(image) != columns.is_struct:
+            why = f"{columns.image} is {image}, and another kind of column in {shards[0].name}"
+        elif len(labels) > 1:
+            why = f"{columns.label} is {label}, and {labels[not _is_text(label)]} in {shards[0].name}"
+        elif None not in (names, columns.names) and names != columns.names:
+            why = f"it calls the classes {', '.join(names or ())}; {shards[0].name}: {', '.join(columns.names or ())}"
+        if why:
+            raise DataError(f"{path}: {why}", hint="move the files of another data set away")
+
+
 def _holds_images(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
@@ -145,6 +187,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 def _is_text(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # as pandas writes categories
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 

@@ -83,7 +83,9 @@ def test_what_can_t_be_taken_is_told(tmp_path: Path, name: str, settings: dict[s
 def test_a_function_that_closes_stdout_closes_it_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = os.dup(1)
     try:
+        streams = sys.stdout, sys.stderr
         fetch(config("closing"), tmp_path)
+        assert (sys.stdout, sys.stderr) == streams
         os.write(1, b"packed")
     finally:
         os.dup2(before, 1)

@@ -57,9 +57,10 @@ def test_a_file_and_a_folder_behind_an_address(tmp_path: Path) -> None:
 
 def test_an_image_in_another_shard_s_split_is_another_pack(tmp_path: Path) -> None:
     hub = make_parquet(tmp_path / "hub", train=12, test=6)
+    for number in range(2):
+        (hub / f"data/train-0000{number}-of-00002.parquet").rename(hub / f"data/train-{number}.parquet")
     first = fetch(config(hub), tmp_path / "data")
-    shard = next((hub / "data").glob("train-00001*"))
-    shard.rename(hub / "data" / "test-00009-of-00002.parquet")
+    (hub / "data/train-1.parquet").rename(hub / "data/test-9.parquet")
     assert find(config(hub), tmp_path / "data") is None
     assert fetch(config(hub), tmp_path / "data").manifest.splits != first.manifest.splits
 
@@ -120,11 +121,35 @@ def test_files_that_can_t_be_taken(tmp_path: Path, write: Callable[[Path], None]
 
 def test_splits_that_can_t_be_told(tmp_path: Path) -> None:
     hub = make_parquet(tmp_path / "hub", train=12, test=6)
-    rows(label=[-1] * 12)(hub / "data" / "test-00002-of-00003.parquet")
+    rows(label=[-1] * 12)(hub / "data" / "test-more.parquet")
     with pytest.raises(DataError, match="labels of the test rows that no training row has: they have none: -1"):
         fetch(config(hub), tmp_path / "data")
-    (hub / "data" / "test-00002-of-00003.parquet").rename(hub / "data" / "more.parquet")
+    (hub / "data" / "test-more.parquet").rename(hub / "data" / "more.parquet")
     with pytest.raises(DataError, match=r"more.parquet: neither train, validation nor test"):
         fetch(config(hub), tmp_path / "data")
     with pytest.raises(DataError, match=r"holds no .parquet file"):
         fetch(config(make_parquet(tmp_path / "none")), tmp_path / "data")
+
+
+def test_shards_that_lack_or_were_written_otherwise_are_refused(tmp_path: Path) -> None:
+    hub = make_parquet(tmp_path / "hub", train=12, test=6)
+    (hub / "data/train-00001-of-00002.parquet").rename(hub / "train-more.parquet")
+    with pytest.raises(DataError, match=r"/hub lacks train-00001-of-00002\.parquet\n  try: fetch the rest"):
+        fetch(config(hub), tmp_path / "data")
+    (hub / "data/train-00000-of-00002.parquet").rename(hub / "train-first.parquet")
+    made = pq.read_table(hub / "train-first.parquet")
+    metadata = made.schema.metadata[b"huggingface"].replace(b'"red", "green"', b'"green", "red"')
+    text = "it calls the classes green, red, blue; test-00000-of-00002.parquet: red, green, blue"
+    for other, told in (
+        (made.set_column(1, "label", pa.array(["red"] * 6)), "label is string, and int64 in"),
+        (made.set_column(0, "image", pa.array([b""] * 6)), "image is binary, and another kind of column in"),
+        (made.replace_schema_metadata({"huggingface": metadata}), text),
+    ):
+        pq.write_table(other, hub / "train-more.parquet")
+        with pytest.raises(DataError, match=rf"train-more\.parquet: {told}"):
+            fetch(config(hub), tmp_path / "data")
+
+
+def test_categories_as_pandas_writes_them_are_names(tmp_path: Path) -> None:
+    rows(label=pa.array(["b", "a"] * 6).dictionary_encode())(tmp_path / "all.parquet")
+    assert fetch(config(tmp_path / "all.parquet", holdout=2), tmp_path / "data").manifest.classes == ("a", "b")
