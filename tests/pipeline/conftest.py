@@ -15,6 +15,8 @@ from pipeline.cli import reporting, verifying
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.keys import readings
+from tests.pipeline.git_folders import nested as nested
+from tests.pipeline.git_folders import repository as repository
 from tests.quick_composition import quickly
 from tests.quick_readings import shared_reading
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from pipeline.cluster import preflight
-from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import Launcher
-from pipeline.cluster.launchers.replies import Answer, Output
-from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.cluster.preflight import Check, Report, State, judgement, shared_folder
+from pipeline.cluster.preflight import State, judgement
 from pipeline.cluster.preflight.clock import offset
-from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, NodeFacts
-from tests.pipeline.test_plan import cluster, facts, rendered
+from tests.pipeline.test_plan import cluster, facts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -305,107 +297,4 @@ def test_another_python_is_shown() -> None:
 # -- a folder that is said to be shared
 
 
-class Folders:
-    """Hosts that answer as the agents of two folders would."""
-
-    def __init__(self, answer: Callable[[str, str], Answer]) -> None:
-        self.answer, self.acts = answer, list[str]()
-
-    def ask(self, request: dict[str, Any], *, hosts: Any = None, timeout_s: Any = None) -> dict[str, Answer]:
-        self.acts.append(request["act"])
-        return {host.label: self.answer(request["act"], host.label) for host in hosts}
-
-
-@pytest.mark.parametrize(
-    ("look", "state", "seen"),
-    [
-        ({"there": True, "folder": True}, State.OK, "/nfs is the same as on node0"),
-        ({"there": False, "folder": True}, State.FAILED, "/nfs there isn't the folder of that name on node0"),
-        ({"there": False, "folder": False}, State.FAILED, "/nfs isn't there"),
-        ({"error": "Permission denied"}, State.FAILED, "/nfs: Permission denied"),
-        (None, State.FAILED, "/nfs: it broke"),
-    ],
-)
-def test_each_other_host_must_see_what_the_first_has_written(look: Any, state: State, seen: str) -> None:
-    broke = Output(note="it broke")
-    hosts = Folders(lambda act, _: Answer(value=look if act == "look" else {"there": True}, output=broke))
-    first, other = shared_folder.checks(ONE, hosts.ask, "/nfs")
-    assert (first.host, first.state) == ("node0", State.OK)
-    assert (other.host, other.state, other.seen) == ("node1", state, seen)
-    assert hosts.acts == ["write", "look", "remove"]
-
-
-def test_a_folder_that_the_first_host_cannot_write_is_named_and_nobody_else_is_asked() -> None:
-    hosts = Folders(lambda *_: Answer(value={"error": "No such file or directory (/nfs/x)"}))
-    (check,) = shared_folder.checks(ONE, hosts.ask, "/nfs")
-    assert check.seen == "can't write into /nfs: No such file or directory (/nfs/x)"
-    assert (check.state, hosts.acts) == (State.FAILED, ["write"])
-
-
 # -- what is shown
-
-
-def check(host: str, state: State = State.WARNING, seen: str = "1") -> Check:
-    return Check(host=host, name="x", state=state, seen=seen, wanted="2", hint="do it")
-
-
-def test_hosts_with_the_same_fault_share_a_line() -> None:
-    assert judgement.lines([check("a"), check("b"), check("c", seen="3")]) == [
-        "a, b: x: 1 (wanted: 2); do it",
-        "c: x: 3 (wanted: 2); do it",
-    ]
-    (line,) = judgement.lines([check(f"n{number}") for number in range(16)])
-    assert line == "n0, n1, n2, n3 and 12 more: x: 1 (wanted: 2); do it"
-
-
-def test_failures_are_refused_with_every_host_and_warnings_are_not() -> None:
-    judgement.refuse([check("a"), check("b", State.OK)], 2)
-    with pytest.raises(HostError) as caught:
-        judgement.refuse([check("a", State.FAILED), check("b", State.FAILED, "3"), check("c")], 3)
-    assert str(caught.value) == (
-        "preflight: 2 of 3 hosts can't take part\n  a: x: 1 (wanted: 2); do it\n  b: x: 3 (wanted: 2); do it"
-    )
-
-
-def test_the_report_shows_refusals_of_the_plan_as_failed_checks_too() -> None:
-    error = HostError(
-        "the cluster can't run this:\n  node1: python has no torch; install it\n  torch differs", hint="hint"
-    )
-    report = Report(facts=[facts(0), facts(1)], checks=[check("node0")], refusals=[error])
-    value = json.loads(preflight.as_json(report))
-    assert value["ok"] is False
-    assert [(row["host"], row["name"], row["state"], row["seen"], row["hint"]) for row in value["checks"]] == [
-        ("node1", "run", "failed", "python has no torch; install it", "hint"),
-        (None, "run", "failed", "torch differs", "hint"),
-        ("node0", "x", "warning", "1", "do it"),
-    ]
-    assert [row["host"] for row in value["hosts"]] == ["node0", "node1"]
-    with pytest.raises(HostError, match=r"no torch; install it\n  torch differs\n  try: hint"):
-        report.refuse()
-
-
-def test_the_summary_has_a_line_a_check_and_names_hosts_that_are_not_ok() -> None:
-    checks = [check("a", State.OK, "fine"), check("b"), check("c", State.FAILED, "bad")]
-    rows = [line.split() for line in preflight.summary(checks).splitlines()]
-    assert rows == [["check", "ok", "warning", "failed", "seen"], ["x", "1", "b", "c", "bad"]]
-
-
-def test_a_training_shows_a_warning_once() -> None:
-    few = {"limits": {"open_files": [256, 256], "locked_memory_bytes": [None, None]}}
-    hosts = Hosts(ONE)
-    answers = [told(0), told(1, few)]
-    hosts._launcher = cast("Launcher", SimpleNamespace(probe=lambda *_: answers, capabilities=Capabilities()))
-    plan = rendered(ONE, *hosts.facts(None))
-    (note,) = hosts.notes(plan, answers)
-    assert note.startswith("warning: node1: open files: a process of the login may have 256 (wanted: at least 512")
-    assert hosts.notes(plan, answers) == []
-
-
-def test_every_check_has_its_line_in_the_documentation() -> None:
-    package = Path(preflight.__file__).parent
-    source = "".join(path.read_text(encoding="utf-8") for path in package.glob("*.py"))
-    names = set(re.findall(r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |what=)"([^"]+)"', source))
-    assert {"clock", "MTU", "disk", "GPU errors", "InfiniBand rate", "run", "matrix product"} <= names
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    table = page.partition("### What preflight checks")[2]
-    assert sorted(name for name in names if f"`{name}`" not in table) == []

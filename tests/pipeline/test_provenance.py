@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.reproduction import archive
 from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.provenance import Provenance, RunDetails, collect
-
-AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@t")
-ALLOWED = ("-c", "protocol.file.allow=always")
-
-
-def git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-NO_DETAILS = RunDetails(overrides=[], hosts=[], data_digest="d", unix_time=1.0)
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    root = tmp_path / "with space"
-    root.mkdir()
-    git(root, "init", "-q")
-    (root / "code.py").write_bytes(b"x = 1  # caf\xe9\n")
-    git(root, "add", "-A")
-    git(root, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "one")
-    return root
-
-
-def of(root: Path, *argv: str) -> tuple[Provenance, bytes]:
-    run = RunDetails(overrides=argv, hosts=["a"], data_digest="d", unix_time=1.0)
-    return collect(root, argv, run, outputs=[root / "runs"])
-
-
-def changed_in(patch: bytes) -> list[str]:
-    """The paths of a patch as git prints them."""
-    heads = [line for line in patch.decode(errors="replace").splitlines() if line.startswith("diff --git ")]
-    return [line.rpartition(" b/")[2] if '"' not in line else line.rpartition(' "b/')[2][:-1] for line in heads]
-
-
-def brought_back(repository: Path, patch: bytes, place: Path, say: Callable[[str], None] = print) -> Path:
-    """A clone of the commit with the patch, as `doit reproduce` lays it out."""
-    made = recipe(place, patch, git(repository, "rev-parse", "HEAD").strip())
-    with checkout(made, root=repository, place=place / "again", keep=True, say=say) as project:
-        return project
-
-
-def recipe(place: Path, patch: bytes, commit: str) -> Recipe:
-    root = place / "run" / "0123456789ab"
-    root.mkdir(parents=True)
-    (root / "changes.patch").write_bytes(patch)
-    return Recipe(
-        folder=RunFolder(root), result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=patch
-    )
+from pipeline.runs.provenance import collect
+from tests.pipeline.git_folders import ALLOWED, AUTHOR, NO_DETAILS, brought_back, changed_in, git, of, recipe, tree
 
 
 def test_a_clean_tree_has_its_commit_and_no_patch(repository: Path) -> None:
@@ -232,18 +180,6 @@ def test_modes_links_deletions_and_settings_come_back(
     assert made == seen
 
 
-def tree(root: Path) -> dict[str, tuple[bool, bytes]]:
-    """Name → (executable, bytes or the link's target)."""
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if ".git" not in path.parts}
-    return {
-        name: (False, os.fsencode(path.readlink()))
-        if path.is_symlink()
-        else (os.access(path, os.X_OK), path.read_bytes())
-        for name, path in files.items()
-        if path.is_symlink() or path.is_file()
-    }
-
-
 def test_a_sparse_checkout_deletes_nothing(repository: Path, tmp_path: Path) -> None:
     for folder in ("here", "away"):
         (repository / folder).mkdir()
@@ -363,70 +299,3 @@ def test_a_file_outside_of_the_project_that_the_run_imports_is_in_the_patch(repo
         (repository / name).write_text("x = 2\n")
     found, patch = collect(repository / "proj", [], NO_DETAILS, outputs=[], imported=imported)
     assert (found.git_dirty, changed_in(patch)) == (True, ["shared/lib.py", "shared/new.py"])
-
-
-@pytest.fixture
-def nested(repository: Path, tmp_path: Path) -> Path:
-    """The repository with a submodule ``lib/outer`` that has one itself, committed and checked out."""
-    for name in ("inner", "outer"):
-        (tmp_path / name).mkdir()
-        git(tmp_path / name, "init", "-q")
-        (tmp_path / name / f"{name}.py").write_text(f"of = {name!r}\n")
-        git(tmp_path / name, "add", "-A")
-        git(tmp_path / name, *AUTHOR, "commit", "-qm", "one")
-    git(tmp_path / "outer", *ALLOWED, "submodule", "--quiet", "add", str(tmp_path / "inner"), "in")
-    git(tmp_path / "outer", *AUTHOR, "commit", "-qm", "two")
-    git(repository, *ALLOWED, "submodule", "--quiet", "add", str(tmp_path / "outer"), "lib/outer")
-    git(repository, *ALLOWED, "submodule", "--quiet", "update", "--init", "--recursive")
-    git(repository, *AUTHOR, "commit", "-qm", "with a submodule")
-    return repository
-
-
-@pytest.mark.slow
-def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_here(nested: Path, tmp_path: Path) -> None:
-    for name in ("inner", "outer"):  # their addresses can't be reached any more
-        shutil.rmtree(tmp_path / name)
-    (nested / "lib/outer/outer.py").write_text("of = 'a later commit'\n")
-    git(nested / "lib/outer", *AUTHOR, "commit", "-qam", "later")
-    again = brought_back(nested, b"", tmp_path / "a")
-    assert (again / "lib/outer/outer.py").read_text() == "of = 'outer'\n"
-    assert (again / "lib/outer/in/inner.py").read_text() == "of = 'inner'\n"
-    git(nested, "submodule", "--quiet", "deinit", "--force", "--all")
-    assert (brought_back(nested, b"", tmp_path / "b") / "lib/outer/in/inner.py").is_file()
-    git(nested, "worktree", "add", "-q", str(tmp_path / "tree"))
-    assert (brought_back(tmp_path / "tree", b"", tmp_path / "c") / "lib/outer/in/inner.py").is_file()
-
-
-@pytest.mark.slow
-def test_a_submodule_that_is_not_here_is_named_with_the_command_that_gets_it(nested: Path, tmp_path: Path) -> None:
-    commit = git(nested, "rev-parse", "HEAD:lib/outer").strip()
-    copy = tmp_path / "a copy"
-    git(tmp_path, "clone", "-q", str(nested), str(copy))
-    said: list[str] = []
-    brought_back(copy, b"", tmp_path / "a", said.append)
-    head, _, fix = said[0].partition(": ")
-    assert (len(said), head) == (1, f"  submodule    lib/outer at {commit[:10]} isn't here; if the run needs it")
-    words = shlex.split(fix.removesuffix(", then the same command"))
-    assert words[:3] == ["git", "-C", str(copy)]
-    git(copy, *ALLOWED, *words[3:])
-    assert (brought_back(copy, b"", tmp_path / "b") / "lib/outer/in/inner.py").is_file()
-
-
-def test_an_archive_brings_its_submodules_and_says_which_it_lacks(nested: Path, tmp_path: Path) -> None:
-    commit, folder = git(nested, "rev-parse", "HEAD").strip(), RunFolder(tmp_path / "run" / "0123456789ab")
-    folder.path.mkdir(parents=True)
-    elsewhere = tmp_path / "elsewhere"
-    git(tmp_path, "init", "-q", str(elsewhere))
-    made = Recipe(folder=folder, result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=b"")
-
-    def unpacked() -> tuple[bool, list[str]]:
-        said: list[str] = []
-        (folder.path / archive.SOURCE).write_bytes(archive._source(nested, commit))
-        with checkout(made, root=elsewhere, place=tmp_path / "again", keep=False, say=said.append) as project:
-            return (project / "lib/outer/in/inner.py").is_file(), said
-
-    assert unpacked() == (True, [])
-    git(nested, "submodule", "--quiet", "deinit", "--force", "--all")
-    shutil.rmtree(nested / ".git" / "modules")
-    lacks = "  submodule    lib/outer isn't in the archive: it wasn't there when the run was exported"
-    assert unpacked() == (False, [lacks])

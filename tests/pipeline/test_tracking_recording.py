@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.state import DONE, PENDING, RECORDING, is_recorded
-from tests import read_only, small_disk
+from pipeline.tracking.state import DONE, RECORDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -242,61 +239,6 @@ def test_many_points_fields_and_odd_values_arrive(tmp_path: Path, uri: str) -> N
     assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
     assert store.history(uri, only.info.run_id, "x")[0][2] > 1e308  # MLflow has no infinity
     assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
-
-
-def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_comes_when_there_is_room(
-    tmp_path: Path, uri: str
-) -> None:
-    run = finished(tmp_path)
-    (run / "checkpoints" / "final.pt").write_bytes(bytes(3 << 20))
-    with small_disk.mounted(tmp_path / "mlartifacts"):
-        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.1)
-        assert recorded.state == PENDING
-        assert "No space left on device" in recorded.message
-        assert len(store.history(uri, str(recorded.run_id))) == 20
-    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
-    assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
-    assert len(store.history(uri, str(recorded.run_id))) == 20
-
-
-def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:
-    run = finished(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with read_only.mounted(tmp_path / "empty", tmp_path / "mlartifacts"):
-        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)  # it doesn't wait for a mending
-        assert recorded.state == PENDING
-        assert "Read-only file system" in recorded.message
-        assert len(store.history(uri, str(recorded.run_id))) == 20
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
-
-
-@pytest.mark.parametrize("place", ["mlartifacts", f"mlartifacts/{EXPERIMENT}"])
-def test_a_file_where_artifacts_should_be_is_named_at_once(tmp_path: Path, uri: str, place: str) -> None:
-    run, file = finished(tmp_path), tmp_path / place
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
-    recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)
-    assert recorded.state == PENDING
-    assert f"records: {file} is a file, where a folder of artifacts should be: move it away" in recorded.message
-    file.unlink()
-    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (lambda database: database.write_bytes(b"no database " * 500), "its database is damaged: move the file away"),
-        (lambda database: (database / "one").mkdir(parents=True), "its database can't be opened: a file is meant"),
-    ],
-)
-def test_a_database_that_is_none_is_said_at_once(tmp_path: Path, damage: Callable[[Path], object], why: str) -> None:
-    run = finished(tmp_path)
-    damage(tmp_path / "mlflow.db")
-    began = time.monotonic()
-    recorded = tracking.record(run, f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT, give_up_s=HANG_S)
-    assert recorded.state == PENDING
-    assert why in recorded.message
-    assert time.monotonic() - began < 10  # MLflow itself tries for 101 s
 
 
 def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:

@@ -1,0 +1,134 @@
+"""Results of scripts: what was read besides the key, proven or not, and the files that they left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.documents import write_sealed
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.places import ROOT
+from pipeline.execution.located import LocatedRun, unkeyed
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.runs import index, status
+from pipeline.runs.folder import RunFolder
+from tests.pipeline import finished_folder
+from trainers.script.outputs import left
+
+
+def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_for(tmp_path: Path) -> None:
+    config = {"program": {"name": "script", "script": "a.py", "seal": "off"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "x")
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
+        write_json(folder.path / name, value)
+    summary = {"metrics": {}, "unkeyed": {}}
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
+    assert run.reason == "it was made with program.seal=off, so nobody looked for files that its key lacks"
+    assert dataclasses.replace(run, sealed=False).reason is None
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"a": "read"}, "a was read; add it"),
+        ({"a": "looked for"}, "a was looked for and isn't in the snapshot; add it"),
+        (
+            {"a": "read", "b": "looked for", "c": "looked for"},
+            "a was read; b, c were looked for and aren't in the snapshot; add them",
+        ),
+        (dict.fromkeys("abcde", "read"), "a, b, c and 2 more were read; add them"),
+    ],
+)
+def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], said: str) -> None:
+    assert unkeyed({"unkeyed": found}) == f"its key is not complete: {said} to program.inputs"
+    assert unkeyed({"unkeyed": {}}) is None
+
+
+def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("outputs/w.pt", "checkpoints/1/model.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "x")
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
+        write_json(folder.path / name, value)
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}}
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    assert folder.stale_because(key.digest) is None
+    assert index.row(folder).note.strip() == "unproven"
+    folder.prove()
+    assert (folder.stale_because(key.digest), index.row(folder).note) == (None, "")
+    (folder.path / "checkpoints/1/model.pt").write_text("y")
+    assert folder.stale_because(key.digest) == "checkpoints/1/model.pt was altered"
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> tuple[RunFolder, ContentKey]:
+    """The finished run of a script, as the node half and the controller leave it."""
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = finished_folder.key_of(config)
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "some bytes")
+    write_json(folder.path / "config.json", config)
+    write_json(folder.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}, "outputs_sha256": left(folder.path)}
+    write_sealed(folder.summary, summary)
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    return folder, key
+
+
+@pytest.mark.parametrize("name", ["outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json"])
+def test_a_script_is_done_only_with_the_files_it_left(ended: tuple[RunFolder, ContentKey], name: str) -> None:
+    folder, key = ended
+    path, result = folder.path / name, folder.result.read_bytes()
+    for told in (result, None):
+        folder.result.unlink() if told is None else folder.result.write_bytes(told)
+        assert folder.training_done(key)
+        for data in (b"", b"same size!", None):
+            path.unlink() if data is None else path.write_bytes(data)
+            assert not folder.training_done(key), (data, told is None)
+            path.write_bytes(b"some bytes")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:40], lambda data: data.replace(b"1.0", b"9.0")]
+)
+def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
+    ended: tuple[RunFolder, ContentKey], damage: Callable[[bytes], bytes]
+) -> None:
+    folder, key = ended
+    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
+    assert (run.reason, run.key_lacks) == (None, None)
+    folder.result.write_bytes(damage(folder.result.read_bytes()))
+    assert run.key_lacks is None
+    assert str(run.reason).startswith("result.json was altered: it ")
+    assert folder.training_done(key)
+
+
+def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, key = ended
+    assert status.added(folder) == []
+    write_atomic(folder.path / "outputs/notes.txt", "mine")
+    assert status.added(folder) == ["outputs/notes.txt"]
+    assert "  outputs/notes.txt was added after the run; it is none of its outputs" in status.status(folder)
+    assert folder.stale_because(key.digest) is None
+
+
+def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, _ = ended
+    folder.result.unlink()
+    folder.clear_of_script()
+    assert not (folder.path / "outputs").exists()
+    assert not (folder.path / "checkpoints").exists()
+    folder.summary.unlink()
+    write_atomic(folder.path / "checkpoints/1.pt", "of an attempt that was killed")
+    folder.clear_of_script()
+    assert (folder.path / "checkpoints/1.pt").exists()

@@ -1,0 +1,74 @@
+"""Stores that can't take a record: a full disk, a folder that nobody may write to, a database that is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import tracking
+from pipeline.tracking.state import DONE, PENDING
+from tests import read_only, small_disk
+from tests.pipeline import tracking_store as store
+from tests.pipeline.test_tracking_recording import finished
+from tests.pipeline.tracking_store import EXPERIMENT
+from tests.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_comes_when_there_is_room(
+    tmp_path: Path, uri: str
+) -> None:
+    run = finished(tmp_path)
+    (run / "checkpoints" / "final.pt").write_bytes(bytes(3 << 20))
+    with small_disk.mounted(tmp_path / "mlartifacts"):
+        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.1)
+        assert recorded.state == PENDING
+        assert "No space left on device" in recorded.message
+        assert len(store.history(uri, str(recorded.run_id))) == 20
+    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+    assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
+    assert len(store.history(uri, str(recorded.run_id))) == 20
+
+
+def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with read_only.mounted(tmp_path / "empty", tmp_path / "mlartifacts"):
+        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)  # it doesn't wait for a mending
+        assert recorded.state == PENDING
+        assert "Read-only file system" in recorded.message
+        assert len(store.history(uri, str(recorded.run_id))) == 20
+    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+
+
+@pytest.mark.parametrize("place", ["mlartifacts", f"mlartifacts/{EXPERIMENT}"])
+def test_a_file_where_artifacts_should_be_is_named_at_once(tmp_path: Path, uri: str, place: str) -> None:
+    run, file = finished(tmp_path), tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)
+    assert recorded.state == PENDING
+    assert f"records: {file} is a file, where a folder of artifacts should be: move it away" in recorded.message
+    file.unlink()
+    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda database: database.write_bytes(b"no database " * 500), "its database is damaged: move the file away"),
+        (lambda database: (database / "one").mkdir(parents=True), "its database can't be opened: a file is meant"),
+    ],
+)
+def test_a_database_that_is_none_is_said_at_once(tmp_path: Path, damage: Callable[[Path], object], why: str) -> None:
+    run = finished(tmp_path)
+    damage(tmp_path / "mlflow.db")
+    began = time.monotonic()
+    recorded = tracking.record(run, f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT, give_up_s=HANG_S)
+    assert recorded.state == PENDING
+    assert why in recorded.message
+    assert time.monotonic() - began < 50  # MLflow itself tries for 101 s
