@@ -70,6 +70,8 @@ def _finished(folder: RunFolder) -> Published:
         weights_sha256=str(result.fields.get("weights_sha256")),
         dataset_digest=str(result.fields.get("dataset_digest")),
         network=str((config.get("model") or {}).get("name")),
+        dataset=str((config.get("dataset") or {}).get("name")),
+        accuracy=result.metrics["test/accuracy"],
         step=int(result.fields.get("steps") or 0),
         classes=tuple(map(str, manifest.get("classes") or ())),
         synthetic=result.synthetic,

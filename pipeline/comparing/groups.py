@@ -11,6 +11,7 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.spread import Figure, figure
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
+from pipeline.keys.canonical import ORDER
 from pipeline.keys.diff import flat
 from pipeline.runs.index import ALTERED
 from pipeline.runs.naming import short_value
@@ -82,7 +83,16 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     """Fields of the configuration that aren't the same in all of which it is known, without the seed."""
     known = [flat_config(run) for run in runs if run.config]
     names = sorted({name for fields in known for name in fields} - set(SEEDS))
-    return [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
+    differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
+    return [name for name in differing if not name.startswith(f"{ORDER}.") or _is_reordered(name, known)]
+
+
+def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some have the same words in another order (None: sorted); of other words the fields themselves tell."""
+    inside = f"{name.removeprefix(f'{ORDER}.')}."
+    orders = {(_text(fields.get(name)), _text([one for one in sorted(fields) if one.startswith(inside)]))
+              for fields in known}  # fmt: skip
+    return len({words for _, words in orders}) < len(orders)
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:

@@ -25,6 +25,7 @@ class Published:
 
     Attributes:
         key: the run's; ``weights_sha256`` and ``dataset_digest`` are of its result.
+        dataset: the name of its data; ``accuracy`` on the test split.
         network: the name of the model's option, ``resnet18``.
         step: the training's last.
         classes: their names, in the order of the logits.
@@ -35,6 +36,8 @@ class Published:
     weights_sha256: str
     dataset_digest: str
     network: str
+    dataset: str
+    accuracy: float
     step: int
     classes: tuple[str, ...]
     synthetic: bool
@@ -59,7 +62,8 @@ class Published:
     def description(self) -> str:
         warning = "**Synthetic data: an accuracy on it means nothing.** " if self.synthetic else ""
         return (
-            f"{warning}{self.network}, run {self.key} after step {self.step} ({self.standing}). uint8 images "
+            f"{warning}{self.network} on {self.dataset}, test accuracy {self.accuracy:.4f}, run {self.key} after step "
+            f"{self.step} ({self.standing}). uint8 images "
             "[n, C, H, W] in, float32 logits [n, classes] out; normalisation is part of the model."
         )
 

@@ -210,6 +210,16 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
     assert [run["seed"] for group in found["configurations"] for run in group["runs"]] == [0, 1, 0, 1]
 
 
+def test_the_order_of_arguments_is_told_where_it_alone_differs(tmp_path: Path, compared: Printed) -> None:
+    def script(**args: int) -> str:
+        program = {"name": "script", "script": "train.py", "args": args, "command": []}
+        return trained(tmp_path, 0, metrics={"score": 1.0}, program=program).key
+
+    other, plain, turned = script(b=1, a=2, c=3), script(b=1, a=2), script(a=2, b=1)
+    assert "order.program.args" not in compared(tmp_path, other, plain)  # other words: they tell it themselves
+    assert 'order.program.args  ["b", "a"]  -' in compared(tmp_path, plain, turned)
+
+
 def test_names_of_metrics_end_no_cell_of_markdown(tmp_path: Path, compared: Printed) -> None:
     folder = trained(tmp_path, metrics={"a|b<script>`": 1.0})
     said = compared(tmp_path, folder.key, "markdown=1", r"metric=a|b<script>`")

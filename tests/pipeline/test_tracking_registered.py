@@ -22,6 +22,8 @@ MODEL = Published(
     weights_sha256="ab" * 32,
     dataset_digest="cd" * 32,
     network="resnet18",
+    dataset="cifar10",
+    accuracy=0.91234,
     step=190,
     classes=("cat", "dog"),
     synthetic=True,
@@ -61,7 +63,9 @@ def test_a_model_that_is_registered_but_was_never_named_the_runs_outcome_is_that
 def test_a_model_of_synthetic_data_says_so_where_people_look() -> None:
     assert MODEL.tags["paceline.synthetic"] == "true"
     assert MODEL.description.startswith("**Synthetic data")
-    assert "reproduced" in MODEL.description
+    assert (
+        "resnet18 on cifar10, test accuracy 0.9123, run 0123456789ab after step 190 (reproduced)." in MODEL.description
+    )
 
 
 def test_the_requirements_name_versions_that_an_index_has() -> None:
