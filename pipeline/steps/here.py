@@ -80,6 +80,7 @@ def run_here(making: Making) -> int:
     guard.join(timeout=1.0)
     if code == 0:
         making.unkeyed.extend(reading.unkeyed(making.keyed))
+        making.looked_for.update(reading.looked_for())
     shutil.rmtree(seal, ignore_errors=True)
     return code
 

@@ -32,7 +32,8 @@ _TOLD_FILES = 8
 class Making:
     """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
 
-    ``keyed`` are the files of the project that its key holds; ``unkeyed`` gets those that it reads besides.
+    ``keyed`` are the files of the project that its key holds; ``unkeyed`` gets those that it reads besides, and
+    ``looked_for`` the patterns of names that it asked for, each with those that there are.
     """
 
     step: Step
@@ -44,6 +45,7 @@ class Making:
     say: Say
     keyed: frozenset[str] = frozenset()
     unkeyed: list[str] = field(default_factory=list)
+    looked_for: dict[str, list[str]] = field(default_factory=dict)
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
@@ -176,7 +178,7 @@ class _Work:
             self._tell_unkeyed(making)
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
             unkeyed = {name: store.sha256_of(root / name, folder.parent) for name in making.unkeyed}
-            write_json(building / store.RECORD, {**record, "unkeyed": unkeyed})
+            write_json(building / store.RECORD, {**record, "unkeyed": unkeyed, "looked_for": making.looked_for})
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)
             making.log.unlink(missing_ok=True)

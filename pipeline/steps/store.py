@@ -12,6 +12,7 @@ from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprint, fingerprints
 from pipeline.keys.content_key import ContentKey
+from pipeline.steps.reading import names
 from pipeline.steps.step import PREFIX, Step, StepError
 
 FOLDER = "steps"
@@ -71,7 +72,8 @@ def record_of(folder: Path) -> dict[str, Any] | None:
 def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     """The step if it is made and intact; else why not. Files are hashed only after their stamps changed.
 
-    What it read besides its inputs (``unkeyed``) has to be as it was, too: its key doesn't say that.
+    What it read besides its inputs (``unkeyed``), and which names it found where it looked (``looked_for``), has to be
+    as it was, too: its key doesn't say that.
     """
     record = record_of(folder)
     if record is None:
@@ -90,6 +92,9 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     for name, sha256 in (record.get("unkeyed") or {}).items():
         if sha256_of(root / name, folder.parent) != sha256:
             return None, f"{name}, which it read and its key lacks, changed"
+    for pattern, known in (record.get("looked_for") or {}).items():
+        if new := {*names(root, pattern)} ^ {*known}:
+            return None, f"{min(new)}, which it looked for, {'is gone' if min(new) in known else 'is new'}"
     return Made(folder=folder, record=record), ""
 
 

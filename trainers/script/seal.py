@@ -17,7 +17,7 @@ from typing import Any
 
 from trainers.script import seal_hook
 from trainers.script.arguments import OUTSIDE
-from trainers.script.seal_hook import ABSENT, FOLDER, ORIGIN, PACKAGE, PATTERN, PROJECT, READ, SKIP, WORD, WORK
+from trainers.script.seal_hook import ABSENT, ASKED, FOLDER, ORIGIN, PACKAGE, PATTERN, PROJECT, READ, SKIP, WORK
 
 _OUTSIDE = f"{OUTSIDE}/"
 _RECORDS = (".git/", ".hg/")
@@ -98,11 +98,9 @@ class Seal:
 
     def _names(self, how: str, kind: str, inside: str, ended_well: bool) -> Iterator[str]:
         """Of the files that a note stands for those that count."""
-        if kind == PROJECT:
-            yield inside
-            return
-        if kind == ORIGIN:
-            yield _OUTSIDE + inside
+        if kind in (PROJECT, ORIGIN):
+            if how == READ:  # a step alone notes what isn't there
+                yield inside if kind == PROJECT else _OUTSIDE + inside
             return
         prefix = _OUTSIDE if inside.startswith(_OUTSIDE) else ""
         top, rest = self._places.origin if prefix else self._places.project, inside.removeprefix(prefix)
@@ -119,7 +117,7 @@ class Seal:
                 yield inside
         elif (top / rest).is_file():
             yield inside
-        elif how == WORD and not ended_well and _holds(top / rest):
+        elif how == ASKED and not ended_well and _holds(top / rest):
             yield f"{inside}/"  # whether it exists was asked: Hydra does, before it lists its configurations
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # typing takes a small process longer than all of this
     from typing import Any
 
 WORK, PROJECT, ORIGIN, SKIP = "work", "project", "origin", "skip"
-READ, ABSENT, MODULE, WORD = "read", "absent", "module", "word"
+READ, ABSENT, ASKED, MODULE, WORD = "read", "absent", "asked", "module", "word"
 FOLDER, PACKAGE, PATTERN = "folder", "package", "pattern"
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
@@ -83,6 +83,8 @@ class Watch:
         try:
             seen = _stat(os.path.join(folder, name))
         except OSError:
+            if missing in (ABSENT, ASKED):
+                self.note(missing, kind, inside)
             return
         if stat.S_ISREG(seen.st_mode) and seen.st_ctime_ns < self.since_ns:  # later: the run itself wrote it
             self.note(READ, kind, inside)
@@ -105,9 +107,9 @@ class Watch:
         ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
             found = self.zone(folder or os.getcwd())
-            if found is not None and found[0] == WORK:
+            if found is not None and found[0] in (WORK, PROJECT):
                 for end in ends:
-                    self.note(MODULE, WORK, os.path.join(found[1], last + end))
+                    self.note(MODULE, found[0], os.path.join(found[1], last + end))
 
     def listed(self, path: Any, whole: bool) -> None:
         """The names in a folder are asked for. The copy may lack it, or modules of a package (plug-ins are found so);
@@ -129,10 +131,10 @@ class Watch:
         at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
         folder = "/".join(parts[:at]) or "/"
         found = self.zone(folder)
-        if found is None or found[0] != WORK or not at:
+        if found is None or found[0] not in (WORK, PROJECT) or not at:
             return
         if found[1] or "**" not in parts:  # of the whole checkout it takes long
-            self.note(PATTERN, WORK, os.path.join(found[1], *parts[at:]))
+            self.note(PATTERN, found[0], os.path.join(found[1], *parts[at:]))
 
     def words(self, values: Any, cwd: Any) -> None:
         """Files that the command line of a started program names: it reads them, and no hook is in it."""
@@ -266,7 +268,7 @@ def watch_stat(watch: Watch) -> None:
             try:
                 if path not in missed and options.get("dir_fd") is None:
                     missed.add(path)
-                    watch.look(os.path.join(os.getcwd(), _text(path)), WORD)
+                    watch.look(os.path.join(os.getcwd(), _text(path)), ASKED)
             except Exception:
                 missed.clear()
             raise

@@ -299,6 +299,34 @@ def test_a_file_that_a_step_reads_and_its_key_lacks_is_told(project: StepProject
 
 
 @pytest.mark.slow
+def test_a_file_that_a_step_looks_for_in_vain_makes_it_anew_when_it_appears(project: StepProject) -> None:
+    """Also a module by a computed name, and what a pattern matches; nothing that the step itself has made."""
+    project.write(
+        "make.py",
+        """
+        import glob, importlib, os, sys
+        from pathlib import Path
+        found = [os.path.exists("by_exists.txt"), glob.glob("parts/*.txt"), os.path.exists("made.txt")]
+        try: found.append(open("by_open.txt").read())
+        except FileNotFoundError: pass
+        try: importlib.import_module("by_" + "name")
+        except ImportError: pass
+        Path("made.txt").write_text("1")
+        Path(sys.argv[1], "x").write_text(str(found))
+        """,
+    )
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\n")
+    project.write("parts/a.txt", "")
+    assert (project.make("make"), project.make("make")) == (1, 0)
+    for name in ("by_exists.txt", "by_name.py", "by_open.txt", "parts/b.txt"):
+        project.write(name, "")
+        assert project.why("make") == (f"{name}, which it looked for, is new",)
+        assert (project.make("make"), project.make("make")) == (1, 0)
+    (project.root / "parts/b.txt").unlink()
+    assert project.why("make") == ("parts/b.txt, which it looked for, is gone",)
+
+
+@pytest.mark.slow
 def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> None:
     project.step(
         "slow",
