@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.core.specs import PRUNE, Cluster, State
 from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
+from pipeline.runs.result import nonfinite
 from pipeline.sweep.expand import TrialFactory, configuration_digest
 from pipeline.sweep.search_rules import Objective, check, most_epochs, objectives, told_every_epoch
 from pipeline.sweep.trial import Outcome, Trial
@@ -183,6 +185,8 @@ class Searching:
 
 def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
     value = goal.value(result)
+    if value is None and goal.metric in nonfinite(result):
+        return math.nan  # it has diverged: a bad trial, and none that ends the search
     if value is None:
         hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(

@@ -118,6 +118,20 @@ def test_a_result_without_the_figure_names_it_and_a_killed_trial_stays_open(tmp_
 
 
 @pytest.mark.usefixtures("hydra")
+def test_a_trial_whose_figure_was_never_a_number_has_failed_and_the_search_goes_on(tmp_path: Path) -> None:
+    words = ("search=random", "search.n_trials=2", "search.metric=val/loss", "search.direction=minimize", *SPACE)
+    searching, _ = source(tmp_path, *words)
+    for diverged in (True, False):
+        trial = searching.next_trial()
+        assert trial is not None
+        nan = {"nonfinite": {"val/loss": {"first": "nan", "step": 1, "count": 3}}}
+        result(trial, metrics={} if diverged else {"val/loss": 0.5}, **(nan if diverged else {}))
+        searching.tell(trial, Outcome(state=State.FINISHED))
+    assert searching.next_trial() is None
+    assert searching._search.best() == (1,)
+
+
+@pytest.mark.usefixtures("hydra")
 def test_a_search_is_another_one_when_what_its_runs_share_is(tmp_path: Path) -> None:
     first = planned(tmp_path)
     assert planned(tmp_path, "search=tpe", "search.n_trials=99", *reversed(SPACE)).key == first.key
