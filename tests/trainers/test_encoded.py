@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -70,6 +71,14 @@ def test_files_decode_to_the_pixels_of_a_decoded_pack(packs: dict[str, Pack]) ->
     images, labels = files.rows(torch.arange(60), CPU)
     assert images.equal(pixels_.images)
     assert labels.equal(pixels_.labels)
+
+
+def test_a_computer_that_names_no_cores_reads_files_too(
+    packs: dict[str, Pack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS: it was an AttributeError."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert opened(packs["files"]).labels.numel() > 0
 
 
 def trained(run_dir: Path) -> list[torch.Tensor]:

@@ -37,6 +37,11 @@ def reader(
     return EncodedReader(folder, geometry, places, labels, device, smallest_crop=smallest_crop)
 
 
+def _cores() -> int:
+    """The cores that this rank may use; macOS names none, and there it is all of the computer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class EncodedReader(RowReader):
     """Decodes the images of ``folder``.
 
@@ -58,7 +63,7 @@ class EncodedReader(RowReader):
         smallest_crop: float = 0.0,
         workers: int | None = None,
     ) -> None:
-        super().__init__(device, workers or len(os.sched_getaffinity(0)))
+        super().__init__(device, workers or _cores())
         self._folder, self._geometry, self._smallest_crop = folder, geometry, smallest_crop
         self._places, self._labels = places, labels
         self._file = os.open(folder / "images.bin", os.O_RDONLY)
