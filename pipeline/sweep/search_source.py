@@ -184,9 +184,9 @@ class Searching:
 
 
 def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
+    if _has_diverged(goal.metric, result, trial):
+        return math.nan  # a failed trial, and none that ends the search
     value = goal.value(result)
-    if value is None and goal.metric in nonfinite(result):
-        return math.nan  # it has diverged: a bad trial, and none that ends the search
     if value is None:
         hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(
@@ -194,6 +194,16 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
             hint=hint if told_every_epoch(goal.metric) else "another search.metric",
         )
     return value
+
+
+def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
+    """Whether no number of the metric came after the first value that was none: its last number tells nothing then."""
+    if metric not in nonfinite(result) or trial.run is None:
+        return False
+    path = trial.run.folder.path / "metrics.jsonl"
+    rows = map(metrics_file.parse, path.read_bytes().splitlines()) if path.is_file() else ()
+    last = max((row.step for row in rows if row is not None and metric in row.metrics), default=None)
+    return last is None or last < result["nonfinite"][metric]["step"]
 
 
 class _Epochs:

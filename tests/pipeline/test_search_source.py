@@ -118,17 +118,19 @@ def test_a_result_without_the_figure_names_it_and_a_killed_trial_stays_open(tmp_
 
 
 @pytest.mark.usefixtures("hydra")
-def test_a_trial_whose_figure_was_never_a_number_has_failed_and_the_search_goes_on(tmp_path: Path) -> None:
-    words = ("search=random", "search.n_trials=2", "search.metric=val/loss", "search.direction=minimize", *SPACE)
-    searching, _ = source(tmp_path, *words)
-    for diverged in (True, False):
+def test_a_trial_that_has_diverged_has_failed_and_the_search_goes_on(tmp_path: Path) -> None:
+    """Its last number may be the best of all."""
+    searching, _ = source(tmp_path, "search=random", "search.n_trials=4", *SPACE)
+    odd = {"val/accuracy": {"first": "nan", "step": 3, "count": 2}}
+    for number, (steps, told) in enumerate([((), odd), ((1, 2), odd), ((2, 4), odd), ((1, 2), {})]):
         trial = searching.next_trial()
         assert trial is not None
-        nan = {"nonfinite": {"val/loss": {"first": "nan", "step": 1, "count": 3}}}
-        result(trial, metrics={} if diverged else {"val/loss": 0.5}, **(nan if diverged else {}))
+        for step in steps:
+            epoch(trial, step, 0.5)
+        result(trial, metrics={"val/accuracy": 0.9 - number / 10} if steps else {}, nonfinite=told)
         searching.tell(trial, Outcome(state=State.FINISHED))
     assert searching.next_trial() is None
-    assert searching._search.best() == (1,)
+    assert searching._search.best() == (2,)  # numbers came after the one that was none
 
 
 @pytest.mark.usefixtures("hydra")
