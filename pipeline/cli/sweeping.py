@@ -97,7 +97,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
     for trial in folder.begun().trials:
         figures, problem = _figures_or_why(RunFolder(runs_dir / trial.key))
         known = entries.get(trial.key)
-        accepted = trials.accepted(RunFolder(runs_dir / trial.key)) if figures else ""
+        said = trials.said_of(RunFolder(runs_dir / trial.key)) if figures else ""
         state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
             TrialResult(
@@ -107,7 +107,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
                 chosen=trial.chosen,
                 overrides=trial.overrides,
                 values=figures,
-                detail=problem or accepted or (known.detail if known is not None and state != "FINISHED" else ""),
+                detail=problem or said or (known.detail if known is not None and state != "FINISHED" else ""),
             )
         )
     return results

@@ -133,7 +133,7 @@ def result_of(item: Ended) -> TrialResult:
         chosen=trial.chosen,
         overrides=trial.overrides,
         values=figures_of(folder) if folder else {},
-        detail=(accepted(folder) if folder else "") or item.outcome.detail,
+        detail=(said_of(folder) if folder else "") or item.outcome.detail,
     )
 
 
@@ -166,12 +166,15 @@ def figures_of(folder: RunFolder) -> Mapping[str, float]:
     return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
 
 
-def accepted(folder: RunFolder) -> str:
-    """``accepted, not proven: as …`` of a trial for which another run holds."""
+def said_of(folder: RunFolder) -> str:
+    """``accepted, not proven: as …`` of a trial for which another run holds; else a metric that was no number."""
     from pipeline.runs import acceptance
+    from pipeline.runs.result import nonfinite_note
 
     try:
-        _, found = acceptance.standing(folder)
+        result, found = acceptance.standing(folder)
     except AlteredError:
         return ""
-    return "" if found is None else str(found)
+    if found is not None:
+        return str(found)
+    return "" if result is None else nonfinite_note(result.fields)

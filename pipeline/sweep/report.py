@@ -23,6 +23,7 @@ SHOWN = (*_QUALITY, "images_per_s", "train_s")
 _TINY = 1e-3
 _TINY_SPREAD = 1e-4
 _LARGE = 1e9
+_MOST_ODD = 5  # trials of which a line says what was no number
 _OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _MORE = re.compile(
@@ -225,6 +226,10 @@ def text(
         lines += [f"  {command(trial.overrides)}"]
     for item in filter(_is_accepted, trials):
         lines += wrapped(f"trial {item.number} ({item.key}) is {item.detail}", width)
+    odd = [trial for trial in trials if trial.state == "FINISHED" and trial.detail and not _is_accepted(trial)]
+    for item in odd[:_MOST_ODD]:
+        lines += wrapped(f"trial {item.number} ({item.key}): {item.detail}", width)
+    lines += [f"{counted(len(odd) - _MOST_ODD, 'more trial')} like these"] if len(odd) > _MOST_ODD else []
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     if failed:
         lines += ["", folded(trial_table(failed), width)]

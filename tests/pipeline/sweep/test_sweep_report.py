@@ -129,3 +129,11 @@ def test_the_seeds_of_a_script_are_taken_together_too() -> None:
 def test_a_spread_is_nothing_only_where_it_is(values: list[float], said: str) -> None:
     rows = [trial(n, "optimizer.lr=1", f"seed={n}", loss=value) for n, value in enumerate(values)]
     assert f"  {said}\n" in text(rows, len(rows), by=None) + "\n"
+
+
+def test_a_trial_with_a_metric_that_was_no_number_is_named_below_the_table() -> None:
+    """Its last number may be the best of all."""
+    rows = [trial(n, f"optimizer.lr={n}", detail="loss was NaN at step 4" if n else "", loss=1.0) for n in range(8)]
+    said = text(rows, 8).splitlines()
+    assert said[-6:-4] == ["trial 1 (key1): loss was NaN at step 4", "trial 2 (key2): loss was NaN at step 4"]
+    assert said[-1] == "2 more trials like these"
