@@ -45,7 +45,7 @@ def init(words: Sequence[str]) -> str:
 
 def refuse_name(name: str) -> None:
     """Raises UsageError: ``import name`` would not find the project's package, or not that alone."""
-    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
         raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {_near(name)}")
     if name in _TAKEN:
         raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")

@@ -92,10 +92,11 @@ def _of_hosts(culprit: str) -> bool:
 
 
 def _not_an_override(error: OverrideParseException) -> UsageError:
-    key, _, value = str(error.override).partition("=")
+    typed = str(error.override).removeprefix("++")  # for_hydra puts it there
+    key, _, value = typed.partition("=")
     if value.startswith("~"):  # Hydra's mark of a deletion
-        return UsageError(f"{error.override!r}: a value that begins with ~ needs quotes: {_quoted(key, value)}")
-    reason = f"{error.override!r} is not an override: {_first_line(error)}"
+        return UsageError(f"{typed!r}: a value that begins with ~ needs quotes: {_quoted(key, value)}")
+    reason = f"{typed!r} is not an override: {_first_line(error)}"
     if not value or _BEGINS_AN_EXPRESSION.match(value):
         return UsageError(f"{reason}; write key=value and quote values with , = [ ] {{ }} or spaces")
     return UsageError(f"{reason}; a text is written in quotes: {_quoted(key, value)}")

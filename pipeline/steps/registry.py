@@ -15,5 +15,6 @@ def declare(name: str, **fields: Any) -> None:
     """
     function = fields.get("function")
     if callable(function):
-        fields["function"] = f"{function.__module__}:{function.__qualname__}"
+        called = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has none
+        fields["function"] = f"{function.__module__}:{called}"
     REGISTERED[name] = fields

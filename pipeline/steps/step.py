@@ -106,7 +106,10 @@ def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
 
 def _check(step: Step) -> None:
     if step.function and not _FUNCTION.fullmatch(step.function):
-        raise StepError(f"step {step.name}: function: {step.function!r} is not package.module:name")
+        raise StepError(
+            f"step {step.name}: function: {step.function!r} is not package.module:name",
+            hint="a function that stands by its name in a module: no lambda, no partial, none inside of another",
+        )
     if step.on not in WHERE:
         raise StepError(f"step {step.name}: on: {step.on!r} is not known; {suggestion(step.on, WHERE)}")
     for item in step.inputs:

@@ -59,6 +59,7 @@ def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([""], "paceline init takes one word"),
         (["my-project"], "'my-project' can't be the name of a Python package\n  try: paceline init my_project"),
         (["2nets"], "'2nets' can't be the name of a Python package\n  try: paceline init my_2nets"),
+        (["__main__"], "'__main__' can't be the name of a Python package\n  try: paceline init main"),
         (["class"], "'class' can't be the name of a Python package\n  try: paceline init my_class"),
         (["größe"], "can't be the name of a Python package"),
         (["$(x)"], "can't be the name of a Python package\n  try: paceline init x"),

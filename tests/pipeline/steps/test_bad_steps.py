@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pipeline.cli import steps
 from pipeline.core.errors import UsageError
+from pipeline.steps import registry
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 
@@ -120,3 +123,13 @@ def test_an_output_that_isnt_there_is_refused_with_those_that_are(project: StepP
     project.make("a")
     with pytest.raises(StepError, match=r"step:a/y.txt: the step has no such output; did you mean x.txt\?"):
         project.graph().standing("b")
+
+
+@pytest.mark.parametrize(("function", "shown"), [(lambda: 0, "<lambda>"), (partial(print), "<partial>")])
+def test_a_function_without_a_name_in_its_module_is_refused(
+    project: StepProject, monkeypatch: pytest.MonkeyPatch, function: object, shown: str
+) -> None:
+    monkeypatch.setitem(registry.REGISTERED, "a", {})  # which takes it away again
+    registry.declare("a", function=function, outputs=["x"])
+    with pytest.raises(StepError, match=f"{shown}' is not package.module:name\n  try: .*no lambda, no partial"):
+        project.make("a")
