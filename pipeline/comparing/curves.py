@@ -109,29 +109,19 @@ def names(found: Iterable[Sequence[MetricsRow]]) -> list[str]:
 
 
 def curve(found: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
-    """Of one run. A step that was made again counts as it was made last."""
+    """Of one run. A step that was made again counts as it was made last: a script may count them anew. (What a later
+    attempt repeats has replaced the rows of the earlier one in metrics.jsonl.)"""
     told = [row for row in found if metric in row.metrics]
     begun = min((row.time_s for row in found), default=0.0)
-    standing = _standing(told)
     if axis == "step":
         points = {float(row.step): row.metrics[metric] for row in told}
     elif axis == "minutes":
-        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in standing}
+        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in told}
     else:  # of an epoch its last value
-        points = {float(row.epoch): row.metrics[metric] for row in standing if row.epoch is not None}
+        points = {float(row.epoch): row.metrics[metric] for row in told if row.epoch is not None}
     ordered = sorted(points)
-    passes = 1 + sum(after.step <= before.step for before, after in pairwise(standing)) if axis == "step" else 1
+    passes = 1 + sum(after.step <= before.step for before, after in pairwise(told)) if axis == "step" else 1
     return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered), passes=passes)
-
-
-def _standing(found: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """Without what a later attempt made again. Within an attempt steps may begin anew: a script counts as it likes."""
-    kept: list[MetricsRow] = []
-    for row in found:
-        if kept and row.attempt != kept[-1].attempt:
-            kept = [before for before in kept if before.step < row.step]
-        kept.append(row)
-    return kept
 
 
 def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:

@@ -123,13 +123,6 @@ def test_steps_that_a_script_counts_anew_are_drawn_over_minutes_and_said_over_st
     assert "0.05 minutes" in plotted(tmp_path, folder.key, "x=minutes")
 
 
-def test_what_a_later_attempt_made_again_counts_once() -> None:
-    rows = [MetricsRow(time_s=float(at), step=step, epoch=1, metrics={"loss": at}, attempt=attempt)
-            for at, (step, attempt) in enumerate([(1, "a"), (2, "a"), (2, "b"), (3, "b")])]  # fmt: skip
-    assert curve(rows, "loss", "minutes").y == (0.0, 2.0, 3.0)
-    assert curve(rows, "loss", "step").passes == 1
-
-
 def test_points_at_or_below_0_are_left_out_of_a_logarithmic_axis_and_counted(tmp_path: Path, plotted: Printed) -> None:
     run = trained(tmp_path)
     write_curve(run, 0.9, {30: -1.0, 40: 0.0})

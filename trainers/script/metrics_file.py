@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class MetricsFile:
 
     def _cut(self, step: int) -> None:
         """What an earlier attempt recorded from ``step`` on is made again now."""
-        kept = [line for earlier, line in self._earlier if earlier < step]
+        kept = _before(self._earlier, step)
         write_text(self._path, "".join(kept))
         self.last, self.step = {}, None
         for line in kept:
@@ -97,6 +97,25 @@ class MetricsFile:
     def _remember(self, value: dict[str, Any]) -> None:
         self.last.update(value["metrics"])
         self.step = max(value["step"], self.step if self.step is not None else value["step"])
+
+
+def _before(rows: Sequence[tuple[int, str]], step: int) -> list[str]:
+    """The lines before ``step``. A script may count its steps anew, each epoch from 0: of a metric's passes over them
+    the last one is meant, and those before stay whole."""
+    last: dict[str, int] = {}
+    passes: dict[str, int] = {}
+    of_rows = []
+    for at, line in rows:
+        names = json.loads(line)["metrics"]
+        for name in names:
+            passes[name] = passes.get(name, 0) + (at < last.get(name, at))
+            last[name] = at
+        of_rows.append({name: passes[name] for name in names})
+    return [
+        line
+        for (at, line), of_row in zip(rows, of_rows, strict=True)
+        if at < step or all(number < passes[name] for name, number in of_row.items())
+    ]
 
 
 def _rows_of(path: Path) -> Iterator[tuple[int, str]]:

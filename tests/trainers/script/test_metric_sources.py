@@ -128,3 +128,16 @@ def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_pat
     with (tmp_path / "log").open("a") as log:  # the disk had room again
         log.write('{"t": 1, "step": 3, "metrics": {"a": 2}}\n')
     assert [row.step for row in Logged(tmp_path / "log", lambda: None).rows(last=True)] == [3]
+
+
+def test_a_script_that_counts_its_steps_anew_keeps_its_earlier_epochs_when_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path, attempt="k-1")
+    for at, step in enumerate([0, 1, 2, 0, 1, 2, 0, 1]):  # the third epoch is cut short
+        first.append(Row(time_s=float(at), step=step, metrics={"loss": float(at), "lr": 0.1}))
+    second = MetricsFile(path, attempt="k-2", keep=True)
+    for step in range(3):
+        second.append(Row(time_s=10.0 + step, step=step, metrics={"loss": 10.0 + step}))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["metrics"]["loss"] for row in rows] == [0, 1, 2, 3, 4, 5, 10, 11, 12]
+    assert [row["step"] for row in rows] == [0, 1, 2] * 3
