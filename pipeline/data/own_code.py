@@ -1,5 +1,5 @@
 """What a function that makes a data set runs and reads, where the pack's name can't hold it: its modules as they were
-imported by this process, and files of the project that it opens besides its source."""
+imported by this process, files of the project that it opens besides its source, and names that it looks for there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core import places
-from pipeline.core.files import sha256_file, write_json
+from pipeline.core.files import sha256_file, sha256_text, write_json
 from pipeline.keys.readings import module_of
 
 READ = "read.json"
-"""In a pack: the sha256 of each file of the project that the function read besides, by its path there."""
+"""In a pack, by paths in the project: what the function read besides (see ``_digest``)."""
 
+_IMPORTING = "<frozen importlib._bootstrap_external>"
 _NO_INPUTS = ("site-packages", "__pycache__")
 _OURS = ("runs", *places.MODULES)
 _imported: dict[str, str] = {}  # digests of sources, by path, when this process imported them
@@ -41,8 +42,8 @@ def forget_edited(digests: Mapping[str, str]) -> None:
 
 @contextmanager
 def watched() -> Iterator[set[str]]:
-    """The paths that this process opens for reading within the block, and of the modules that it imports there;
-    a process that it starts isn't seen."""
+    """The paths that this process opens for reading within the block, whether they are there or not, folders whose
+    names it asks for, and the modules that it imports there; a process that it starts isn't seen."""
     global _opened, _hooked
     if not _hooked:
         sys.addaudithook(_note)  # there is no way to take one away
@@ -67,20 +68,22 @@ def _file_of(module: object) -> str:
 
 def _note(event: str, args: tuple[object, ...]) -> None:
     opened = _opened  # once: another thread may open a file while the block ends
-    if opened is None or event != "open":
+    if opened is None or event not in ("open", "os.listdir", "os.scandir"):
         return
-    path, _, flags = args
+    path, flags = args[0] or ".", args[2] if event == "open" else 0
+    if event != "open" and sys._getframe(1).f_code.co_filename == _IMPORTING:
+        return
     if isinstance(path, str | bytes) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_CREAT):
         opened.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
 
 
 def read_besides(opened: Collection[str], known: Collection[Path], root: Path, data_dir: Path) -> list[Path]:
-    """Of the files that were opened those of the project that nothing in the pack's name stands for, sorted."""
+    """Of the paths that were opened those of the project that nothing in the pack's name stands for, sorted."""
     counted = {os.path.realpath(path) for path in known}
     real, data = Path(os.path.realpath(root)), os.path.realpath(data_dir)
     found = set[Path]()
     for path in {os.path.realpath(name) for name in opened} - counted:
-        if not path.startswith(f"{real}/") or path.startswith(f"{data}/") or not os.path.isfile(path):  # noqa: PTH113
+        if not path.startswith(f"{real}/") or f"{path}/".startswith(f"{data}/"):
             continue
         parts = Path(path).relative_to(real).parts
         if not any(part.startswith(".") or part in _NO_INPUTS for part in parts) and Path(parts[0]).stem not in _OURS:
@@ -90,11 +93,19 @@ def read_besides(opened: Collection[str], known: Collection[Path], root: Path, d
 
 
 def keep(folder: Path, files: Collection[Path], root: Path) -> list[str]:
-    """Note in a pack what was read besides; by the paths in the project. Raises OSError."""
-    found = {path.relative_to(os.path.realpath(root)).as_posix(): sha256_file(path) for path in files}
+    """Note in a pack what was read besides; the files, by their paths in the project. Raises OSError."""
+    found = {path.relative_to(os.path.realpath(root)).as_posix(): _digest(path) for path in files}
     if found:
         write_json(folder / READ, found)
-    return [*found]
+    return [name for name in found if (root / name).is_file()]
+
+
+def _digest(path: Path) -> str:
+    """Of a file's content, of a folder's names; '' where there is neither. Raises OSError."""
+    if path.is_dir():
+        shown = (name for name in os.listdir(path) if not name.startswith(".") and name not in _NO_INPUTS)  # noqa: PTH208
+        return sha256_text("\n".join(sorted(shown)))
+    return sha256_file(path) if path.exists() else ""
 
 
 def is_current(folder: Path, root: Path) -> bool:
@@ -106,6 +117,6 @@ def is_current(folder: Path, root: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     try:
-        return all(sha256_file(root / name) == digest for name, digest in noted.items())
+        return all(_digest(root / name) == digest for name, digest in noted.items())
     except (OSError, AttributeError):
         return False
