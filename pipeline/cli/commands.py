@@ -46,7 +46,7 @@ def _make_step(current: Session) -> None:
 
     step = current.config.step
     if step is not None and step.path is None:
-        say(f"the data comes from {step.name}, which is to be made first")
+        say(f"the data comes from step {step.name}, which runs first")
         step.make(say, at_once())
         current.forget_steps()
 

@@ -22,5 +22,5 @@ def _of_script(result: Result) -> str:
     told = first_metrics(result.metrics, 4) or ["no metric was logged"]
     told += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
     if not result.fields.get("proven"):
-        told.append("unproven (doit reproduce makes it again and compares)")
+        told.append("unproven (doit reproduce repeats it and compares)")
     return ", ".join(filter(None, told))

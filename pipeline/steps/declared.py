@@ -75,7 +75,7 @@ def _refuse_unknown(name: str, root: Path) -> None:
     known = names(root)
     if name not in known:
         refuse_name(name)
-        where = f"{FOLDER}/{name}.yaml would tell of it"
+        where = f"it would be {FOLDER}/{name}.yaml"
         raise StepError(f"there is no step {name!r}; {suggestion(name, known)} ({where})")
 
 

@@ -26,7 +26,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     checkout = copied(tmp_path_factory.mktemp("steps") / "project")
     done = typed(checkout, example, SMALL)
     assert done.returncode == 0, done.stdout
-    assert "the data comes from clean, which is to be made first" in done.stdout
+    assert "the data comes from step clean, which runs first" in done.stdout
     return checkout
 
 
