@@ -33,7 +33,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
         folders = _having(current, words, folders or _all(runs_dir))
     elif not folders:
         raise UsageError(
-            f"which runs? doit {current.asked.verb} takes keys (or their beginnings), sweep=NAME, or values of theirs",
+            f"which runs? doit {current.asked.verb} takes keys (or their first digits), sweep=NAME, or overrides",
             hint=f"doit {current.asked.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
         )
     if not folders:

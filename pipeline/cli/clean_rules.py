@@ -45,7 +45,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
         raise UsageError(f"by={options['by']} says by what keep_best=N takes the best, and there is no keep_best")
     best = options.get("keep_best")
     if best is not None and not (best.isascii() and best.isdecimal() and int(best) > 0):
-        raise UsageError(f"keep_best={best} must be a whole number from 1: so many runs stay")
+        raise UsageError(f"keep_best={best} must be a whole number from 1, the runs to keep")
     return Rules(
         state=options.get("state"),
         superseded=is_on(options, "superseded"),

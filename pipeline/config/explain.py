@@ -81,6 +81,11 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     for pattern in _UNKNOWN:
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
+    if culprit.lstrip("+").startswith("step="):
+        return UsageError(
+            f"{culprit}: step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
+            "doit why and doit logs take step=NAME"
+        )
     if "is not a ListConfig, list or tuple" in text and "=" in culprit:
         key, _, value = culprit.partition("=")
         return UsageError(f"{culprit}: a list is wanted there; write '{key}=[{value}]'")

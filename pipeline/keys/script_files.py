@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, sha256_file
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
@@ -178,8 +179,15 @@ def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
 def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
     path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
     if must_exist and not path.exists():
-        raise UsageError(f"{field}={name}: there is no {path}")
+        close = nearest(path.name, _names_beside(path))
+        raise UsageError(f"{field}={name}: there is no {path}" + (f"; did you mean {close}?" if close else ""))
     return path
+
+
+def _names_beside(path: Path) -> list[str]:
+    with suppress(OSError):
+        return sorted(other.name for other in path.parent.iterdir())
+    return []
 
 
 def _refuse_leading_out(field: str, pattern: str) -> None:

@@ -184,6 +184,7 @@ def test_composes_what_hydra_main_composes(
         ("tracking.experiment=a,b", ["tracking.experiment=a,b", "key=\"'a,b'\" for a text with a comma"]),
         ("seed=[1", ["'seed=[1' is not an override"]),
         ("++cluster.env={'A-B': 1}", ["\"cluster.env={'A-B': 1}\" is not an override: "]),  # ++ was put there
+        ("step=2", ["step=2: step.NAME.FIELD=… sets a field", "doit profile takes steps=N"]),
         ("trainer.freeze=x", ["trainer.freeze=x: a list is wanted there; write 'trainer.freeze=[x]'"]),
         (
             "cluster.hosts=[{name: a, addres: x}]",

@@ -185,6 +185,7 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
     ("words", "message"),
     [
         (["program.script=nope.py"], "program.script=nope.py: there is no "),
+        (["program.script=examples/tran.py"], "examples/tran.py; did you mean train.py?"),
         (["program.script=trainers"], "program.script=trainers is a folder"),
         (["program.script=README.md"], "is no Python file (.py)"),
         (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
