@@ -81,15 +81,20 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     for pattern in _UNKNOWN:
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
-    if culprit.lstrip("+").startswith("step="):
-        return UsageError(
-            f"{culprit}: step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
+    return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
+
+
+def _other_form(culprit: str, text: str) -> str:
+    """What is wanted in place of the value, where that can be said."""
+    key, _, value = culprit.partition("=")
+    if key.lstrip("+") == "step":
+        return (
+            "step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
             "doit why and doit logs take step=NAME"
         )
-    if "is not a ListConfig, list or tuple" in text and "=" in culprit:
-        key, _, value = culprit.partition("=")
-        return UsageError(f"{culprit}: a list is wanted there; write '{key}=[{value}]'")
-    return UsageError(f"{culprit}: {_reason(error)}")
+    return (
+        f"a list is wanted there; write '{key}=[{value}]'" if value and "is not a ListConfig, list or" in text else ""
+    )
 
 
 def _of_hosts(culprit: str) -> bool:
