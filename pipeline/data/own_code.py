@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.core import places
+from pipeline.core import masking, places
 from pipeline.core.files import sha256_file, sha256_text, write_json
 from pipeline.keys.readings import module_of
 
@@ -94,7 +94,8 @@ def read_besides(opened: Collection[str], known: Collection[Path], root: Path, d
 
 def keep(folder: Path, files: Collection[Path], root: Path) -> list[str]:
     """Note in a pack what was read besides; the files, by their paths in the project. Raises OSError."""
-    found = {path.relative_to(os.path.realpath(root)).as_posix(): _digest(path) for path in files}
+    names = {path.relative_to(os.path.realpath(root)).as_posix(): path for path in files}
+    found = {name: _digest(path) for name, path in names.items() if masking.shown(name) == name}  # no secret in a file
     if found:
         write_json(folder / READ, found)
     return [name for name in found if (root / name).is_file()]

@@ -80,7 +80,9 @@ def run_here(making: Making) -> int:
     guard.join(timeout=1.0)
     if code == 0:
         making.unkeyed.extend(reading.unkeyed(making.keyed))
-        making.looked_for.update(reading.looked_for())
+        for pattern, found in reading.looked_for().items():
+            if masking.shown(pattern) == pattern:  # else it names a secret, which stands in no file
+                making.looked_for[pattern] = found
     shutil.rmtree(seal, ignore_errors=True)
     return code
 

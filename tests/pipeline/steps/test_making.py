@@ -190,6 +190,16 @@ def test_secrets_reach_the_step_and_no_file(project: StepProject, monkeypatch: p
     )  # fmt: skip
     project.make("get")
     assert (project.out("get") / "n").read_text().strip() == "15"
+    project.write("ask.py", "import os, sys; os.path.exists(os.environ['DATA_TOKEN']); open(sys.argv[1] + '/n', 'w')")
+    project.step(
+        "ask",
+        """
+        command: [python, ask.py, "{out}"]
+        env: {DATA_TOKEN: "${oc.env:DATA_TOKEN}"}
+        outputs: [n]
+    """,
+    )
+    project.make("ask")
     held = [path for path in (project.root / "runs").rglob("*") if path.is_file() and b"t0psecret" in path.read_bytes()]
     assert held == []
     assert "get | ***" in project.said
