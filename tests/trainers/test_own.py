@@ -40,7 +40,8 @@ class Net(nn.Module):
             raise RuntimeError("a person's mistake")
         if self.bad == "nothing":
             return None
-        return self.last(torch.relu(self.first(images.flatten(1))))
+        logits = self.last(torch.relu(self.first(images.flatten(1))))
+        return self.requires_grad_(False) and logits if self.bad == "frozen" else logits
 
 
 def net(num_classes):
@@ -154,8 +155,12 @@ def test_all_five_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
         ),
         ({"model": {**MODEL, "args": {"bad": "nothing"}}}, "Net returned NoneType for 2 images"),
         (
+            {"model": {**MODEL, "args": {"bad": "frozen"}}},
+            "Net made a network without a parameter that",
+        ),
+        (
             {"model": {"name": "own", "target": "my_parts:net"}},
-            r"my_parts.py:23 net returned str, and model.target must m",
+            r"my_parts.py:24 net returned str, and model.target must m",
         ),
         ({"model": {**MODEL, "target": "my_parts:Nett"}}, "my_parts:Nett: my_parts has no class or function Nett"),
         (

@@ -36,7 +36,7 @@ class OwnModelConfig(ModelConfig):
 
 
 def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
-    """Raises ConfigError: it makes no network, or one whose logits have another shape."""
+    """Raises ConfigError: it makes no network, one whose logits have another shape, or one that can't learn."""
     size = image.height if image.height == image.width else (image.height, image.width)
     offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
     make = targets.load(config.target)
@@ -47,6 +47,8 @@ def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
             "torch.nn.Module"
         )
     _refuse_other_logits(network, image, config.target)
+    if not any(item.requires_grad for item in network.parameters()):
+        raise ConfigError(f"{targets.place(config.target)} made a network without a parameter that is trained")
     return network
 
 
