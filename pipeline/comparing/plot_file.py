@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from pipeline.evaluation import fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = ("pdf", "png", "svg")
 _INCHES = (6.4, 4.0)
+_NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # of the legend
 _METADATA = {
     "png": {"Software": None},
     "svg": {"Date": None},
@@ -40,7 +43,7 @@ def picture(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bo
         if log:
             axes.set_yscale("log")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend(frameon=False, fontsize=9)
+        _legend(figure, axes)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=form, metadata=_METADATA[form])
     return buffer.getvalue()
@@ -61,6 +64,18 @@ def _draw(axes: Axes, band: Band, colour: str) -> None:
             low, high = zip(*(point.ends for point in spread), strict=True)
             axes.fill_between([point.x for point in spread], low, high, color=colour, alpha=0.2, linewidth=0)
         name = "_nolegend_"
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """In the axes where it is small, else below them: one that is wider than the axes would leave them no room."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) <= _NAMES_INSIDE and all(len(name) <= _LETTERS_INSIDE for name in names):
+        axes.legend(frameon=False, fontsize=9)
+        return
+    folded = [textwrap.fill(name, _LETTERS_BELOW) for name in names]
+    lines = sum(name.count("\n") + 1 for name in folded)
+    figure.set_figheight(_INCHES[1] + _INCHES_A_LINE * lines)
+    figure.legend(handles, folded, loc="outside lower left", frameon=False, fontsize=7)
 
 
 def _plain(text: str) -> str:

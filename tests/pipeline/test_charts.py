@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.comparing import charts, scales
+from pipeline.comparing import charts, plot_file, scales
 from pipeline.comparing.charts import Line, Node
 from pipeline.comparing.curves import Band, Point
 
@@ -97,3 +97,16 @@ def test_a_band_ends_where_one_seed_alone_goes_on() -> None:
     (polygon,) = re.findall(r'<polygon class="band" points="([^"]*)"', svg)
     assert len(polygon.split()) == 4  # two steps, above and below
     assert "(n 1 to 2)" in svg
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+def test_long_names_of_many_curves_leave_the_picture_its_axes() -> None:
+    """matplotlib warned on the terminal and gave the layout up."""
+    points = tuple(Point(x=x, mean=1 / x, std=None, n=1) for x in range(1, 5))
+    title = (
+        "model.dropout=0.25 model.hidden=128 model.name=small_cnn model.width=32 optimizer.lr=0.03 trainer.epochs=20"
+    )
+    bands = [Band(label=name, title=f"{title} {title} {name}", parts=(points,), gaps=0, n=1) for name in "ABCDEFGHIJ"]
+    svg = plot_file.picture(bands, metric="val/loss", axis="step", form="svg").decode()
+    assert svg.count("optimizer.lr=0.03") == 20
