@@ -6,6 +6,8 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,12 @@ from pipeline.cluster import launchers
 from pipeline.cluster.agent import slurm_node
 from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.agent.nodelist import expand
-from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers import LAUNCHERS, job_follow
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
+from pipeline.cluster.launchers.job_follow import JobFollower
 from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.slurm_job import BatchJob
 from pipeline.cluster.launchers.slurm_queue import (
     JobState,
     job_id,
@@ -29,9 +33,11 @@ from pipeline.cluster.launchers.slurm_queue import (
 )
 from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts
 from pipeline.execution import dry_run
+from tests.pipeline.test_launch_first_error import PLAN
 from tests.pipeline.test_planning import planned
+from tests.waiting import wait_until
 from trainers.core.config import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -185,6 +191,8 @@ def test_a_waiting_job_tells_its_reason_its_place_and_what_would_let_it_start() 
     assert waiting(usual, "place 3 of 12 in partition gpu") == "PENDING (Resources), place 3 of 12 in partition gpu"
     assert not stuck(usual)
     assert stuck(never)
+    assert stuck(shown("PENDING", "PartitionInactive"))
+    assert stuck(shown("PENDING", "DependencyNeverSatisfied"))
     assert waiting(never, "") == (
         "PENDING (PartitionTimeLimit), its time limit is more than the partition allows: cluster.time_limit="
     )
@@ -195,6 +203,8 @@ def test_a_refusal_is_slurms_own_word_and_what_helps() -> None:
     assert error.what == "Slurm refused the job: invalid partition specified: gpux; Batch job submission failed: X"
     assert error.hint == "sinfo -s shows the partitions; cluster.partition=NAME"
     assert refused("sbatch: error: something new").hint is None
+    down = refused("Batch job submission failed: Required partition not available (inactive or drain)")
+    assert down.hint == "sinfo -s shows which partitions are up; cluster.partition=NAME"
     absent = refused("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: X\n")
     assert absent.what.startswith("Slurm is not configured on this computer, so nothing was submitted: resolve_ctls")
     assert absent.hint is not None
@@ -306,3 +316,25 @@ def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field() -> None:
     with pytest.raises(HostError, match="node7: the data pack /data/digits isn't there") as caught:
         launcher.probe(pack)
     assert (caught.value.hint or "").startswith("paths.data=")
+
+
+def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_follow, "_ASK_S", 0.1)
+    asked: list[str] = []
+
+    def show(id_: str) -> JobState:
+        asked.append(id_)
+        return shown("SUSPENDED")
+
+    queue: Any = SimpleNamespace(show=show)
+    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch.state = shown("RUNNING")
+    plan = dataclasses.replace(
+        PLAN, nodes=tuple(dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes)
+    )
+    heard: list[Event] = []
+    follower = JobFollower(plan, batch.folder, 0, lambda: batch.gone(0), heard.append, lambda: batch.standing)
+    wait_until(lambda: len(asked) >= 3)
+    follower.close()
+    text = "paceline: WARNING: job 42 is suspended by Slurm, and the run waits for it; scontrol resume 42 lets it go on"
+    assert heard == [LogLine(host=plan.nodes[0].host, rank=None, text=text)]

@@ -125,6 +125,16 @@ def test_an_agent_of_this_computer_that_gets_no_processor_for_a_while_is_not_los
 
 
 @pytest.mark.slow
+def test_a_host_that_is_busy_with_the_start_has_more_time_for_its_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_SILENT_S", 0.2)
+    monkeypatch.setattr(streams, "LOST_S", 0.2)
+    heard = hear(NODE.format(once="", flag=str(tmp_path / "no"), body="time.sleep(2.5)"), slow_s=2.0)
+    assert heard[-1] == NodeExit(host="node0", code=0)
+
+
+@pytest.mark.slow
 def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LOST_S", 4.0)
     (lost,) = hear("print('this host is down today, token=hf_" + "a" * 20 + "', flush=True)")

@@ -28,6 +28,8 @@ class GrantedJob(Protocol):
     folder: JobFolder
     doing: str
     """What is waited for, for who waits: words that follow "still"."""
+    standing: str
+    """Why its ranks stand still, as the scheduler told when it was last asked; '': they don't."""
 
     @property
     def life(self) -> int:
@@ -162,7 +164,7 @@ class GrantedLauncher(Launcher):
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         life = self.job.life
-        return JobFollower(plan, self.job.folder, life, partial(self.job.gone, life), emit)
+        return JobFollower(plan, self.job.folder, life, partial(self.job.gone, life), emit, lambda: self.job.standing)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         return self.job.outcome()

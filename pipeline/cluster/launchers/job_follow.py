@@ -29,6 +29,7 @@ class JobFollower:
     Args:
         restart: which life of the job the start belongs to.
         gone: why the job runs no more; '' while it does, or while Slurm doesn't answer.
+        standing: why its ranks stand still, as it was last told; '': they don't.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class JobFollower:
         restart: int,
         gone: Callable[[], str],
         emit: Callable[[Event], None],
+        standing: Callable[[], str] = lambda: "",
     ) -> None:
         self._plan, self._folder, self._restart, self._gone, self._emit = plan, folder, restart, gone, emit
+        self._standing, self._said = standing, ""
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
@@ -77,9 +80,16 @@ class JobFollower:
             if alive and now - asked >= _ASK_S:
                 before, why = why, self._gone()
                 asked = time.monotonic()
+                self._say_standing()
                 for node in list(alive.values()) if before and why else []:  # their last words had time to come
                     self._emit(NodeLost(host=node.host, reason=why))
                     del alive[node.node_rank]
+
+    def _say_standing(self) -> None:
+        """Once when it begins."""
+        before, self._said = self._said, self._standing()
+        if self._said and self._said != before:
+            self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._said}"))
 
     def _look(self, node: NodePlan) -> bool:
         """Pass on what a node has written since the last look. True: its part has ended."""

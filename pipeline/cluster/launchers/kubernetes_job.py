@@ -48,6 +48,7 @@ class PodsJob:
         self.name = ""
         self.folder = JobFolder(run_dir, MANIFEST)
         self.doing = "asking Kubernetes"
+        self.standing = ""  # pods can't be suspended
         self._pods: dict[str, Pod] = {}  # all that were ever there, as they were seen last
 
     def find(self, say: Callable[[str], None]) -> bool:

@@ -36,6 +36,7 @@ class BatchJob:
         self._lost = -1  # the life of the job that Slurm is about to take back
         self._printed_bytes = 0  # by the job before the newest start
         self.doing = "asking Slurm"
+        self.standing = ""
 
     @property
     def life(self) -> int:
@@ -127,10 +128,9 @@ class BatchJob:
                 hint=f"paths.runs=<a folder that this computer and all nodes share>; scontrol show job {id_}",
             )
         python = any("No such file" in line or "not found" in line for line in said)
-        return HostError(
-            "\n".join([how, *(f"  {line}" for line in said)]),
-            hint="cluster.python=<an interpreter that the nodes have>" if python else None,
-        )
+        other = "cluster.python=<an interpreter that the nodes have>"
+        hint = other if python else "the same command submits another job"
+        return HostError("\n".join([how, *(f"  {line}" for line in said)]), hint=hint)
 
     def start(self, request: Mapping[str, Any]) -> None:
         """Tell all nodes to start torchrun. Raises OSError."""
@@ -140,6 +140,8 @@ class BatchJob:
     def gone(self, life: int) -> str:
         """Why the job is no longer in that life of it; '' while it is, or while Slurm doesn't answer."""
         now = self._queue.show(self.state.id)
+        if now is not None:
+            self.standing = _standing(now)
         if now is None or (now.state in ("RUNNING", "SUSPENDED") and now.restarts == life):
             return ""
         said = complaints(self.folder.output(self._printed_bytes))
@@ -171,6 +173,13 @@ class BatchJob:
                 return {}
             time.sleep(_LOOK_S)
         return {f"job {before.id}": f"{NOT_ENDED}its nodes don't answer; scancel {before.id}"}
+
+
+def _standing(job: JobState) -> str:
+    """Why its ranks stand still, as a person has to know; '': they don't."""
+    if job.state != "SUSPENDED":
+        return ""
+    return f"job {job.id} is suspended by Slurm, and the run waits for it; scontrol resume {job.id} lets it go on"
 
 
 def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:

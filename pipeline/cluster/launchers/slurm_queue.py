@@ -21,6 +21,8 @@ ENDED = (
 
 _REFUSALS = {
     "invalid partition": "sinfo -s shows the partitions; cluster.partition=NAME",
+    "partition not available": "sinfo -s shows which partitions are up; cluster.partition=NAME",
+    "reservation is invalid": "scontrol show reservation; --reservation= of cluster.sbatch",
     "invalid account": "sacctmgr show associations user=$USER shows yours; cluster.account=NAME cluster.partition=NAME",
     "invalid qos": "sacctmgr show associations user=$USER shows yours; cluster.qos=NAME",
     "time limit": "cluster.time_limit=, at most what sinfo -o '%P %l' shows",
@@ -47,6 +49,10 @@ WAITS = {
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "DependencyNeverSatisfied": "what it is to follow has ended otherwise: --dependency of cluster.sbatch",
+    "QOSMaxWallDurationPerJobLimit": "its time limit is more than the qos allows: cluster.time_limit=",
+    "AssocMaxWallDurationPerJobLimit": "its time limit is more than the account may have: cluster.time_limit=",
     "ReqNodeNotAvail": _NO_NODE,
     "Nodes_required_for_job_are_DOWN": _NO_NODE,
 }

@@ -24,6 +24,7 @@ LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits 
 BEAT_S = 1.0
 _SILENT_S = 4.0  # the agent says something every second: a connection that doesn't is made anew
 _RETRY_S = 0.3
+_AT_FIRST = 2  # times as slow: right after the start a host has torchrun and its ranks to begin as well
 
 
 class Streams:
@@ -111,6 +112,7 @@ class _Stream:
         self._child: Popen[bytes] | None = None
         self._opened = False  # the agent has been told what to follow: from here on it reads beats
         self._answered = False  # on this connection
+        self._ever_answered = False
         self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
         self._said = ""
 
@@ -124,12 +126,17 @@ class _Stream:
                 self._said = threads.described(error)
             finally:
                 self._hang_up()
-            if self._lost_s > max(LOST_S, _SILENT_S + self._connection.slow_s, self._connection.silent_s):
+            if self._lost_s > max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s):
                 break
             self._closing.wait(_RETRY_S)
             self._argv = self._connection.retry()
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
+
+    @property
+    def _slow_s(self) -> float:
+        """How long a connection may take until it answers."""
+        return self._connection.slow_s * (1 if self._ever_answered else _AT_FIRST)
 
     def failed(self, why: str) -> None:
         """Something in this process went wrong, so nothing more will be heard of the node."""
@@ -145,7 +152,8 @@ class _Stream:
                     self._said = f"it says {hide(line[:200].decode(errors='replace').strip())!r}, which is no answer"
                 continue
             if not self._answered:
-                self._answered, self._said = True, ""  # what a login script has printed before says nothing of an end
+                self._answered = self._ever_answered = True
+                self._said = ""  # what a login script has printed before says nothing of an end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
                 return False  # what stood between got lost: the next connection brings it
             self._silent_s = self._lost_s = 0.0
@@ -194,7 +202,7 @@ class _Stream:
         child = self._child
         limit_s = max(_SILENT_S, self._connection.silent_s)
         if not self._answered:
-            limit_s = max(limit_s, self._connection.slow_s)
+            limit_s = max(limit_s, self._slow_s)
         if self._silent_s > limit_s and child is not None:
             self._said = self._said or f"nothing was heard for {limit_s:.0f} s"
             child.kill()  # also ends one that is stopped
