@@ -19,6 +19,7 @@ from pipeline.core.errors import HostError
 
 _LOOK_S = 0.2
 _END_S = 20.0
+_LASTS_S = 2.0  # a node whose last job is just ending isn't available for a moment
 
 
 class BatchJob:
@@ -77,7 +78,7 @@ class BatchJob:
 
     def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> None:
         """Until all nodes have told their facts. Raises HostError: the job ended before, what ``check`` raises."""
-        pause_s, told = 0.5, ""
+        pause_s, seen, told, since = 0.5, "", "", time.monotonic()
         while True:
             state = self._queue.show(self.state.id)
             if state is not None:
@@ -85,7 +86,10 @@ class BatchJob:
                 if state.ended:
                     raise self._ended_early()
                 self.doing = self._words()
-                if state.state == "PENDING" and stuck(state) and state.reason != told:
+                if state.reason != seen:
+                    seen, since = state.reason, time.monotonic()
+                lasts = time.monotonic() - since >= _LASTS_S
+                if state.state == "PENDING" and stuck(state) and state.reason != told and lasts:
                     told = state.reason
                     say(f"WARNING: job {state.id} can't start as things are: {waiting(state, '')}")
             until = time.monotonic() + pause_s
