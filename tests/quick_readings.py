@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def shared_reading(folder: Path, source: bytes, path: str, shown: str) -> dict[s
     except FileNotFoundError:
         found = _read(source, path, shown)
         folder.mkdir(exist_ok=True)
-        own = kept.with_suffix(f".{os.getpid()}")
+        own = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         own.write_text(json.dumps(found))
         own.replace(kept)
     return found
