@@ -115,7 +115,7 @@ def test_the_wheel_trains_in_a_project_of_its_own_and_launches_nothing_twice(
     environment: Path, project: Path, tmp_path: Path
 ) -> None:
     empty = run(environment, "paceline", "report", cwd=project / "acme")
-    assert empty.stdout.endswith("  try: paceline sweep optimizer.lr=0.1,0.01\n"), empty.stdout
+    assert "a sweep: paceline sweep experiment=quickstart seed=0,1\n" in empty.stdout, empty.stdout
     done = run(environment, "paceline", "train", *UNTRACKED, cwd=project / "acme")
     assert done.returncode == 0, done.stdout
     (key,) = RUN.findall(done.stdout)
