@@ -68,7 +68,7 @@ def test_an_interpreter_that_the_nodes_lack_is_told_with_the_field(slurm: Slurm,
     assert re.search(r"job \d+ ended before the run began: FAILED", caught.value.what)
     assert "/no/such/python: No such file or directory" in caught.value.what
     assert caught.value.hint == "cluster.python=<an interpreter that the nodes have>"
-    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
+    assert slurm.jobs() == []
 
 
 def test_a_job_that_can_never_start_says_so_and_a_signal_takes_it_out_of_the_queue(slurm: Slurm, bench: Bench) -> None:
@@ -80,7 +80,7 @@ def test_a_job_that_can_never_start_says_so_and_a_signal_takes_it_out_of_the_que
         rest = attempt.stdout.read()
     assert re.search(r"WARNING: job \d+ can't start as things are: PENDING \(Partition(TimeLimit|Config)\)", said)
     assert "KILLED stopped by SIGINT" in rest
-    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
+    assert slurm.jobs() == []
 
 
 def test_a_job_whose_node_is_drained_says_so(slurm: Slurm, bench: Bench) -> None:
@@ -233,4 +233,4 @@ def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: S
     assert re.match(r"Slurm would take such a job: Job \d+ to start at .* in partition debug", check.seen)
     with pytest.raises(HostError, match="Slurm refused the job: invalid partition"):
         preflight.examine(settings(bench, partition="nowhere").cluster)
-    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
+    assert slurm.jobs() == []
