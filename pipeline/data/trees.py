@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +83,13 @@ def tree(source: Path | None, data_dir: Path) -> Tree:
         contents={f"{CONTENT}/{name}": sha256 for name, sha256 in contents.items()},
         empty=tuple(f"{CONTENT}/{name}" for name in empty),
     )
+
+
+def sources(data_dir: Path) -> Iterator[Path]:
+    """What the data of each script leads to, whatever lies there by now. Raises OSError."""
+    for content in data_dir.glob(f"script-*/{CONTENT}"):
+        links = [content] if content.is_symlink() else content.iterdir()
+        yield from (link.readlink() for link in links if link.is_symlink())
 
 
 def _below(source: Path) -> tuple[list[Path], list[str]]:

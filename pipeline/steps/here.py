@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from pipeline.core import masking, process, threads
 from pipeline.steps.key import is_python
 from pipeline.steps.reading import Reading
-from pipeline.steps.step import Step, filled
+from pipeline.steps.step import Step, StepError, filled
 
 if TYPE_CHECKING:
     from pipeline.steps.making import Making
@@ -47,13 +47,23 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
 
     Args:
         site: the folder with the audit hook, which every Python process looks into first.
+
+    Raises:
+        StepError: Python wouldn't find the hook or the project there.
     """
     step = making.step
-    behind = os.pathsep.join(filter(None, (str(site), str(making.root), around.get("PYTHONPATH"))))
+    for folder in (site, making.root):
+        if os.pathsep in str(folder):
+            raise StepError(
+                f"step {step.name} can't be made here: {folder} holds {os.pathsep!r}, which separates folders in "
+                "PYTHONPATH, so that what it reads would not be seen",
+                hint=f"another name for the folder, or paths.runs=<a folder without {os.pathsep!r} in its path>",
+            )
+    path = (str(site), str(making.root), step.env.get("PYTHONPATH"), around.get("PYTHONPATH"))
     told = {name: as_text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
     own = {"out": str(making.out)} if isinstance(step.command, str) else {}
-    fixed = {"PYTHONPATH": behind, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
-    return {**around, **fixed, **told, **own, **step.env}
+    fixed = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
+    return {**around, **fixed, **told, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def run_here(making: Making) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
+from pipeline.data import trees
 from pipeline.data.manifest import STAMPS, origin_of
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, earlier_of
@@ -21,7 +22,7 @@ _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
     """What may go, and why each of the other folders stays; both with the reason.
 
-    A folder stays while it is up to date, while a data pack was made of it, while another step that stays was made of
+    A folder stays while it is up to date, while a data pack was made of it or a script's data leads to it, while another step that stays was made of
     it, or where nobody can tell. One whose step.json is damaged would be made anew, and goes; so does the log of a step
     that failed.
     """
@@ -59,9 +60,9 @@ def _names(graph: Graph) -> set[str]:
 
 
 def _origins(data_dir: Path) -> list[Path]:
-    """Where the images of each data pack came from."""
+    """Where the images of each data pack came from, and what the data of each script leads to."""
     origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
-    return [origin for origin in origins if origin is not None]
+    return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
 
 
 def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool) -> str:

@@ -21,10 +21,16 @@ _SMI_QUERIES = {
 
 
 def count_gpus() -> int:
-    """GPUs that CUDA may see (``CUDA_VISIBLE_DEVICES``), from device files, else from nvidia-smi's list."""
+    """GPUs that CUDA may see: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    if visible is None:
+        return _gpus_there()
+    named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    return named if named and _gpus_there() else 0  # parts of one GPU (MIG) have names of their own
+
+
+def _gpus_there() -> int:
+    """From device files, else from nvidia-smi's list."""
     devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
     if devices or not shutil.which("nvidia-smi"):
         return len(devices)

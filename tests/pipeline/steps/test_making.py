@@ -269,6 +269,27 @@ def test_a_signal_ends_the_step_too(project: StepProject) -> None:
 
 
 @pytest.mark.slow
+def test_a_python_path_of_its_own_keeps_nothing_from_the_look_at_what_it_reads(project: StepProject) -> None:
+    project.write("lib/rates.py", "RATE = 1")
+    project.write("beside.py", "NAME = 'x'")
+    project.write("make.py", "import beside, pathlib, rates, sys\npathlib.Path(sys.argv[1], beside.NAME).touch()")
+    project.step("make", "command: [python, make.py, '{out}']\nenv: {PYTHONPATH: lib}\noutputs: [x]\n")
+    project.make("make")
+    said = "WARNING: the key of step make is not complete: lib/rates.py was read; add it to its inputs"
+    assert said in project.said
+    project.write("lib/rates.py", "RATE = 2")
+    assert project.why("make") == ("lib/rates.py, which it read and its key lacks, changed",)
+
+
+def test_a_path_that_python_would_cut_at_its_colon_is_refused(tmp_path: Path) -> None:
+    project = StepProject(tmp_path / "a:b")
+    project.step("one", 'command: touch "$out/x"\noutputs: [x]\n')
+    with pytest.raises(StepError, match=r"step one can't be made here: .*a:b.* holds ':', which separates folders"):
+        project.make("one")
+    assert project.left == ["one-" + project.left[0][4:16] + ".log"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -10,6 +10,7 @@ import pytest
 from pipeline.cli import steps
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
+from pipeline.data import trees
 from pipeline.steps import removal, store
 from tests.pipeline.steps.conftest import StepProject
 
@@ -69,3 +70,13 @@ def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_bei
         assert not removal.remove(log)
     assert all(removal.remove(path) for path in going)
     assert project.left == sorted([next(iter(staying)).name, "notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [".", "x"])
+def test_clean_leaves_what_the_data_of_a_script_leads_to(project: StepProject, inside: str) -> None:
+    project.step("one", 'command: echo $seed > "$out/x"; touch "$out/y"\nargs: {seed: "${seed}"}\noutputs: [x]\n')
+    project.make("one", seed=1)
+    out, data_dir = project.out("one", seed=1), project.root / "data"
+    trees.tree(out / inside, data_dir).lay_down()
+    assert removal.idle(project.graph(), data_dir) == ({}, {out.parent: "a data pack was made of it"})
