@@ -22,9 +22,9 @@ _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
     """What may go, and why each of the other folders stays; both with the reason.
 
-    A folder stays while it is up to date, while a data pack was made of it or a script's data leads to it, while another step that stays was made of
-    it, or where nobody can tell. One whose step.json is damaged would be made anew, and goes; so does the log of a step
-    that failed.
+    A folder stays while it is up to date, while a data pack or another step that stays was made of it, while a script's
+    data leads to it, or where nobody can tell. One whose step.json is damaged would be made anew, and goes; so does the
+    log of a step that failed.
     """
     steps = store.steps_dir(graph.runs_dir)
     made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}

@@ -11,6 +11,13 @@ from trainers.script.settings import ScriptConfig
 from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
 
 _SHOWN = 8
+
+
+def before(logged: Path) -> Path:
+    """Where what an earlier attempt logged waits for this one: it may have ended before all of it was recorded."""
+    return logged.parent.with_name(f"{logged.parent.name}-{logged.name}")
+
+
 _NO_METRIC = (
     "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and TensorBoard "
     "files in {run}, lines that program.metrics_pattern matches"
@@ -33,6 +40,9 @@ class Recorder:
         """``logged``: where the module paceline writes; ``log_dir``: torchrun's, with a file a rank."""
         self.metrics = MetricsFile(run_dir / "metrics.jsonl", attempt=attempt, keep=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
+        if resumes:
+            self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
+        before(logged).unlink(missing_ok=True)
         self._json, self._events = JsonLines(run_dir / "outputs"), EventFiles(run_dir / "outputs")
         self._sources: list[Source] = [self._logged, self._json, self._events]
         if settings.metrics_pattern is not None and log_dir is not None:

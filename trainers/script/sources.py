@@ -216,5 +216,6 @@ class Logged:
                 continue
             self.stopping = self.stopping or "stopping" in value
             if value["metrics"]:
-                step = self._newest_step() or 0 if value["step"] is None else value["step"]
-                yield Row(time_s=value["t"], step=step, metrics=value["metrics"])
+                of_end = value["step"] is None
+                step = self._newest_step() or 0 if of_end else value["step"]
+                yield Row(time_s=value["t"], step=step, metrics=value["metrics"], of_end=of_end)

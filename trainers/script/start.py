@@ -28,7 +28,7 @@ from trainers.script.arguments import Paths, argv, newest_checkpoint, program, v
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import MissingOutputsError, gather, left
 from trainers.script.prepared import PreparedTorchrun
-from trainers.script.recorder import Recorder
+from trainers.script.recorder import Recorder, before
 from trainers.script.settings import ScriptConfig
 
 WARNING = "WARNING: "
@@ -88,6 +88,7 @@ class Attempt:
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
         self.folder = self.run_dir / "work" / f"node{started.node_rank}"
         self.snapshot, self.work = self.run_dir / "code", self.folder / "code"
+        self.logged = self.folder / "logged.jsonl"
         self.is_first = started.node_rank == 0
         self.begun = time.time()
         self.prepared = PreparedTorchrun.found()
@@ -133,6 +134,8 @@ class Attempt:
         for folder in (checkpoints, outputs, self.folder.parent):
             folder.mkdir(exist_ok=True)
         if self.folder.exists():
+            with suppress(FileNotFoundError):
+                self.logged.replace(before(self.logged))
             shutil.rmtree(self.folder)
         self.folder.mkdir()
         seal.copy_snapshot(self.snapshot, self.work)
@@ -174,7 +177,7 @@ class Attempt:
             "PYTHONPATH": os.pathsep.join([str(site), str(library), str(self.work), *kept]),
             paceline.RUN_DIR: str(self.run_dir),
             paceline.OUTPUTS: str(paths.outputs),
-            paceline.LOG: str(self.folder / "logged.jsonl"),
+            paceline.LOG: str(self.logged),
         }
 
     def starter(self) -> list[str]:
@@ -195,7 +198,7 @@ class Attempt:
         return Recorder(
             self.settings,
             self.run_dir,
-            logged=self.folder / "logged.jsonl",
+            logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
             attempt=os.environ.get(_MARK, "").rpartition(":")[0],
             resumes=paths.resume is not None,

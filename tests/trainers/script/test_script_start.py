@@ -150,6 +150,28 @@ def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: S
     assert [step for step, _ in run.rows()] == [0, 1, 2]
 
 
+@pytest.mark.slow
+def test_the_last_rows_of_an_attempt_that_was_killed_are_not_lost(run: ScriptRun) -> None:
+    """Going on from its last checkpoint the script logs none of them again, only its result."""
+    script = (
+        "import os, paceline, signal, sys\n"
+        "if not sys.argv[1:]:\n"
+        "    paceline.log(1, loss=1)\n"
+        "    paceline.log(2, loss=2)\n"
+        "    (paceline.checkpoints() / 'last.pt').write_text('2')\n"
+        "    paceline.finish(best=0)\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    sys.exit()\n"
+        "paceline.finish(best=1)\n"
+    )
+    run.write(script, args={"resume": "{resume}"}, torchrun=False).start(code=-signal.SIGKILL)
+    assert run.rows() == []
+    run.start()
+    assert run.rows() == [(1, {"loss": 1}), (2, {"loss": 2}), (2, {"best": 1})]
+    assert documents.read_sealed(run.path / "summary.json")["metrics"] == {"loss": 2, "best": 1}
+    assert not (run.path / "work").exists()
+
+
 def test_a_script_that_hears_that_it_was_pruned_leaves_pruned_json(run: ScriptRun) -> None:
     run.write(LOGS + "assert paceline.should_stop()", outputs=["*.pt"])
     (run.path / "prune").touch()
