@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import io
 import os
 import re
@@ -75,11 +76,10 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> No
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0,1,2", 3), ("GPU-ab, GPU-cd", 2)])
 def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(processors.glob, "glob", lambda _: ["/dev/nvidia0", "/dev/nvidiactl"])
-    assert processors.count_gpus() == count
-    monkeypatch.setattr(processors.glob, "glob", lambda _: [])
-    monkeypatch.setattr(processors.shutil, "which", lambda _: None)
-    assert processors.count_gpus() == 0
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    for devices, there in (("/dev/nvidia0", True), ("/dev/kfd", True), ("/dev/null", False)):
+        monkeypatch.setattr("glob.glob", lambda pattern, device=devices: fnmatch.filter([device], pattern))
+        assert processors.count_gpus() == (count if there else 0)
 
 
 def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:

@@ -18,6 +18,7 @@ _SMI_QUERIES = {
     "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",  # an unknown field fails the whole query
     "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
 }
+_OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows' subsystem for Linux, of a Jetson
 
 
 def count_gpus() -> int:
@@ -26,7 +27,8 @@ def count_gpus() -> int:
     if visible is None:
         return _gpus_there()
     named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
-    return named if named and _gpus_there() else 0  # parts of one GPU (MIG) have names of their own
+    there = named and (_gpus_there() or any(map(glob.glob, _OTHER_DEVICES)))
+    return named if there else 0  # parts of one GPU (MIG) have names of their own
 
 
 def _gpus_there() -> int:
