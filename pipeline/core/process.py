@@ -33,6 +33,24 @@ class Completed:
     stdout: str
     stderr: str
 
+    @property
+    def why(self) -> str:
+        """Why it failed: its stderr; of a process that a signal has ended, or that said nothing, how it ended too."""
+        said = self.stderr.strip()
+        if said and self.code >= 0:
+            return said
+        ended = f"exit code {self.code}" if self.code >= 0 else f"ended by {signal_name(-self.code)}"
+        if self.code == -signal.SIGKILL:
+            ended += " (by a person, or by the system where memory is short)"
+        return f"{said}; {ended}" if said else ended
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; of a signal without a name (a real-time one) its number."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
 
 def find(*names: str) -> str | None:
     """The path of the first program of ``names`` that PATH holds."""

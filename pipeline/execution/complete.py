@@ -299,7 +299,8 @@ def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     argv = [sys.executable, "-m", report_key.ENTRY, str(folder.path), json.dumps(made_of)]
     done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
     if done.code != 0:
-        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
+        hint = "the same command again" if done.code < 0 else None
+        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.why}", hint=hint)
 
 
 def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:

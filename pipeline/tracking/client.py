@@ -18,6 +18,7 @@ from pipeline.tracking.destinations import Destination
 _PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
 _BUSY_S = 600.0  # where it does something and others want the processors: it lets all of them go first
 _LOOK_S = 5.0
+_TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
 
 
@@ -62,7 +63,7 @@ class DestinationRecorder:
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.message:
             return recorded.message
-        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        last = [line for line in self._logged() if not line.startswith(_TRY)][-1:]
         return "; ".join([*last, f"see {self.log}"])
 
     def hint(self) -> str:
@@ -73,8 +74,17 @@ class DestinationRecorder:
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.refused:
             return f"doit record run={self.run_dir.name}, once that is fixed"
+        last = self._logged()[-1:] if recorded is None or not recorded.message else []
+        if last and last[0].startswith(_TRY):
+            return last[0].removeprefix(_TRY)
         waits = file is None and self.to.tracker is None
         return f"doit record run={self.run_dir.name}" + (", once the tracking server answers" if waits else "")
+
+    def _logged(self) -> list[str]:
+        """The lines of its log; the last ones are an error and what helps."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        return []
 
     def _says_nothing(self) -> bool:
         """The recorder left neither a record nor a reason: somebody (the system, short of memory) ended it."""

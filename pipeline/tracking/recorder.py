@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ _MAX_BACKOFF_S = 30.0
 _TAIL_S = 60.0  # for a store that answers, but slowly, or a busy computer: `doit train` waits no longer than this
 _WAIT_S = 15.0  # for another process that is recording the same run
 _FOLLOWER_WAIT_S = 90.0  # the follower of the attempt before may still be at its tail
+_TRANSACTION_BYTES = 256 << 10  # what sqlite needs for one beside its journal: a disk that it fills keeps 12–45 KiB
 
 
 def record(
@@ -132,7 +134,7 @@ class _Recording:
         self.counting = False
         self.refused = False  # the last time, for a reason that waiting does not fix
         self.failure: str | None = None  # of the last pass that the store ended
-        self.title = to.title
+        self.title, self.database = to.title, to.database
         self.state = self._resumed_state(to)
         self.writer = self._writer(to)
 
@@ -188,7 +190,8 @@ class _Recording:
         try:
             self.writer.write(now)
         except StoreError as error:
-            self.refused, self.failure = error.final, str(error)
+            full = _full_disk(self.database, str(error))
+            self.refused, self.failure = error.final or full is not None, full or str(error)
             return self.failure
         except _RemovedError:
             return None  # the caller asks again
@@ -268,3 +271,15 @@ class _Recording:
         with contextlib.suppress(FileNotFoundError):  # removed right now
             self.state.save(self.folder)
         return self.state.outcome()
+
+
+def _full_disk(database: Path | None, reason: str) -> str | None:
+    """That the disk of a sqlite file is full, where the failure may come of it: sqlite calls that a read-only database,
+    and MLflow's next try a column that is there twice."""
+    if database is None or "(sqlite3." not in reason:
+        return None
+    with contextlib.suppress(OSError):
+        free_bytes = shutil.disk_usage(database.parent).free
+        if free_bytes < _TRANSACTION_BYTES:
+            return f"the disk of {database.parent} is full, {free_bytes:,} bytes are free: make room on it"
+    return None

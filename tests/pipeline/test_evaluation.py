@@ -14,6 +14,8 @@ from pipeline.core.errors import PacelineError
 from pipeline.evaluation import fonts
 from pipeline.evaluation.report import evaluate, serve
 from pipeline.evaluation.table import format_report
+from pipeline.execution.complete import evaluate_in_child
+from pipeline.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,6 +149,28 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str
     with pytest.raises(PacelineError, match=message) as error:
         evaluate(run, {})
     assert "\n  try: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "kill -9 $$",
+            r"ended by SIGKILL \(by a person, or by the system where memory is short\)\n  try: the same command",
+        ),
+        ("exit 3", "exit code 3$"),
+        ("echo no room >&2; exit 1", "no room$"),
+    ],
+)
+def test_how_the_process_has_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PacelineError, match=f"the evaluation report of 0123456789ab failed: {said}"):
+        evaluate_in_child(RunFolder(tmp_path / "0123456789ab"), ROOT)
 
 
 def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:

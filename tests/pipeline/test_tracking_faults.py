@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
+from pipeline.core.errors import PacelineError
+from pipeline.core.locks import FileLock
+from pipeline.tracking import recorder
+from pipeline.tracking.client import DestinationRecorder
+from pipeline.tracking.destinations import Destination
 from pipeline.tracking.state import DONE, PENDING
 from tests import read_only, small_disk
 from tests.pipeline import tracking_store as store
@@ -32,6 +39,37 @@ def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_come
     assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
     assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
     assert len(store.history(uri, str(recorded.run_id))) == 20
+
+
+def test_a_full_disk_under_the_database_is_said_at_once_whatever_sqlite_calls_it(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    with small_disk.mounted(tmp_path / "store") as disk:
+        (disk / "filler").write_bytes(bytes(2_000_000))
+        child = store.spawn(
+            run, f"sqlite:///{disk}/mlflow.db", follow=False, env={**os.environ}
+        )  # whose end lets the file go
+        _, said = child.communicate(timeout=HANG_S)
+    assert child.returncode == 1
+    assert re.search(rf"records: the disk of {disk} is full, [\d,]+ bytes are free: make room on it", said), said
+    assert f"try: doit record run={run.name}, once that is fixed" in said
+
+
+def test_why_another_process_keeps_a_run_from_being_recorded_stands_before_its_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(tmp_path)
+    monkeypatch.setattr(recorder, "_WAIT_S", 0.0)
+    lock = FileLock(run / ".tracking.lock")
+    assert lock.take()
+    try:
+        with pytest.raises(PacelineError) as refused:
+            tracking.record(run, "sqlite:///mlflow.db", EXPERIMENT)
+    finally:
+        lock.release()
+    (run / "recorder.log").write_text(f"{refused.value}\n")  # as the recorder's process leaves it
+    waits = DestinationRecorder(run, Destination(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment=EXPERIMENT))
+    assert waits.why() == f"another process is recording {run.name}; see {run}/recorder.log"
+    assert waits.hint() == f"doit record run={run.name}, when it is done"
 
 
 def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:
