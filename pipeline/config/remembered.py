@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,13 +22,12 @@ from pipeline.core.cache import Remembered
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text
 from pipeline.core.places import code_of, conf_dirs
 from pipeline.core.redact import without_secrets
+from pipeline.core.stamps import settles_in
 from pipeline.keys.installed import version
 
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MOST = 128  # entries, two for a command line
-_TICK_NS = 20_000_000  # a file system's clock moves on in steps of up to 10 ms,
-_SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many a network's)
 OPTION_FOLDERS = {
     "dataset": "pipeline/data/datasets",
     "model": "trainers/models",
@@ -159,8 +157,7 @@ def _seen(words: Sequence[str], sources: Mapping[str, str]) -> str | None:
     """A digest of the words and of what changes when a file is written or replaced; None where one was a moment ago,
     as a second writing within the clock's step changes nothing."""
     found = {name: os.stat(place) for name, place in sources.items()}  # noqa: PTH116  (there are hundreds)
-    newest = max(about.st_ctime_ns for about in found.values())
-    if time.time_ns() - newest < (_TICK_NS if newest % 1_000_000 else _SECONDS_NS):
+    if settles_in(max(about.st_ctime_ns for about in found.values())):
         return None
     rows = [
         f"{name} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino} {about.st_dev}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.core.stamps import settles_in
 
 VERSION = 1
 IMAGES = "images.bin"
@@ -125,8 +126,9 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
     doubtful = [name for name in seen if noted.get(name) != seen[name]]
     if any(sha256_file(folder / name) != manifest.sha256[name] for name in doubtful):
         return False
-    if doubtful:
-        note_stamps(folder, manifest, str(noted.get("origin", "unknown")))
+    if doubtful:  # as they were before they were hashed: one that was written to meanwhile is hashed again
+        settled = {name: row for name, row in seen.items() if not settles_in(row[-1])}
+        _note(folder, settled, str(noted.get("origin", "unknown")))
     return True
 
 
@@ -151,7 +153,11 @@ def stamp(path: Path) -> Stamp:
 
 
 def note_stamps(folder: Path, manifest: Manifest, origin: str) -> None:
-    """Write the side file; a pack on a read-only disk does without and is hashed on each call."""
-    stamps = {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}
+    """Write the side file of a pack that was just made, and that nobody else knows yet."""
+    _note(folder, {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}, origin)
+
+
+def _note(folder: Path, stamps: Mapping[str, list[int]], origin: str) -> None:
+    """A pack on a read-only disk does without and is hashed on each call."""
     with suppress(OSError):
         write_json(folder / STAMPS, {**stamps, "origin": origin})

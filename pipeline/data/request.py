@@ -8,6 +8,7 @@ the same, and no run is another's for it.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
+from pipeline.core.stamps import settles_in
 from pipeline.data import manifest, own_code
 from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys.import_closure import Closure, import_closure
@@ -34,7 +36,6 @@ _GIVEN = (
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 _FINGERPRINTS = ".fingerprints.json"
-_TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave the same stamp
 
 
 class Inputs(NamedTuple):
@@ -155,8 +156,9 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
 
 def fingerprint(path: Path) -> tuple[Stamp, str]:
     """The sha256 of a file that nobody wrote to meanwhile, and its stamp. Raises DataError, OSError."""
-    if 0 <= time.time() - path.stat().st_ctime < _TICK_S:
-        time.sleep(_TICK_S)
+    unsettled_s = settles_in(path.stat().st_ctime_ns)
+    if math.isfinite(unsettled_s):
+        time.sleep(unsettled_s)
     before = manifest.stamp(path)
     sha256 = sha256_file(path)
     if manifest.stamp(path) != before:

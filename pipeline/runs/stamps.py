@@ -6,17 +6,16 @@ as the stamps that they had then lie in stamps.json. Losing that file costs noth
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
+from pipeline.core.stamps import settles_in
 from pipeline.runs.result import Fingerprint, changed, stamp
 
 FILE = "stamps.json"
-_TICK_NS = 20_000_000  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave one stamp
 
 
 class Stamps:
@@ -36,7 +35,7 @@ class Stamps:
         if self._known.get(name) == row:
             return None
         why = changed(path, expected)
-        if why is None and stamp(path) == seen and not 0 <= time.time_ns() - seen[-1] < _TICK_NS:
+        if why is None and stamp(path) == seen and not settles_in(seen[-1]):
             self._fresh[name] = row
         return why
 

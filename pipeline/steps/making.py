@@ -88,10 +88,11 @@ def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> 
         while (open_ and failed is None) or running:
             ready = [name for name in open_ if not {*graph.step(name).upstream} & {*open_, *running}]
             for name in ready[: at_once - len(running)] if failed is None else ():
+                graph.forget()
+                standing = graph.standing(name)  # raises where a file that it needs has gone meanwhile
                 del open_[name]
                 running.add(name)
-                graph.forget()
-                _start(work, graph.standing(name), ended)
+                _start(work, standing, ended)
             try:
                 name, error = ended.get(timeout=_LOOK_S)
             except queue.Empty:

@@ -126,7 +126,7 @@ def test_files_that_nobody_has_written_to_are_not_read_again(project: Path, monk
 
 def test_a_file_system_that_counts_whole_seconds_is_read_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_800_000_000 * 10**9
-    monkeypatch.setattr(remembered, "time", types.SimpleNamespace(time_ns=lambda: now))
+    monkeypatch.setattr("time.time_ns", lambda: now)
     about = types.SimpleNamespace(st_size=1, st_mtime_ns=0, st_ino=1, st_dev=1, st_ctime_ns=now - 10**9)
     monkeypatch.setattr(remembered, "os", types.SimpleNamespace(stat=lambda _: about))
     assert remembered._seen(WORDS, {"conf/config.yaml": "config.yaml"}) is None

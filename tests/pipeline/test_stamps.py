@@ -1,7 +1,8 @@
-"""A copied run folder is hashed once."""
+"""A copied run folder is hashed once; how soon a stamp tells that nobody wrote to a file since."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from pathlib import Path
@@ -9,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.files import sha256_file
+from pipeline.core.stamps import settles_in
+from pipeline.data import manifest
+from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.request import fingerprint
+from pipeline.data.store import fetch, find
 from pipeline.runs.folder import TARGETS, RunFolder
 from tests.pipeline import finished_folder
 from tests.pipeline.finished_folder import key_of
 
 KEY = key_of()
+PACKED = SyntheticConfig(size=20, test_size=5, image_size=4)
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def test_a_copied_folder_is_hashed_once(copy: RunFolder, monkeypatch: pytest.Mon
 def test_what_was_written_to_an_instant_ago_is_hashed_once_more(
     copy: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.runs.stamps._TICK_NS", 60_000_000_000)
+    monkeypatch.setattr("pipeline.core.stamps._TICK_NS", 60_000_000_000)
     (copy.path / "predictions.json").write_bytes((copy.path / "predictions.json").read_bytes())
     assert copy.stale_because(KEY.digest) is None
     assert not (copy.path / "stamps.json").exists()
@@ -62,3 +69,42 @@ def test_a_copied_folder_that_cannot_be_written_is_intact_too(copy: RunFolder) -
     assert copy.stale_because(KEY.digest) is None
     assert list(copy.path.glob(".*")) == []
     assert copy.stale_because(KEY.digest) is None
+
+
+def test_a_second_writing_may_leave_the_same_stamp_for_as_long_as_the_file_system_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1_800_000_000 * 10**9
+    monkeypatch.setattr("time.time_ns", lambda: now)
+    assert settles_in(now - 5_000_001) == pytest.approx(0.015, abs=1e-6)
+    assert settles_in(now - 30_000_001) == 0
+    assert settles_in(now - 1_000_000_000) == pytest.approx(1.5)  # whole seconds
+    assert settles_in(now - 3_000_000_000) == 0
+    assert settles_in(now + 1) == math.inf
+
+
+def test_a_file_on_a_file_system_of_whole_seconds_is_hashed_when_its_stamp_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("pipeline.data.request.settles_in", lambda changed_ns: 1.5)
+    (tmp_path / "a").write_text("1")
+    assert fingerprint(tmp_path / "a")[1] == sha256_file(tmp_path / "a")
+    assert slept == [1.5]
+
+
+def test_a_pack_that_is_altered_just_after_it_was_hashed_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def altered_behind(path: Path) -> str:
+        digest = sha256_file(path)
+        path.write_bytes(path.read_bytes()[::-1])
+        return digest
+
+    pack = fetch(PACKED, tmp_path)
+    (pack.path / manifest.STAMPS).unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "sha256_file", altered_behind)
+        find(PACKED, tmp_path)
+    assert find(PACKED, tmp_path) is None

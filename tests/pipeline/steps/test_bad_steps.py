@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -133,3 +134,13 @@ def test_a_function_without_a_name_in_its_module_is_refused(
     registry.declare("a", function=function, outputs=["x"])
     with pytest.raises(StepError, match=f"{shown}' is not package.module:name\n  try: .*no lambda, no partial"):
         project.make("a")
+
+
+def test_an_input_that_another_step_took_away_is_told_at_once(project: StepProject) -> None:
+    project.write("extra.txt", "1")
+    project.step("one", 'command: f=extra; rm $f.txt; touch "$out/x"\noutputs: [x]\n')
+    project.step("two", 'command: touch "$out/y"\ninputs: ["step:one", extra.txt]\noutputs: [y]\n')
+    begun = time.monotonic()
+    with pytest.raises(StepError, match=r"step two: inputs: 'extra.txt' matches no file"):
+        project.make("two")
+    assert time.monotonic() - begun < 8  # it waited 10 s for the end of what it had never started
