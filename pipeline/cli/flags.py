@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,21 @@ def _refuse_dashed(argv: Sequence[str], asked: Invocation, loader_options: Seque
         meant = _meant(name[2:].replace("-", "_"), value, asked.verb)
         hint = f"doit {asked.verb} {meant}" if meant else f"doit help {asked.verb}"
         raise UsageError(f"{word}: options and overrides of doit {asked.verb} have no dashes", hint=hint)
+
+
+def without_equals(word: str, after: str, verb: str) -> str | None:
+    """``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path
+    alone; None where no field may be meant.
+
+    ``after`` is the next bare word, '' where that is a command.
+    """
+    if word.endswith(".py") and VERBS[verb].composes:
+        return f"program.script={shlex.quote(word)}"
+    name, _, value = word.partition(":")
+    value = value or after
+    if not re.fullmatch(r"\w[\w.]*", name) or not (value or "." in name):
+        return None  # a command with a slip, as a rule
+    return _meant(name, value, verb)
 
 
 def _meant(name: str, value: str, verb: str) -> str | None:

@@ -89,14 +89,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if isinstance(cmd, Run):
-            names = {task.name for task in tasks}
-            for word in pos_args if verb is not None or not _takes_words(tasks, pos_args) else ():
-                if word not in names and "*" not in word and ":" not in word and not _is_target(tasks, word):
-                    shown = [name for name in names if not name.startswith("_")]
-                    verb = self._invocation.verb
-                    if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
-                        raise InvalidCommand(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
-                    raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")
+            if verb is not None or not _takes_words(tasks, pos_args):
+                refuse_unknown(tasks, pos_args, self._invocation.verb)
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._outlive()
@@ -121,6 +115,23 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 session().basis  # noqa: B018  (composed once, kept)
             except PacelineError as error:
                 leave(for_verb(error, verb))
+
+
+def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> None:
+    """Raises InvalidCommand: no task or target has such a name, with what may have been meant."""
+    names = {task.name for task in tasks}
+    for word, after in zip(words, [*words[1:], ""], strict=False):  # a bare `doit` has none
+        of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
+        if word in names or "*" in word or of_late_task or _is_target(tasks, word):
+            continue
+        if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
+            raise InvalidCommand(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
+        if verb is not None:
+            from pipeline.cli import flags
+
+            if meant := flags.without_equals(word, "" if after in names else after, verb):
+                raise InvalidCommand(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
+        raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
 
 
 def _takes_words(tasks: list[Task], words: list[str]) -> bool:

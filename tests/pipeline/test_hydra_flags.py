@@ -9,8 +9,11 @@ import sys
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from doit.exceptions import InvalidCommand
+from doit.task import Task
 
 from pipeline.cli import flags, invocation
+from pipeline.cli.loader import refuse_unknown
 from pipeline.config import hydra_flags
 from pipeline.core import process
 from pipeline.core.errors import UsageError
@@ -72,6 +75,25 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
     with pytest.raises(UsageError, match=r"^--\S+: options and overrides of doit \w+ have no dashes") as refused:
         flags.check(argv, invocation.parse(argv), [])
     assert refused.value.hint == hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train trainer.epochs 3", "'trainer.epochs' is no command; a field is set by =: doit train trainer.epochs=3"),
+        ("plan trainer.epochs:3", "'trainer.epochs:3' is no command; a field is set by =: doit plan trainer.epochs=3"),
+        ("train trainer.epoch", "'trainer.epoch' is no command; a field is set by =: doit train trainer.epochs=VALUE"),
+        ("runs state ended", "'state' is no command; a field is set by =: doit runs state=ended"),
+        ("train my/net.py", "'my/net.py' is no command; a field is set by =: doit train program.script=my/net.py"),
+        ("train trian", "there is no command 'trian'; did you mean train? valid: "),
+        ("train trian:x", "there is no command 'trian:x'; "),
+    ],
+)
+def test_a_forgotten_equals_sign_is_told_with_the_word_that_was_meant(line: str, said: str) -> None:
+    tasks = [Task(name, []) for name in ("train", "plan", "runs")]
+    with pytest.raises(InvalidCommand, match=re.escape(said)):
+        refuse_unknown(tasks, line.split(), line.split()[0])
 
 
 @pytest.mark.parametrize(
