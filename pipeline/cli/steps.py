@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,10 @@ def log_of(name: str) -> Path:
     steps_dir = store.steps_dir(graph.runs_dir)
     made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
     logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
-    found = [path for path in (*logs, *made) if path.is_file()]
+    found = dict[Path, float]()
+    for path in (*logs, *made):
+        with suppress(FileNotFoundError):  # its step is made by now, and it lies there
+            found[path] = path.stat().st_mtime
     if not found:
         raise UsageError(f"step {name} was never started: there is no log of it in {relative(steps_dir)}")
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(found, key=lambda path: found[path])

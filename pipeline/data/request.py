@@ -156,10 +156,10 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
 
 def fingerprint(path: Path) -> tuple[Stamp, str]:
     """The sha256 of a file that nobody wrote to meanwhile, and its stamp. Raises DataError, OSError."""
-    unsettled_s = settles_in(path.stat().st_ctime_ns)
-    if math.isfinite(unsettled_s):
-        time.sleep(unsettled_s)
     before = manifest.stamp(path)
+    unsettled_s = settles_in(before.ctime_ns)
+    if math.isfinite(unsettled_s):  # what is written from then on leaves another stamp than this one
+        time.sleep(unsettled_s)
     sha256 = sha256_file(path)
     if manifest.stamp(path) != before:
         raise _changing(path)

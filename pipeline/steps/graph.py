@@ -128,8 +128,11 @@ class Graph:
             if made is None:  # it was altered while this step was made of it
                 raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
             return store.inside(self.step(name), made, inside)
-        self._refuse_store(step, item)
-        found = _matches(item, self.root)
+        try:
+            self._refuse_store(step, item)
+            found = _matches(item, self.root)
+        except OSError as error:  # too long a name, a folder that nobody may look into
+            raise StepError(f"step {step.name}: inputs: {item!r} can't be read: {os_reason(error)}") from error
         if not found:
             raise StepError(
                 f"step {step.name}: inputs: {item!r} matches no file in {self.root}",

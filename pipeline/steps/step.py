@@ -118,6 +118,8 @@ def _check(step: Step) -> None:
         elif ".." in PurePosixPath(item).parts:
             what = f"step {step.name}: inputs: {item!r} leads out with .."
             raise StepError(what, hint="a path from the project's folder, or an absolute one")
+        else:
+            _refuse_odd_pattern(f"step {step.name}: inputs: {item!r}", item)
     if not step.outputs:
         raise StepError(
             f"step {step.name} names no outputs, so nobody could tell whether it was made",
@@ -133,6 +135,7 @@ def _check(step: Step) -> None:
 def _check_outputs(step: Step) -> None:
     for item in step.outputs:
         _refuse_leading_out(f"step {step.name}: outputs: {item}", item)
+        _refuse_odd_pattern(f"step {step.name}: outputs: {item!r}", item)
     paths = [PurePosixPath(item) for item in step.outputs]
     for at, path in enumerate(paths):
         for other in paths[:at]:
@@ -149,6 +152,8 @@ def _check_words(step: Step) -> None:
                     f"step {step.name}: args.{name}={value!r}: of a line for bash each argument is one text or number, "
                     "under a name in small letters, which is a variable there"
                 )
+            if name == "out":
+                raise StepError(f"step {step.name}: args.out: $out is the folder for its outputs", hint="another name")
         if "${" in str(step.told.get("command", "")):
             raise StepError(
                 f"step {step.name}: command holds ${{…}}, which would be pasted into a line for bash",
@@ -161,7 +166,10 @@ def _check_words(step: Step) -> None:
     for word in told:
         for mark in _MARK.finditer(word):
             _check_mark(step, word, mark)
-    for text in (*told, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else [])):
+    texts = (*told, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
+    if any("\0" in text for text in (*texts, *step.env.values())):
+        raise StepError(f"step {step.name}: its command, args or env hold a NUL, which no program can be told")
+    for text in texts:
         if any(secret in text for secret in step.secrets):
             raise StepError(
                 f"step {step.name} has a secret in its command or args, which a list of processes shows",
@@ -219,8 +227,6 @@ def _command(name: str, value: Any) -> tuple[str, ...] | str:
         return value or ()
     if not isinstance(value, list) or not all(isinstance(word, str | int | float) for word in value):
         raise StepError(f"step {name}: command={value!r} is neither a list of words nor a line for bash")
-    if any("\0" in str(word) for word in value):
-        raise StepError(f"step {name}: command holds a NUL, which no argument can")
     return tuple(str(word) for word in value)
 
 
@@ -247,3 +253,9 @@ def _refuse_leading_out(what: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
         raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
+
+
+def _refuse_odd_pattern(what: str, path: str) -> None:
+    """Some versions of pathlib raise ValueError for it, others take it for a single star."""
+    if any("**" in part and part != "**" for part in PurePosixPath(path).parts):
+        raise StepError(f"{what}: ** stands for folders at any depth, with nothing beside it", hint="raw/**/a*.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,8 +60,12 @@ def lock_of(folder: Path) -> Path:
 
 def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
     """The logs of steps that a command is making now, each with the time at which something was written to it."""
-    logs = [path for path in sorted(steps_dir(runs_dir).glob("*.log")) if locks.is_held(lock_of(path.with_suffix("")))]
-    return [(path, path.stat().st_mtime) for path in logs]
+    found = []
+    for path in sorted(steps_dir(runs_dir).glob("*.log")):
+        with suppress(FileNotFoundError):  # it is made by now
+            if locks.is_held(lock_of(path.with_suffix(""))):
+                found.append((path, path.stat().st_mtime))
+    return found
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
@@ -132,7 +137,7 @@ def missing_outputs(step: Step, out: Path) -> list[str]:
 
 
 def _matched(item: str, out: Path) -> bool:
-    found = [*out.glob(item)]
+    found = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a name
     return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in found)
 
 

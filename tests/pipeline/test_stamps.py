@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.core.stamps import settles_in
 from pipeline.data import manifest
@@ -92,6 +93,9 @@ def test_a_file_on_a_file_system_of_whole_seconds_is_hashed_when_its_stamp_is_it
     (tmp_path / "a").write_text("1")
     assert fingerprint(tmp_path / "a")[1] == sha256_file(tmp_path / "a")
     assert slept == [1.5]
+    monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "a").write_text("22"))
+    with pytest.raises(DataError, match="a was changed while it was read"):
+        fingerprint(tmp_path / "a")
 
 
 def test_a_pack_that_is_altered_just_after_it_was_hashed_is_not_trusted(

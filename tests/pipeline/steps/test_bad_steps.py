@@ -42,6 +42,12 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], inputs: [.], outputs: [x]}", "inputs: '.' holds "),
         ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
         ("{command: [x], env: [A=c], outputs: [x]}", "step a: env=['A=c'] is no mapping"),
+        ("{command: [x], inputs: ['raw/a**.csv'], outputs: [x]}", "inputs: 'raw/a**.csv': ** stands for folders"),
+        ("{command: [x], outputs: ['a**']}", "outputs: 'a**': ** stands for folders"),
+        (f"{{command: [x], inputs: [{'a' * 300}], outputs: [x]}}", "can't be read: File name too long"),
+        ('{command: ":", args: {a: "b\\0"}, outputs: [x]}', "its command, args or env hold a NUL"),
+        ('{command: [x], env: {A: "b\\0"}, outputs: [x]}', "its command, args or env hold a NUL"),
+        ("{command: ':', args: {out: b}, outputs: [x]}", "args.out: $out is the folder for its outputs"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),
         (

@@ -33,6 +33,19 @@ def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
     assert steps.log_of("clean").read_text() == "mine"
 
 
+def test_a_step_that_is_made_while_its_log_is_looked_at_is_under_way_no_more(
+    project: StepProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = project.write("runs/steps/clean-0123456789ab.log", "mine")
+    monkeypatch.setattr("pipeline.core.locks.is_held", lambda _: not log.unlink())
+    assert store.under_way(project.root / "runs") == []
+
+
+def test_an_output_is_meant_by_its_name_where_that_looks_like_a_pattern(project: StepProject) -> None:
+    project.step("one", 'command: touch "$out/x[1].txt"\noutputs: ["x[1].txt"]\n')
+    assert project.make("one") == 1
+
+
 @pytest.mark.slow
 def test_altered_outputs_are_made_anew(project: StepProject) -> None:
     project.step("one", 'command: echo 1 > "$out/x"\noutputs: [x]\n')
