@@ -20,6 +20,7 @@ _BUSY_S = 600.0  # where it does something and others want the processors: it le
 _LOOK_S = 5.0
 _TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
+_PROC = Path("/proc")  # not on macOS
 
 
 class DestinationRecorder:
@@ -208,9 +209,17 @@ def patient(pid: int, done: Callable[[float], bool]) -> bool:
 
 
 def _processor_s(pid: int) -> float:
-    """Processor time of a process so far; 0 where the system has no /proc."""
+    """Processor time of a process so far; 0 where there is none."""
+    if not _PROC.is_dir():
+        import psutil
+
+        try:
+            used = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(used.user + used.system)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        fields = (_PROC / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

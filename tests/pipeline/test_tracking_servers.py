@@ -315,6 +315,8 @@ def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
         worker.close()
 
 
-def test_the_processor_time_of_a_process_is_known() -> None:
+@pytest.mark.parametrize("proc", ["/proc", "/no/proc/as/on/macOS"])
+def test_the_processor_time_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch, proc: str) -> None:
+    monkeypatch.setattr(client, "_PROC", Path(proc))
     assert 0 < client._processor_s(os.getpid()) <= time.process_time() + 0.02
     assert client._processor_s(2**22 + 1) == 0.0
