@@ -41,6 +41,19 @@ def test_a_step_that_is_made_while_its_log_is_looked_at_is_under_way_no_more(
     assert store.under_way(project.root / "runs") == []
 
 
+def test_files_behind_a_link_in_an_input_folder_count(project: StepProject) -> None:
+    """They didn't: an edit there left the step up to date."""
+    project.write("raw/a.csv", "1")
+    behind = project.write("elsewhere/b.csv", "1")
+    (project.root / "raw/more").symlink_to(behind.parent)
+    (project.root / "raw/more/up").symlink_to(project.root / "raw")
+    project.step("one", 'command: cat "$@" > "$out/x"\ninputs: [raw]\noutputs: [x]\n')
+    assert project.make("one") == 1
+    assert (project.out("one") / "x").read_text() == "11"
+    behind.write_text("2")
+    assert project.why("one") == ("input raw/more/b.csv changed",)
+
+
 def test_an_output_is_meant_by_its_name_where_that_looks_like_a_pattern(project: StepProject) -> None:
     project.step("one", 'command: touch "$out/x[1].txt"\noutputs: ["x[1].txt"]\n')
     assert project.make("one") == 1
