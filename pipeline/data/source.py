@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -58,7 +60,24 @@ def refuse_special(source: str | None, path: Path) -> None:
 
 def files_below(folder: Path) -> dict[str, Path]:
     """All files below a folder by their path in it, sorted. Raises OSError."""
-    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {file.relative_to(folder).as_posix(): file for file in sorted(walked(folder)) if file.is_file()}
+
+
+def walked(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """What lies below a folder and is none, behind links to folders too: who reads it may follow them. Raises OSError.
+
+    Args:
+        above: the folders that it lies in, up to where the walk began.
+    """
+    place = os.path.realpath(folder)
+    if place in above:  # a link that leads up again
+        return
+    with suppress(PermissionError):  # nobody who runs as this user can look into it
+        for path in folder.iterdir():
+            if path.is_dir():
+                yield from walked(path, (*above, place))
+            else:
+                yield path
 
 
 def shown(url: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from pipeline.config.own_targets import check_step
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import expanded
 from pipeline.data.request import fingerprints
+from pipeline.data.source import walked
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import declared, store
 from pipeline.steps.key import changed, step_key
@@ -181,18 +180,5 @@ def _named(pattern: str, root: Path) -> list[Path]:
 def _matches(pattern: str, root: Path) -> list[Path]:
     """The files, and all those in a folder."""
     found = _named(pattern, root)
-    files = [inner for item in found for inner in ([item] if item.is_file() else sorted(_below(item)))]
+    files = [inner for item in found for inner in ([item] if item.is_file() else sorted(walked(item)))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]
-
-
-def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """What lies there that is no folder, behind links to folders too: the step reads that as well."""
-    place = os.path.realpath(folder)
-    if place in above:  # a link that leads up again
-        return
-    with suppress(PermissionError):  # nor can the step look into it
-        for path in folder.iterdir():
-            if path.is_dir():
-                yield from _below(path, (*above, place))
-            else:
-                yield path

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import DATASETS
-from pipeline.data.source import file_name, local_path, shown
+from pipeline.data.source import file_name, files_below, local_path, shown
 from pipeline.data.store import fetch, refuse
 from trainers.core.config import DatasetConfig
 
@@ -84,3 +84,13 @@ def test_what_fetch_would_refuse_is_known_without_it(tmp_path: Path, name: str, 
         refuse(config)
     with pytest.raises(DataError, match=said):
         fetch(config, tmp_path)
+
+
+def test_files_behind_links_to_folders_are_found_and_a_link_that_leads_up_ends_nothing(tmp_path: Path) -> None:
+    for name in ("set/b/2.png", "elsewhere/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "set/a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/up").symlink_to(tmp_path / "set")
+    (tmp_path / "set/gone").symlink_to(tmp_path / "nowhere")
+    assert [*files_below(tmp_path / "set")] == ["a/1.png", "b/2.png"]
