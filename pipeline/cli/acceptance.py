@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, session
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.files import write_hint
 from pipeline.core.tables import counted
+from pipeline.core.unexpected import is_of_output
 
 if TYPE_CHECKING:
     from pipeline.execution.configured_run import Run
@@ -24,15 +26,27 @@ _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a ru
 
 def accept() -> None:
     """Raises UsageError, PacelineError: there is nothing to accept, or it has to be said which run."""
-    from pipeline.execution import complete
-    from pipeline.runs import acceptance
-    from pipeline.runs.lock import locked
-
     current = session()
     current.refuse_data()
     run = current.run
     if run is None:
         raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
+    try:
+        _accept(current, run)
+    except OSError as error:
+        if is_of_output(error):
+            raise
+        raise PacelineError(
+            f"what is accepted for run {run.key.short} can't be written: {os_reason(error)}",
+            hint=write_hint(error, run.folder.path.parent),
+        ) from error
+
+
+def _accept(current: Session, run: Run) -> None:
+    from pipeline.execution import complete
+    from pipeline.runs import acceptance
+    from pipeline.runs.lock import locked
+
     undo = is_on(current.asked.options, "undo")
     with locked(run.folder, say):
         if undo:

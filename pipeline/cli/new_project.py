@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core import leftovers, places
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import PacelineError, UsageError, os_reason
 
 TEMPLATE = places.HOME / "pipeline" / "template"
 """The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
@@ -27,20 +27,29 @@ def init(words: Sequence[str]) -> str:
 
     Raises:
         UsageError: not one word, a name that can't be a package's, or a folder that holds something.
-        OSError: the folder can't be written.
+        PacelineError: the folder can't be written.
     """
     if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
     folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
     refuse_name(folder.name)
+    try:
+        _refuse_taken(folder)
+        _write(folder)
+    except OSError as error:
+        hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
+        raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
+    there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
+    steps = [*there, "paceline train experiment=example", "paceline ui"]
+    return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
+
+
+def _refuse_taken(folder: Path) -> None:
+    """Raises UsageError: something stands there. OSError: nobody may look."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is there already, and holds something", hint="another name, or an empty folder")
-    _write(folder)
-    there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
-    steps = [*there, "paceline train experiment=example", "paceline ui"]
-    return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
 
 
 def refuse_name(name: str) -> None:

@@ -57,9 +57,14 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
 
     Raises:
         AlteredError: what would be exported isn't what was written.
-        PacelineError: the run has no key or provenance, or its weights are asked for and gone.
+        PacelineError: the run was never trained, has no key or provenance, or its weights are asked for and gone.
         OSError: the archive can't be written.
     """
+    if not folder.path.is_dir():
+        raise PacelineError(
+            f"run {folder.key} was never trained here: there is no folder {folder.path}",
+            hint="doit train with the same words, then export",
+        )
     key, provenance = folder.read_key(), folder.read_json("provenance.json")
     folder.read_summary()  # refuses what was altered, as read_key and read_result do
     result = folder.read_result()

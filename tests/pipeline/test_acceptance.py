@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli.acceptance import accept
+from pipeline.cli.session import session
+from pipeline.core.errors import PacelineError
 from pipeline.keys.diff import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
@@ -17,6 +21,7 @@ from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
+from tests.read_only import mounted
 
 NEW = key_of(torch="2.15.0")
 
@@ -132,3 +137,19 @@ def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFo
     acceptance.withdraw(other, accepted(other))
     assert set(acceptance.accepted_for(base.path)) == {NEW.short}
     assert "sha256" in json.loads((base.path / acceptance.HELD).read_text())
+
+
+def test_runs_that_can_not_be_written_to_are_named_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with mounted(tmp_path / "empty", tmp_path / "runs") as runs_dir:
+        words = ["program.script=examples/train.py", f"paths.runs={runs_dir}", f"paths.data={tmp_path}/data"]
+        monkeypatch.setattr(sys, "argv", ["doit", "accept", *words])
+        session.cache_clear()
+        said = rf"for run \w{{12}} can't be written: Read-only file system \({runs_dir}/.*\)\n  try: .*paths\.runs=<a"
+        try:
+            with pytest.raises(PacelineError, match=said):
+                accept()
+        finally:
+            session.cache_clear()

@@ -14,8 +14,9 @@ from pipeline.cli import clone, new_project, shadowing
 from pipeline.config import compose, origins
 from pipeline.config.groups import groups
 from pipeline.core import places
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.keys.import_closure import import_closure
+from tests.read_only import mounted
 
 
 @pytest.fixture
@@ -112,9 +113,19 @@ def test_a_project_that_can_not_be_written_whole_is_not_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(PacelineError, match=f"the project {tmp_path}/acme can't be made: No space left on device"):
         new_project.init(["acme"])
     assert not any(tmp_path.iterdir())
+
+
+def test_a_project_in_a_folder_that_can_not_be_written_to_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with mounted(tmp_path / "empty", tmp_path / "mine") as place:
+        said = (
+            rf"the project {place}/acme can't be made: Read-only file system \({place}/.*\)\n  try: .*paceline init <a"
+        )
+        with pytest.raises(PacelineError, match=said):
+            new_project.init([f"{place}/acme"])
 
 
 def test_a_project_is_found_from_every_folder_below_and_a_clone_is_one(project: Path) -> None:
