@@ -11,7 +11,6 @@ from pipeline.cli.output import say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
-from pipeline.core.specs import UNDER_WAY
 from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
@@ -229,6 +228,7 @@ def evaluate() -> None:
 
 def record() -> None:
     from pipeline import tracking
+    from pipeline.core.specs import UNDER_WAY
     from pipeline.runs import journal
     from pipeline.tracking.client import Recorder
 
@@ -288,6 +288,7 @@ def _names_no_run() -> bool:
 
 def _under_way() -> RunFolder | None:
     """The one run whose journal has no end. Raises UsageError: there are several."""
+    from pipeline.core.specs import UNDER_WAY
     from pipeline.runs import index as all_runs
     from pipeline.runs.folder import RunFolder
 

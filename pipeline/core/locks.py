@@ -52,21 +52,30 @@ class FileLock:
     def release(self) -> None:
         """Does nothing where it isn't held."""
         if self._held is not None:
-            os.close(self._held)
-            self._held = None
-            _taken.discard(self)
+            fcntl.flock(self._held, fcntl.LOCK_UN)  # at once, though a copy of this process may have it open still
+            self._forget(self._held)
+
+    def leave(self) -> None:
+        """In a copy of the process that holds it, which goes on holding it."""
+        if self._held is not None:
+            self._forget(self._held)
+
+    def _forget(self, descriptor: int) -> None:
+        os.close(descriptor)
+        self._held = None
+        _taken.discard(self)
 
     def lost(self) -> bool:
         """Whether the file at the path is no longer the one that is held."""
         return self._held is None or not _is_at(self._held, self.path)
 
 
-def _release_all() -> None:
+def _leave_all() -> None:
     for lock in [*_taken]:
-        lock.release()
+        lock.leave()
 
 
-os.register_at_fork(after_in_child=_release_all)  # a copy that lives on would hold them for a command that has ended
+os.register_at_fork(after_in_child=_leave_all)  # a copy that lives on would hold them for a command that has ended
 
 
 @contextmanager
