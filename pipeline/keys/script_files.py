@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, sha256_file
+from pipeline.core.patterns import refuse_odd
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
@@ -126,12 +127,14 @@ def find(
     """Where all of it lies. Relative names are below ``root``. Unless it ``must_exist`` it may have been moved since.
 
     Raises:
-        UsageError: it isn't there, or is no file; a pattern that leads out of its folder.
+        UsageError: it isn't there, or is no file; a pattern that leads out of its folder, or that none can match.
     """
     patterns = {"program.inputs": inputs, "program.outputs": outputs, "program.workdir": [workdir]}
     for field, values in patterns.items():
         for value in values:
             _refuse_leading_out(field, value)
+            if field != "program.workdir":
+                refuse_odd(value.removeprefix("{run}/"), f"{field}: {value!r}")
     place = functools.partial(_place, root=root, must_exist=must_exist)
     file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root

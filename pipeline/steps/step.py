@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.patterns import refuse_odd
 from trainers.core.config import ConfigError
 from trainers.script.settings import words
 
@@ -118,8 +119,8 @@ def _check(step: Step) -> None:
         elif ".." in PurePosixPath(item).parts:
             what = f"step {step.name}: inputs: {item!r} leads out with .."
             raise StepError(what, hint="a path from the project's folder, or an absolute one")
-        else:
-            _refuse_odd_pattern(f"step {step.name}: inputs: {item!r}", item)
+        elif PurePosixPath(item).parts:  # else the project itself
+            refuse_odd(item, f"step {step.name}: inputs: {item!r}")
     if not step.outputs:
         raise StepError(
             f"step {step.name} names no outputs, so nobody could tell whether it was made",
@@ -135,7 +136,7 @@ def _check(step: Step) -> None:
 def _check_outputs(step: Step) -> None:
     for item in step.outputs:
         _refuse_leading_out(f"step {step.name}: outputs: {item}", item)
-        _refuse_odd_pattern(f"step {step.name}: outputs: {item!r}", item)
+        refuse_odd(item, f"step {step.name}: outputs: {item!r}")
     paths = [PurePosixPath(item) for item in step.outputs]
     for at, path in enumerate(paths):
         for other in paths[:at]:
@@ -253,9 +254,3 @@ def _refuse_leading_out(what: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
         raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
-
-
-def _refuse_odd_pattern(what: str, path: str) -> None:
-    """Some versions of pathlib raise ValueError for it, others take it for a single star."""
-    if any("**" in part and part != "**" for part in PurePosixPath(path).parts):
-        raise StepError(f"{what}: ** stands for folders at any depth, with nothing beside it", hint="raw/**/a*.csv")

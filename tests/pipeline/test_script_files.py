@@ -191,6 +191,9 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
         (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
         (["program.script=dodo.py", "program.inputs=[/etc/*]"], "'/etc/*' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
+        (["program.script=dodo.py", "program.outputs=['a**']"], "program.outputs: 'a**': ** stands for folders"),
+        (["program.script=dodo.py", "program.outputs=['{run}/']"], "program.outputs: '{run}/' names no file"),
+        (["program.script=dodo.py", "program.inputs=[.]"], "program.inputs: '.' names no file"),
         (
             ["program.script=dodo.py", "program.args.d='{data}'"],
             "program.args.d={data}: {data} is named and there is none",
