@@ -137,6 +137,11 @@ def attach() -> None:
                 f"run {started.key} was started with other code, data or versions than are here now",
                 hint=f"doit why run={started.key}, which shows them; or doit stop run={started.key}",
             )
+    if session().pack is None and "run" in session().asked.options:
+        raise UsageError(
+            f"the data of run {session().folder().key} isn't in {session().config.data_dir}",
+            hint="the same command with paths.data=<the folder that the run was started with>",
+        )
     if run is None:  # a run begins only once its data is here
         raise UsageError(
             "nothing of this run is under way here: its data set was never fetched",

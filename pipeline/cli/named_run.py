@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The configuration and the words of the run that ``run=KEY`` names; of ``resolved`` where runs and data lie, and
-    where it is recorded if a word says so.
+    """The configuration and the words of the run that ``run=KEY`` names; of ``resolved`` where runs lie, and where its
+    data lies and it is recorded if a word says so.
 
     Raises:
         UsageError: no such run, it has no configuration, or another word would change it.
@@ -42,7 +42,12 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
     told = (folder.read_json("provenance.json") or {}).get("overrides")
     words = tuple(map(str, told)) if isinstance(told, list) else ()
     told_anew = {"paths"} | {"tracking" for word in asked.overrides if word.lstrip("+").startswith("tracking")}
-    return {**resolved, **own, **{name: resolved[name] for name in told_anew}}, words
+    merged = {**resolved, **own, **{name: resolved[name] for name in told_anew}}
+    data = (own.get("paths") or {}).get("data")
+    says_where = any(word.lstrip("+").startswith("paths.data") for word in asked.overrides)
+    if not says_where and isinstance(data, str) and (root / data).is_dir():
+        merged["paths"] = {**resolved["paths"], "data": data}
+    return merged, words
 
 
 def cluster(folder: RunFolder, root: Path, local_gpus: int, *, must_tell: bool) -> Cluster | None:

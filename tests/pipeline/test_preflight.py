@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import commands, diagnostics
-from pipeline.cli.session import session
+from pipeline.cli.session import ROOT, session
 from pipeline.cluster import preflight
 from pipeline.cluster.launchers import create
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
+from tests.pipeline.finished_folder import finished
 
 
 def local(**host: object) -> Cluster:
@@ -78,3 +79,18 @@ def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(
         commands.attach()
     assert hit.value.hint is not None
     assert hit.value.hint.startswith("doit attach with the words of the command that has started it")
+
+
+def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
+    words: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words("attach")
+    key = finished(tmp_path / "runs", config=session().config.resolved, result=False).key
+    monkeypatch.setattr(sys, "argv", ["doit", "attach", f"run={key}", f"paths.runs={tmp_path}/runs"])
+    (tmp_path / "data").mkdir()
+    session.cache_clear()
+    with pytest.raises(UsageError, match=f"the data of run {key} isn't in {tmp_path}/data\n  try: .*paths.data="):
+        commands.attach()
+    (tmp_path / "data").rmdir()
+    session.cache_clear()
+    assert session().config.data_dir == ROOT / "data"
