@@ -234,3 +234,12 @@ def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: S
     with pytest.raises(HostError, match="Slurm refused the job: invalid partition"):
         preflight.examine(settings(bench, partition="nowhere").cluster)
     assert slurm.jobs() == []
+    (partition,) = re.findall(r"in partition (\S+)", check.seen)
+    slurm.run("scontrol", "update", f"partitionname={partition}", "state=down")
+    try:
+        with pytest.raises(
+            HostError, match=rf"the state of partition {partition} is DOWN\n  try: scontrol update part"
+        ):
+            preflight.examine(bench.cluster)
+    finally:
+        slurm.run("scontrol", "update", f"partitionname={partition}", "state=up")

@@ -127,12 +127,28 @@ class Queue:
         return job_id(done.stdout)
 
     def rehearse(self, script: str) -> str:
-        """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses it."""
+        """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses the job, or would
+        let it wait in a partition that starts none."""
         argv = ["sbatch", *options_of(script), "--test-only"]
         done = process.run(argv, input=script.encode(), env=_environment(), timeout_s=_TIMEOUT_S)
         if done.code != 0:
             raise refused(done.stderr)
-        return _words(done.stderr or done.stdout)
+        said = _words(done.stderr or done.stdout)
+        if named := re.search(r"in partition (\S+)", said):
+            self._refuse_partition(named[1])
+        return said
+
+    def _refuse_partition(self, name: str) -> None:
+        """sbatch tells a time of start for one that is down, too. Raises HostError."""
+        argv = ["scontrol", "-o", "show", "partition", name]
+        shown = process.run(argv, env=_environment(), timeout_s=_TIMEOUT_S).stdout
+        state = re.search(r"\bState=(\S+)", shown)
+        if state and state[1] != "UP":
+            raise HostError(
+                f"Slurm takes the job and doesn't start it: the state of partition {name} is {state[1]}",
+                hint=f"scontrol update partitionname={name} state=up (an administrator's); or cluster.partition=<one "
+                "that sinfo -s shows as up>",
+            )
 
     def mine(self, name: str) -> list[tuple[str, str]]:
         """Id and name of this user's jobs whose names begin with ``name``, the newest last. Raises HostError."""
