@@ -112,7 +112,7 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 def _locked(path: Path) -> int | None:
     """The file, made where it is missing, open and locked."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if try_lock(descriptor):
             return descriptor

@@ -34,7 +34,7 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """The same of JSON objects, a line each. Raises OSError."""
     line = "".join(json.dumps(value) + "\n" for value in values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # or this line would be lost with that one

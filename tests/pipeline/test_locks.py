@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.locks import FileLock, held, is_held
+from pipeline.runs.journal import append_lines
 from tests.waiting import HANG_S
 
 HOLD = """
@@ -72,3 +73,17 @@ def test_a_copy_of_the_holder_that_lives_on_does_not_hold_it(tmp_path: Path) -> 
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
+def test_who_may_hold_it_is_decided_by_the_umask_as_for_any_file(tmp_path: Path, umask: int, mode: int) -> None:
+    """A team with umask 002 shares a project: each of them may train what another began."""
+    lock, journal = FileLock(tmp_path / "lock"), tmp_path / "journal.jsonl"
+    before = os.umask(umask)
+    try:
+        assert lock.take()
+        append_lines(journal, [])
+    finally:
+        os.umask(before)
+        lock.release()
+    assert [path.stat().st_mode & 0o777 for path in (lock.path, journal)] == [mode, mode]
