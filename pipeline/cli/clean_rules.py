@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.options import is_on
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
+from pipeline.core.tables import is_count
 
 if TYPE_CHECKING:
     from pipeline.runs.index import Row
@@ -44,7 +45,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
     if "by" in options and "keep_best" not in options:
         raise UsageError(f"by={options['by']} says by what keep_best=N takes the best, and there is no keep_best")
     best = options.get("keep_best")
-    if best is not None and not (best.isascii() and best.isdecimal() and int(best) > 0):
+    if best is not None and not is_count(best):
         raise UsageError(f"keep_best={best} must be a whole number from 1, the runs to keep")
     return Rules(
         state=options.get("state"),

@@ -11,7 +11,7 @@ from pipeline.cli.output import say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, is_count
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -212,7 +212,7 @@ def _bring_weights(current: Session) -> None:
 def _threads(given: str | None) -> tuple[int, ...]:
     """``4,4`` → a number for each node. Raises UsageError."""
     words = given.split(",") if given is not None else []
-    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+    if not all(map(is_count, words)):
         raise UsageError(f"threads_per_rank={given} must be a whole number from 1 for each node: threads_per_rank=4,4")
     return tuple(map(int, words))
 
@@ -318,7 +318,7 @@ def lab() -> None:
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
-        if not options["hosts"].isascii() or not options["hosts"].isdecimal() or int(options["hosts"]) < 1:
+        if not is_count(options["hosts"]):
             raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
         with waiting(say, "raising the lab"):
             labs.up(ROOT, int(options["hosts"]))

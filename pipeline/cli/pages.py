@@ -7,6 +7,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
+from pipeline.core.tables import is_count
 from pipeline.tracking import server as team
 from pipeline.tracking import ui as page
 
@@ -14,7 +15,7 @@ from pipeline.tracking import ui as page
 def ui() -> None:
     asked = session().asked
     port = asked.options.get("port")
-    if port is not None and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+    if port is not None and not (is_count(port) and int(port) < 65536):
         raise UsageError(f"port={port} must be a whole number from 1 to 65535")
     config = session().config
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)

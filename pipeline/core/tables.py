@@ -1,4 +1,5 @@
-"""Text in columns, and numbers with their nouns and units. A character that takes two columns counts two."""
+"""Text in columns, numbers with their nouns and units, and whole numbers as they are typed. A character that takes two
+columns counts two."""
 
 from __future__ import annotations
 
@@ -81,6 +82,11 @@ def wrapped(line: str, width: int) -> list[str]:
 def _filled(text: str) -> str:
     """As many characters as it takes columns."""
     return text if text.isascii() else "".join(char + _FILLER * (columns(char) - 1) for char in text)
+
+
+def is_count(word: str) -> bool:
+    """Whether it is a whole number from 1."""
+    return word.isascii() and word.isdecimal() and int(word) > 0
 
 
 def counted(number: int, noun: str) -> str:

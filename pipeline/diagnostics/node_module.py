@@ -20,6 +20,7 @@ from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, LogLine, Outputs
+from pipeline.core.tables import is_count
 from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure
 
@@ -46,7 +47,7 @@ def whole_numbers(options: Mapping[str, str], *names: str) -> dict[str, int]:
     """Those of ``names`` that were given. Raises UsageError: one is no whole number from 1."""
     found = {name: options[name] for name in names if name in options}
     for name, text in found.items():
-        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        if not is_count(text):
             raise UsageError(f"{name}={text} must be a whole number from 1")
     return {name: int(text) for name, text in found.items()}
 
