@@ -53,17 +53,14 @@ class FileLock:
         """Does nothing where it isn't held."""
         if self._held is not None:
             fcntl.flock(self._held, fcntl.LOCK_UN)  # at once, though a copy of this process may have it open still
-            self._forget(self._held)
+            self.leave()
 
     def leave(self) -> None:
-        """In a copy of the process that holds it, which goes on holding it."""
+        """In a copy of the process that holds it, which goes on holding it. Does nothing where it isn't held."""
         if self._held is not None:
-            self._forget(self._held)
-
-    def _forget(self, descriptor: int) -> None:
-        os.close(descriptor)
-        self._held = None
-        _taken.discard(self)
+            os.close(self._held)
+            self._held = None
+            _taken.discard(self)
 
     def lost(self) -> bool:
         """Whether the file at the path is no longer the one that is held."""

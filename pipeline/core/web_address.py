@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""What this computer is called in an address that nobody else reaches."""
 _NO_PROXY = "no_proxy"
 
 
 def is_here(url: str) -> bool:
     """Whether its host is this computer, by name: no proxy can reach what answers there."""
-    return urlsplit(url).hostname in (*_LOOPBACK, os.uname().nodename.lower())
+    return urlsplit(url).hostname in (*LOOPBACK, os.uname().nodename.lower())
 
 
 def opener(url: str, *handlers: type) -> OpenerDirector:

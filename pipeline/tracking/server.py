@@ -13,10 +13,10 @@ from pathlib import Path
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_atomic
 from pipeline.core.locks import FileLock
+from pipeline.core.web_address import LOOPBACK
 from pipeline.tracking import ui
 from pipeline.tracking.address import shown, sqlite_path, sqlite_uri
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _USER, _PASSWORD = "MLFLOW_AUTH_ADMIN_USERNAME", "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 
@@ -52,7 +52,7 @@ def serve(settings: Settings, experiment: str, *, say: Callable[[str], None]) ->
         ui.prepare(settings.store, say)
         env |= _login(settings) if settings.auth else {}
         say(f"records: {shown(settings.store)}\nfiles: {settings.artifacts}")
-        if settings.host not in _LOOPBACK and not settings.auth:
+        if settings.host not in LOOPBACK and not settings.auth:
             say("WARNING: whoever reaches this address can read and change everything; tracking.server_auth=true asks")
         use = [f"use it: doit train tracking.uri={url}"]
         ui.keep_up(argv, env, url, "the tracking server", lambda: [*use, *ui.addresses(url, experiment)], say)

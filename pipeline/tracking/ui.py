@@ -21,7 +21,7 @@ from pipeline import tracking
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError
 from pipeline.core.heartbeat import waiting
-from pipeline.core.web_address import opener
+from pipeline.core.web_address import LOOPBACK, opener
 from pipeline.tracking import pages
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
 from pipeline.tracking.rest import Server
@@ -75,7 +75,7 @@ def server_command(
         env["MLFLOW_BACKEND_STORE_URI"] = address
     else:
         argv += ["--backend-store-uri", address]
-    if host not in ("127.0.0.1", "localhost", "::1") or allowed_hosts:  # it answers only to names that it was told
+    if host not in LOOPBACK or allowed_hosts:  # it answers only to names that it was told
         own = [] if host in _ANYWHERE else [host]
         names = dict.fromkeys(["localhost", "127.0.0.1", platform.node(), *own, *allowed_hosts])
         argv += ["--allowed-hosts", ",".join(part for name in names for part in (name, f"{name}:*"))]
