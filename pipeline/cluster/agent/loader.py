@@ -5,9 +5,11 @@ host. A module's code comes compiled for the controller's Python; another one co
 first imported. One that is first imported after a fork is served as well.
 """
 
+import gc
 import marshal
 import os
 import sys
+import zlib
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import MAGIC_NUMBER
@@ -20,14 +22,14 @@ class SourceFinder:
     """Imports ``PACKAGE`` from a dictionary: module name (``__init__`` for the package itself) → text.
 
     ``code`` has what was compiled of it, for this Python. Tracebacks show file and line: code is named by its path in
-    the repository, and linecache asks ``get_source``.
+    the repository, and linecache asks ``get_source``. Texts are ``packed`` (by marshal and zlib) until one is wanted.
     """
 
-    def __init__(self, sources: "dict[str, str]", code: "dict[str, bytes]") -> None:
-        self.sources, self.code = sources, code
+    def __init__(self, names: "set[str]", packed: bytes, code: "dict[str, bytes]") -> None:
+        self.names, self.packed, self.code = names, packed, code
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.sources:
+        if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.names:
             return None
         return ModuleSpec(fullname, self, is_package=fullname == PACKAGE)  # type: ignore[arg-type]
 
@@ -39,11 +41,15 @@ class SourceFinder:
         if name in self.code:
             code = marshal.loads(self.code[name])
         else:
-            code = compile(self.sources[name], "pipeline/cluster/agent/" + name + ".py", "exec")
+            code = compile(self.sources()[name], "pipeline/cluster/agent/" + name + ".py", "exec")
         exec(code, module.__dict__)
 
     def get_source(self, fullname: str) -> str:
-        return self.sources[module_of(fullname)]
+        return self.sources()[module_of(fullname)]
+
+    def sources(self) -> "dict[str, str]":
+        found: dict[str, str] = marshal.loads(zlib.decompress(self.packed))
+        return found
 
 
 def module_of(fullname: str) -> str:
@@ -61,14 +67,18 @@ def run(modules: bytes) -> None:
     """Answer the request that is next on stdin; never returns: the agent's exit code is that of the process.
 
     Args:
-        modules: magic number of a Python, texts, code; by marshal, in a version that any Python 3 reads.
+        modules: magic number of a Python, names, texts (packed), code; by marshal, in a version that any Python 3 reads.
     """
-    magic_number, sources, code = marshal.loads(modules)
-    sys.meta_path.insert(0, SourceFinder(sources, code if magic_number == MAGIC_NUMBER else {}))
+    gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
+    magic_number, names, packed, code = marshal.loads(modules)
+    sys.meta_path.insert(0, SourceFinder(names, packed, code if magic_number == MAGIC_NUMBER else {}))
     sys.excepthook = show
     for name in ("bz2", "lzma"):  # shutil would load their libraries, for archives that nothing here makes
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    code = import_module(PACKAGE + ".main").main()
+    main = import_module(PACKAGE + ".main").main
+    gc.freeze()
+    gc.enable()
+    code = main()
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -23,7 +23,8 @@ class Meeting:
 
     def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
         self.place, self.first = place, first
-        self.looked = self.said = 0.0
+        self.looked = time.monotonic()  # torchrun takes a second at least until it comes
+        self.said = 0.0
         self.trying: float | None = None  # since when a SYN has had no answer
 
     def news(self) -> list[str]:

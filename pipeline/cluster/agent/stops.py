@@ -16,7 +16,7 @@ class Stops:
 
     def __init__(self, root: int | None = None) -> None:
         self.root = root
-        self.looked = 0.0
+        self.looked = time.monotonic()
         self.since: dict[int, float] = {}  # process id → when it was first seen stopped
         self.said: set[int] = set()
 

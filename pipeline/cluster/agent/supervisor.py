@@ -189,7 +189,7 @@ class Supervisor:
 
     def watch(self, child: subprocess.Popen[bytes] | Prepared) -> int:
         """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
-        looked = 0.0
+        looked = time.monotonic()
         while child.poll() is None:
             now = time.monotonic()
             try:
@@ -268,6 +268,8 @@ class Supervisor:
         return bool(rows)
 
     def find_outputs(self) -> None:
+        if not os.path.isdir(self.path("ranks")):  # torchrun makes it a second after its start; 20 looks a second till then
+            return
         for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
             if path not in self.tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
