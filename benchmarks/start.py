@@ -84,7 +84,8 @@ def main() -> int:
 @contextmanager
 def lab_hosts(count: int) -> Iterator[tuple[list[str], str | None, dict[str, str]]]:
     """Real hosts that have this computer's cores; their names, the ssh configuration and the environment."""
-    root = Path(tempfile.mkdtemp(prefix="paceline-start-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    memory = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="paceline-start-", dir=memory if memory.is_dir() else None))
     try:
         lab = up(root, count)
         yield [host.name for host in lab.hosts], str(lab.ssh_config), {}

@@ -67,7 +67,7 @@ def run(modules: bytes) -> None:
     """Answer the request that is next on stdin; never returns: the agent's exit code is that of the process.
 
     Args:
-        modules: magic number of a Python, names, texts (packed), code; by marshal, in a version that any Python 3 reads.
+        modules: magic number of a Python, names, packed texts, code; by marshal, in a version that any Python 3 reads.
     """
     gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
     magic_number, names, packed, code = marshal.loads(modules)

@@ -268,7 +268,7 @@ class Supervisor:
         return bool(rows)
 
     def find_outputs(self) -> None:
-        if not os.path.isdir(self.path("ranks")):  # torchrun makes it a second after its start; 20 looks a second till then
+        if not os.path.isdir(self.path("ranks")):  # torchrun makes it after a second, of 20 looks
             return
         for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
             if path not in self.tails:
