@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.launchers import live_agents
+from pipeline.cluster.launchers import live_agents, pssh
 from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.pssh import PsshLauncher
@@ -32,8 +32,8 @@ EXAMINE = {"do": "examine", "gpu_s": 0.0}
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Turn], dict[str, Any]]]:
-    """Ask both hosts in one of a start's turns; their errors (None: there is none)."""
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PsshLauncher]:
+    """Of two hosts."""
     require_lab()  # pssh, and Linux
     (tmp_path / "mood").touch()
     program = tmp_path / "bin" / "ssh"
@@ -44,8 +44,14 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[T
     monkeypatch.setenv("BOOTSTRAP", BOOTSTRAP)
     hosts = (Host(name="one"), Host(name="two", user="me"))
     with closing(PsshLauncher(Cluster(launcher="pssh", hosts=hosts))) as launcher:
-        yield lambda turn: {label: answer.error for label, answer in launcher.ask(EXAMINE, turn=turn).items()}
+        yield launcher
     assert all(not alive(pid) for pid in started(tmp_path))
+
+
+@pytest.fixture
+def ask(launcher: PsshLauncher) -> Callable[[Turn | None], dict[str, str | None]]:
+    """Ask both hosts in one of a start's turns; their errors (None: there is none)."""
+    return lambda turn: {label: answer.error for label, answer in launcher.ask(EXAMINE, turn=turn).items()}
 
 
 def started(folder: Path) -> list[int]:
@@ -65,6 +71,34 @@ def test_all_requests_of_a_start_are_answered_by_one_python_a_host(tmp_path: Pat
     assert len(started(tmp_path)) == 2
     assert ask(None) == WELL
     assert len(started(tmp_path)) == 4
+
+
+def test_more_hosts_than_one_pssh_can_watch_have_several(
+    tmp_path: Path, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pssh, "MOST_HOSTS", 1)
+    turns: list[Turn | None] = ["first", "next", "last", None]
+    assert [ask(turn) for turn in turns] == [WELL] * 4
+    assert len(started(tmp_path)) == 2 + 2
+
+
+def test_hosts_of_different_interpreters_keep_their_agents_too(
+    tmp_path: Path, launcher: PsshLauncher, ask: Any
+) -> None:
+    launcher._pythons = {"one": sys.executable}
+    assert [ask("first"), ask("last")] == [WELL] * 2
+    assert len(started(tmp_path)) == 2
+
+
+def test_where_one_pssh_ends_at_once_the_hosts_of_the_others_still_answer(
+    tmp_path: Path, launcher: PsshLauncher, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pssh, "MOST_HOSTS", 1)
+    program = tmp_path / "bin" / "pssh"
+    program.write_text(f'#!/bin/sh\ngrep -q two "$2" && exit 1\nexec {launcher._pssh} "$@"\n')
+    program.chmod(0o755)
+    launcher._pssh = str(program)
+    assert ask("first") == {"one": None, "me@two": "pssh has not asked it"}
 
 
 def test_what_ssh_starts_itself_finds_the_real_ssh(tmp_path: Path, ask: Any) -> None:

@@ -182,8 +182,9 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
 ) -> None:
     torchrun = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", torchrun], stdin=subprocess.PIPE)
-    look, now = stops.Stops(child.pid), 100.0
+    now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
+    look = stops.Stops(child.pid)
 
     def after(seconds: float) -> list[str]:
         nonlocal now

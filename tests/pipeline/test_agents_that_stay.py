@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.launchers import live_agents
-from pipeline.cluster.launchers.live_agents import LiveAgents, may_run_programs
+from pipeline.cluster.launchers.live_agents import Group, LiveAgents, may_run_programs
 
 # begins its one ssh late, which takes a moment to answer, and stays
 PSSH = """
-mkdir "$0/out" "$0/err"; sleep 1.6; exec 3<"$0/requests/0"; head -c 7 <&3 >"$0/read"; sleep 0.3
+mkdir "$0/out" "$0/err"; sleep 1.6; exec 3<"$0/requests-0/0"; head -c 7 <&3 >"$0/read"; sleep 0.3
 printf '@paceline f00d {"told": 1}\\n' >"$0/out/one"; read -r more <&3
 """
 
@@ -22,7 +22,7 @@ def test_agents_that_begin_late_stay_as_others_do(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "pssh"
     folder.mkdir()
     assert may_run_programs(folder)
-    agents = LiveAgents(["sh", "-c", PSSH, str(folder)], "ssh", folder, {"one": "one"})
+    agents = LiveAgents([Group(argv=["sh", "-c", PSSH, str(folder)], names={"one": "one"})], "ssh", folder)
     with (tmp_path / "request").open("w+b") as request:
         request.write(b"request")
         request.flush()

@@ -7,7 +7,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
@@ -81,10 +80,6 @@ class AgentLauncher(Launcher, ABC):
         """Requests that go before the first one of a start, and aren't answered."""
         return b""
 
-    def python_of(self, host: Host) -> str | None:
-        """The interpreter that is asked for there; None: what is found."""
-        return host.python
-
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
         """How much the hosts of ``labels`` have told to have of what the newest request brings; those that told."""
         return {}
@@ -119,7 +114,7 @@ class AgentLauncher(Launcher, ABC):
         what: str = "code and data",
         turn: Turn | None = None,
     ) -> dict[str, Answer]:
-        """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
+        """Send one request (and what ``payload`` appends to the file) to all hosts at once; never raises for a host.
 
         The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
 
@@ -147,24 +142,6 @@ class AgentLauncher(Launcher, ABC):
             else:
                 outputs = self.converse(stdin, hosts, timeout_s, turn=turn, token=token)
         return {label: answer_in(output, token) for label, output in outputs.items()}
-
-    def ask_at_once(
-        self,
-        request: dict[str, Any],
-        *,
-        hosts: Sequence[Host] | None = None,
-        timeout_s: float,
-        turn: Turn | None = None,
-    ) -> dict[str, Answer]:
-        """Like ``ask``, for hosts that wait for each other: one ``exchange`` may serve one interpreter at a time."""
-        hosts = self.cluster.hosts if hosts is None else hosts
-        pythons = dict.fromkeys(map(self.python_of, hosts))
-        groups = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
-        if len(groups) == 1:
-            return self.ask(request, hosts=hosts, timeout_s=timeout_s, turn=turn)
-        with ThreadPoolExecutor(len(groups)) as pool:
-            told = pool.map(lambda group: self.ask(request, hosts=group, timeout_s=timeout_s), groups)
-            return {label: answer for answers in told for label, answer in answers.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """The values of all answers. Raises HostError that lists the hosts that failed (of many the first few) and the

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +43,19 @@ exec "$PACELINE_SSH" "$@" <"$PACELINE_REQUESTS/$PSSH_NODENUM"
 _PROGRAMS = "programs"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The hosts of one pssh.
+
+    Attributes:
+        argv: pssh's whole command, without ``-I``; it writes into ``out`` and ``err`` of the folder of all groups.
+        names: host label → its name in pssh's host file, in the order of that file.
+    """
+
+    argv: Sequence[str]
+    names: Mapping[str, str]
+
+
 def may_run_programs(folder: Path) -> bool:
     """Put pssh's ``ssh`` there; False: nothing in that folder may be executed (a file system with noexec)."""
     path = folder / _PROGRAMS / "ssh"
@@ -55,9 +68,9 @@ def may_run_programs(folder: Path) -> bool:
 class _Line:
     """The named pipe to one host's ssh."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pssh: subprocess.Popen[bytes]) -> None:
         os.mkfifo(path, 0o600)
-        self._path = path
+        self._path, self.pssh = path, pssh
         self.pipe: int | None = None
         self.closed = False  # for good
         self.broken = False  # ssh has ended
@@ -100,31 +113,36 @@ class _Line:
 
 
 class LiveAgents:
-    """One pssh, and an agent on each host.
+    """A pssh for each group, and an agent on each host.
 
     Args:
-        argv: pssh's whole command, without ``-I``; it writes into ``out`` and ``err`` below ``folder``.
         ssh: path of the real one.
         folder: one that ``may_run_programs`` and is removed at the end.
-        names: host label → its name in pssh's host file, in the order of that file.
     """
 
-    def __init__(self, argv: Sequence[str], ssh: str, folder: Path, names: Mapping[str, str]) -> None:
-        self.folder, self._names, self._began = folder, names, time.monotonic()
-        requests = folder / "requests"
-        requests.mkdir()
-        self._lines = {label: _Line(f"{requests}/{number}") for number, label in enumerate(names)}
-        self._written = {label: f"{folder}/out/{name}" for label, name in names.items()}
+    def __init__(self, groups: Sequence[Group], ssh: str, folder: Path) -> None:
+        self.folder, self._began = folder, time.monotonic()
+        self._names = {label: name for group in groups for label, name in group.names.items()}
+        self._written = {label: f"{folder}/out/{name}" for label, name in self._names.items()}
         path = os.environ.get("PATH", os.defpath)
         env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
         env |= {"PATH": f"{folder / _PROGRAMS}:{path}", "PACELINE_PATH": path, "PACELINE_SSH": ssh}
-        env["PACELINE_REQUESTS"] = str(requests)
-        self._child = process.background(argv, env=env, log=folder / "report")
+        self._lines = dict[str, _Line]()
+        self._reports, self._children = list[Path](), list[subprocess.Popen[bytes]]()
+        for number, group in enumerate(groups):
+            self._begin(group, env, folder / f"requests-{number}", folder / f"report-{number}")
+
+    def _begin(self, group: Group, env: Mapping[str, str], requests: Path, report: Path) -> None:
+        requests.mkdir()
+        pssh = process.background(group.argv, env={**env, "PACELINE_REQUESTS": str(requests)}, log=report)
+        self._children.append(pssh)
+        self._reports.append(report)
+        self._lines |= {label: _Line(f"{requests}/{number}", pssh) for number, label in enumerate(group.names)}
 
     def usable(self) -> bool:
         """Whether all of them wait for a request."""
         self._wait(0.0, {})
-        alive = self._child.poll() is None and time.monotonic() - self._began < _USABLE_S
+        alive = all(child.poll() is None for child in self._children) and time.monotonic() - self._began < _USABLE_S
         return alive and all(line.pipe is not None and not line.broken for line in self._lines.values())
 
     def ask(self, stdin: IO[bytes], at: int, token: str, timeout_s: float, *, last: bool) -> dict[str, Output]:
@@ -144,7 +162,7 @@ class LiveAgents:
         except BaseException:
             self._end(0.0)
             raise
-        report = (self.folder / "report").read_text(encoding="utf-8", errors="replace")
+        report = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in self._reports)
         for label, name in self._names.items():
             if label in late:
                 output = written(self.folder, name)
@@ -165,11 +183,11 @@ class LiveAgents:
         outputs, seen = dict[str, Output](), dict[str, int]()
         waiting, began = dict(self._lines), time.monotonic()
         moved = began
-        while waiting and self._child.poll() is None:
+        while waiting:
             if time.monotonic() - began > timeout_s:
                 return outputs, set(waiting)
             for label, line in list(waiting.items()):
-                before = line.pipe, line.sent
+                before, over = (line.pipe, line.sent), line.pssh.poll() is not None
                 line.send(source, size)
                 if (line.pipe, line.sent) != before:
                     moved = time.monotonic()
@@ -178,7 +196,7 @@ class LiveAgents:
                     outputs[label], moved = output, time.monotonic()
                 elif output is not None and endless(output) is not None:  # it fills the disk here
                     timeout_s = min(timeout_s, time.monotonic() - began + _MORE_S)
-                if label in outputs or line.broken:
+                if label in outputs or line.broken or over:
                     del waiting[label]
             if time.monotonic() - moved >= hang_up_s:
                 for line in self._lines.values():
@@ -220,9 +238,12 @@ class LiveAgents:
         for line in self._lines.values():
             line.close()
         for wait_s, number in ((leave_s, signal.SIGINT), (1.0, signal.SIGKILL)):
-            try:
-                self._child.wait(wait_s)
-                return
-            except subprocess.TimeoutExpired:
-                self._child.send_signal(number)
-        self._child.wait()
+            until = time.monotonic() + wait_s
+            for child in self._children:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, until - time.monotonic()))
+            for child in self._children:
+                if child.poll() is None:
+                    child.send_signal(number)
+        for child in self._children:
+            child.wait()

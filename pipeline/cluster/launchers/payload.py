@@ -66,7 +66,7 @@ def agent_source(commands: tuple[str, ...]) -> bytes:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(agent.__file__).parent.glob("*.py")}
     needed = {name: texts[name] for name in needed_modules(commands, texts)}
     code = {name: marshal.dumps(_code(name)) for name in needed}
-    texts_apart = zlib.compress(marshal.dumps(needed, 2))  # a host that has no use for them leaves them packed
+    texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # a host that has no use for them leaves them packed
     modules = marshal.dumps((MAGIC_NUMBER, set(needed), texts_apart, code), 2)
     return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts["loader"].encode(), modules))
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +27,7 @@ from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.live_agents import LIFE_S, LiveAgents, may_run_programs
+from pipeline.cluster.launchers.live_agents import LIFE_S, Group, LiveAgents, may_run_programs
 from pipeline.cluster.launchers.payload import agent_argv, opening, prepare
 from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
@@ -42,6 +43,9 @@ INSTALL = {
     "darwin": "brew install pssh",
     "linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
+MOST_HOSTS = 200
+"""Of one pssh. It looks at all of its ssh in a signal handler, which each ssh that ends meanwhile calls within itself:
+of a thousand that end at once more than Python nests (RecursionError)."""
 _AT_ONCE = 8  # ssh clients that ask or end something here
 _FILES, _FILES_OF_HOST = 512, 16  # pssh was seen to open nine for each host, the live streams have three
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
@@ -153,6 +157,7 @@ class PsshLauncher(RemoteLauncher):
         return prepare(common, of_script=self._of_script)
 
     def python_of(self, host: Host) -> str | None:
+        """The interpreter that is asked for there; None: what is found."""
         return self._pythons.get(host.label, host.python)
 
     @property
@@ -176,19 +181,26 @@ class PsshLauncher(RemoteLauncher):
         }
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
-        outputs: dict[str, Output] = {}
-        for python in dict.fromkeys(map(self.python_of, hosts)):
-            group = [host for host in hosts if self.python_of(host) == python]
-            outputs.update(self._pssh_run(stdin, group, python, timeout_s))
-        return outputs
+        """As a rule one pssh for all of them."""
+        groups = self._groups(hosts)
+        if len(groups) == 1:
+            return self._pssh_run(stdin, groups[0], timeout_s)
+        with contextlib.ExitStack() as stack:
+            copies = [stack.enter_context(copy_of(stdin)) for _ in groups]
+            pool = stack.enter_context(ThreadPoolExecutor(len(groups)))
+            told = pool.map(self._pssh_run, copies, groups, repeat(timeout_s))
+            return {label: output for outputs in told for label, output in outputs.items()}
 
-    def _pssh_run(
-        self, stdin: IO[bytes], hosts: Sequence[Host], python: str | None, timeout_s: float
-    ) -> dict[str, Output]:
+    def _groups(self, hosts: Sequence[Host]) -> list[list[Host]]:
+        """Those of each pssh: it has one command, and so one interpreter, and can't watch any number of hosts."""
+        pythons = dict.fromkeys(map(self.python_of, hosts))
+        alike = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
+        return [group[at : at + MOST_HOSTS] for group in alike for at in range(0, len(group), MOST_HOSTS)]
+
+    def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
-            argv = self._pssh_argv(folder, hosts, python, timeout_s, "-I")
+            argv = self._pssh_argv(folder, "hosts", hosts, timeout_s, "-I")
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
                 done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5)
@@ -197,18 +209,17 @@ class PsshLauncher(RemoteLauncher):
             report = done.stdout + done.stderr
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
-    def _pssh_argv(
-        self, folder: Path, hosts: Sequence[Host], python: str | None, timeout_s: float, *more: str
-    ) -> list[str]:
-        """The command that runs the agent on ``hosts``, whose answers come in files below ``folder``."""
+    def _pssh_argv(self, folder: Path, listed: str, hosts: Sequence[Host], timeout_s: float, *more: str) -> list[str]:
+        """The command that runs the agent on ``hosts`` (one group), which are ``listed`` in a file of that name, and
+        whose answers come in files below ``folder``."""
         self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
-        (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
-        argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
+        (folder / listed).write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+        argv = [self._pssh, "-h", str(folder / listed), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
         argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), *more]
         argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
         if self.cluster.ssh_config:
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
-        return [*argv, remote_command(python)]
+        return [*argv, remote_command(self.python_of(hosts[0]))]
 
     def converse(
         self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
@@ -229,14 +240,21 @@ class PsshLauncher(RemoteLauncher):
         return outputs
 
     def _live_agents(self, hosts: Sequence[Host]) -> LiveAgents | None:
-        """None: they have several interpreters, and pssh has one command; or no program can be put before ssh here."""
-        pythons = set(map(self.python_of, hosts))
+        """None: no program can be put before ssh here."""
         folder = Path(tempfile.mkdtemp(prefix=leftovers.of_system("pssh")))
-        if len(pythons) > 1 or not may_run_programs(folder):
+        if not may_run_programs(folder):
             shutil.rmtree(folder)
             return None
-        argv = self._pssh_argv(folder, hosts, pythons.pop(), LIFE_S)
-        return LiveAgents(argv, self._ssh_program, folder, {host.label: pssh_name(host) for host in hosts})
+        for name in ("out", "err"):  # of several pssh that make them at once one would fail
+            (folder / name).mkdir()
+        groups = [
+            Group(
+                argv=self._pssh_argv(folder, f"hosts-{number}", group, LIFE_S),
+                names={host.label: pssh_name(host) for host in group},
+            )
+            for number, group in enumerate(self._groups(hosts))
+        ]
+        return LiveAgents(groups, self._ssh_program, folder)
 
     def _leave(self) -> None:
         """The agents that wait for a further request, if any, end."""
@@ -275,6 +293,14 @@ class PsshLauncher(RemoteLauncher):
 
         first = self.slow_s is None
         return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
+
+
+def copy_of(file: IO[bytes]) -> IO[bytes]:
+    """A temporary file with the same content, and a position of its own."""
+    copy = tempfile.TemporaryFile(prefix="paceline-")  # noqa: SIM115  (whoever asks for it closes it)
+    file.seek(0)
+    shutil.copyfileobj(file, copy)
+    return copy
 
 
 def remote_command(python: str | None) -> str:

@@ -44,7 +44,7 @@ def relay(
         "slow_s": launcher.slow_s or 0.0,
     }
     launcher.transfer = Transfer.begin(what, [fact.host for fact in nodes[1:]], total_bytes, nodes[0].host)
-    answers = launcher.ask_at_once(
+    answers = launcher.ask(
         asked,
         hosts=[host for host in launcher.cluster.hosts if host.label in wanted],
         timeout_s=launcher.short_s + _LISTENING_S + total_bytes / SLOWEST_BYTES_PER_S,
