@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +35,11 @@ from pipeline.cluster.launchers.slurm_queue import (
 )
 from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts
+from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts, NodeLost
 from pipeline.execution import dry_run
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.pipeline.test_planning import planned
-from tests.waiting import wait_until
+from tests.waiting import HANG_S, wait_until
 from trainers.core.config import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -109,11 +111,22 @@ def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_
         ({"sbatch": ["-N4"]}, r"'-N4' would make another job of it than the run needs; cluster\.nnodes="),
         ({"sbatch": ["--array 0-3"]}, r"'--array 0-3' would make another job .*; doit sweep"),
         ({"sbatch": ["--job-name=mine"]}, r"by its name the job is found again"),
+        ({"sbatch": ["--job=mine"]}, r"by its name the job is found again"),
+        ({"sbatch": ["--arr=0-3"]}, r"'--arr=0-3' would make another job .*; doit sweep"),
+        ({"sbatch": ["--exclusive --array=0-3"]}, r"'--exclusive --array=0-3' is more than one option"),
+        ({"sbatch": ["--comment=a job.sh"]}, r"'--comment=a job.sh' is more than one option; .*--comment='a b'"),
+        ({"sbatch": ["--quiet"]}, r"then it doesn't tell the number of the job"),
+        ({"setup": ["#SBATCH --array=0-3"]}, r"cluster\.setup: '#SBATCH --array=0-3' is an option of sbatch"),
     ],
 )
 def test_what_would_break_the_script_is_refused_by_name(change: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SETTINGS(**change)
+
+
+@pytest.mark.parametrize("option", ["-p gpu", "--partition gpu", "--comment='a b'", "--nodelist=n1", "--hold"])
+def test_options_that_only_look_alike_are_passed_on(option: str) -> None:
+    assert SETTINGS(sbatch=[option]).sbatch == [option]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,10 @@ def test_a_job_is_read_from_what_scontrol_prints() -> None:
     )
     assert not found.ended
     assert parse_job("42", "").ended
+    said = " Comment=x JobState=FAILED Reason=TimeLimit WorkDir=/a Restarts=7"
+    assert parse_job("42", SHOWN.format(state="RUNNING", reason="None", restarts=0, preempted="None") + said) == shown(
+        "RUNNING"
+    ), "a comment is no state"
 
 
 def test_a_waiting_job_tells_its_reason_its_place_and_what_would_let_it_start() -> None:
@@ -205,6 +222,8 @@ def test_a_refusal_is_slurms_own_word_and_what_helps() -> None:
     assert refused("sbatch: error: something new").hint is None
     down = refused("Batch job submission failed: Required partition not available (inactive or drain)")
     assert down.hint == "sinfo -s shows which partitions are up; cluster.partition=NAME"
+    for said, field in (("Invalid generic resource (gres)", "gres"), ("Invalid feature specification", "constraint")):
+        assert f"cluster.{field}=" in (refused(f"sbatch: error: {said}").hint or "")
     absent = refused("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: X\n")
     assert absent.what.startswith("Slurm is not configured on this computer, so nothing was submitted: resolve_ctls")
     assert absent.hint is not None
@@ -338,3 +357,37 @@ def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch:
     follower.close()
     text = "paceline: WARNING: job 42 is suspended by Slurm, and the run waits for it; scontrol resume 42 lets it go on"
     assert heard == [LogLine(host=plan.nodes[0].host, rank=None, text=text)]
+
+
+def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_follow, "_ASK_S", 0.1)
+    monkeypatch.setattr(job_follow, "BEAT_S", 0.1)
+    asked, answers, heard = threading.Event(), threading.Event(), list[Event]()
+
+    def gone() -> str:
+        asked.set()
+        answers.wait(HANG_S)
+        return "was taken away"
+
+    (node,) = (dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes[:1])
+    for name in ("log", "lease"):
+        (tmp_path / name).touch()
+    folder = JobFolder(tmp_path / "job", "job.sh")
+    folder.make("", {}, 1)
+    follower = JobFollower(dataclasses.replace(PLAN, nodes=(node,)), folder, 0, gone, heard.append)
+    try:
+        assert asked.wait(HANG_S)
+        os.utime(tmp_path / "lease", (0, 0))
+        (tmp_path / "log").write_text("0 | a step\n")
+        wait_until(lambda: (tmp_path / "lease").stat().st_mtime > 0 and len(heard) == 1)
+        answers.set()
+        wait_until(lambda: len(heard) == 2)
+    finally:
+        answers.set()
+        follower.close()
+    assert heard == [
+        LogLine(host=node.host, rank=0, text="a step"),
+        NodeLost(host=node.host, reason="was taken away"),
+    ]

@@ -1,4 +1,7 @@
-"""The live side of a batch job: its nodes' logs and ends, read from the folders that they share with the controller."""
+"""The live side of a batch job: its nodes' logs and ends, read from the folders that they share with the controller.
+
+The scheduler is asked in a thread of its own: one that hangs would keep the lease's beats and the output back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ _ASK_S = 5.0  # between two looks at the queue: what a node tells itself comes s
 
 
 class JobFollower:
-    """Follows every node of one start; one thread for all. ``emit`` is called from it.
+    """Follows every node of one start; one thread for all, and one that asks the scheduler. ``emit`` is called from the
+    first.
 
     Args:
         restart: which life of the job the start belongs to.
@@ -47,7 +51,9 @@ class JobFollower:
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
         self._looks = {node.node_rank: len(folder.looks(node.node_rank, plan.run_id)) for node in plan.nodes}
+        self._whys = ("", "")  # the two newest answers of ``gone``
         threads.start(self._follow, name="follow the job", on_error=self._failed)
+        threads.start(self._ask, name="ask the scheduler", on_error=self._failed)
 
     def stop(self) -> None:
         """Ask every node to end its part."""
@@ -64,9 +70,9 @@ class JobFollower:
         self._closing.set()
 
     def _follow(self) -> None:
-        alive = {node.node_rank: node for node in self._plan.nodes}
-        beaten, asked, why = time.monotonic(), time.monotonic(), ""
+        alive, beaten = {node.node_rank: node for node in self._plan.nodes}, time.monotonic()
         while alive and not self._closing.wait(_POLL_S):
+            whys = self._whys  # before the look: what a node has told itself by then comes first
             for node in list(alive.values()):
                 if self._look(node):
                     del alive[node.node_rank]
@@ -77,13 +83,17 @@ class JobFollower:
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
-            if alive and now - asked >= _ASK_S:
-                before, why = why, self._gone()
-                asked = time.monotonic()
-                self._say_standing()
-                for node in list(alive.values()) if before and why else []:  # their last words had time to come
-                    self._emit(NodeLost(host=node.host, reason=why))
-                    del alive[node.node_rank]
+            self._say_standing()
+            if all(whys):  # the second answer came after their last words had had time to come
+                for node in alive.values():
+                    self._emit(NodeLost(host=node.host, reason=whys[1]))
+                break
+        self._closing.set()
+
+    def _ask(self) -> None:
+        """What the scheduler says of the job, until all nodes have ended."""
+        while not self._closing.wait(_ASK_S):
+            self._whys = (self._whys[1], self._gone())
 
     def _say_standing(self) -> None:
         """Once when it begins."""

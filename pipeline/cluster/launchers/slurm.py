@@ -77,6 +77,9 @@ class SlurmConfig(ClusterConfig):
         for option in self.sbatch:
             if why := unfit(option):
                 raise ConfigError(f"cluster.sbatch: {option!r} {why}")
+        for line in self.setup:
+            if line.startswith("#SBATCH"):
+                raise ConfigError(f"cluster.setup: {line!r} is an option of sbatch; write it into cluster.sbatch")
 
 
 class SlurmLauncher(GrantedLauncher):

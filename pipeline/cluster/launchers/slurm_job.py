@@ -129,7 +129,8 @@ class BatchJob:
         if not said:
             return HostError(
                 f"{how}, and nothing is in {self.folder.path / OUTPUT}",
-                hint=f"paths.runs=<a folder that this computer and all nodes share>; scontrol show job {id_}",
+                hint="paths.runs=<a folder that this computer and all nodes share>; or cluster.setup has ended it; "
+                f"scontrol show job {id_}",
             )
         python = any("No such file" in line or "not found" in line for line in said)
         other = "cluster.python=<an interpreter that the nodes have>"

@@ -27,6 +27,8 @@ _REFUSALS = {
     "invalid qos": "sacctmgr show associations user=$USER shows yours; cluster.qos=NAME",
     "time limit": "cluster.time_limit=, at most what sinfo -o '%P %l' shows",
     "node configuration": "sinfo -N -o '%N %c %m %G' shows what nodes have; cluster.cpus_per_task, gres, mem within it",
+    "generic resource": "sinfo -o '%N %G' shows what nodes have; cluster.gres=",
+    "feature specification": "sinfo -o '%N %f' shows the features of nodes; cluster.constraint=",
     "more processors": "cluster.cpus_per_task= within what sinfo -N -o '%N %c' shows",
     "node count": "cluster.nnodes= within what sinfo -s shows",
     "contact slurm controller": "scontrol ping shows whether slurmctld answers",
@@ -81,8 +83,9 @@ class JobState:
 
 
 def parse_job(id_: str, text: str) -> JobState:
-    """The one line of ``scontrol -o show job``."""
-    fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+    """The one line of ``scontrol -o show job``. What people write (comments, paths) comes last and may look like more
+    fields: the first of a name counts."""
+    fields = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
     return JobState(
         id=id_,
         name=fields.get("JobName", ""),

@@ -25,6 +25,7 @@ _DECIDED = {
     **dict.fromkeys(("-D", "--chdir"), "it starts in the run folder"),
     **dict.fromkeys(("-M", "--clusters"), "SLURM_CONF= names the cluster"),
     **dict.fromkeys(("-W", "--wait", "--wrap", "--test-only", "-h", "--help", "-V", "--version"), "leave it out"),
+    **dict.fromkeys(("-Q", "--quiet"), "then it doesn't tell the number of the job"),
 }
 """Options of sbatch that would make something else of a run's job → what is said of it."""
 
@@ -34,11 +35,21 @@ def unfit(option: str) -> str:
     if not option.startswith("-") or not option.isprintable():
         return "is no option of sbatch; write [--exclusive]"
     try:
-        name = shlex.split(option, comments=True)[0].partition("=")[0]
+        words = shlex.split(option, comments=True)
     except ValueError as error:
         return f"is not quoted as a shell would read it: {error}"
-    instead = _DECIDED.get(name if name.startswith("--") else name[:2])
+    name, equals, _ = words[0].partition("=")
+    if len(words) > 2 or (len(words) == 2 and (equals or words[1].startswith("-"))):  # sbatch would run the last word
+        return "is more than one option; write [--exclusive,--comment=x], a value with spaces as [\"--comment='a b'\"]"
+    instead = _decided(name)
     return "" if instead is None else f"would make another job of it than the run needs; {instead}"
+
+
+def _decided(name: str) -> str | None:
+    """What is said of an option that the run decides, also where it is shortened as getopt takes it (--arr=0-3)."""
+    if not name.startswith("--"):
+        return _DECIDED.get(name[:2])
+    return next((said for known, said in _DECIDED.items() if known.startswith(name)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
