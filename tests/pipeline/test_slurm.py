@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.slurm_job import BatchJob
 from pipeline.cluster.launchers.slurm_queue import (
     JobState,
+    Queue,
     job_id,
     options_of,
     parse_job,
@@ -169,6 +171,70 @@ def test_the_number_of_a_job_is_found_below_what_a_sites_sbatch_greets_with() ->
     assert job_id("-----\n  Welcome to the cluster\n--> Verifying host (login1)...OK\n13;alpha\n") == "13"
     with pytest.raises(HostError, match="told no number of it: Welcome"):
         job_id("Welcome\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
+    """Slurm's commands, each a line for bash."""
+
+    def make(**programs: str) -> Queue:
+        for name in ("sbatch", "squeue", "scontrol", "scancel"):
+            path = tmp_path / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"#!/bin/bash\n{programs.get(name, '')}\n")
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+        return Queue()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "sbatch",
+    [
+        "echo 13",
+        "echo '13;alpha'",
+        "echo Submitted batch job 13",
+        "echo 13; echo; echo 2027",
+        "echo 13; exit 1",
+        "echo it is 1 node",
+    ],
+)
+def test_a_job_is_known_by_its_name_whatever_a_sites_own_sbatch_says(
+    site: Callable[..., Queue], tmp_path: Path, sbatch: str
+) -> None:
+    queue = site(sbatch=sbatch, squeue="echo 12 paceline-xx; echo 13 paceline-x-1; echo 14 other")
+    script = "#!/bin/bash\n#SBATCH --job-name=paceline-x-1\n"
+    assert queue.submit(script, folder=str(tmp_path), output="out", secrets={}) == "13"
+
+
+def test_a_refusal_on_standard_output_is_told(site: Callable[..., Queue], tmp_path: Path) -> None:
+    queue = site(sbatch="echo 'no budget left in 2027'; exit 1")
+    with pytest.raises(HostError, match="Slurm refused the job: no budget left in 2027"):
+        queue.submit("#SBATCH --job-name=paceline-x-1\n", folder=str(tmp_path), output="out", secrets={})
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "trouble"),
+    [
+        ("echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1", "slurm_load_jobs error: Socket timed out"),
+        ("echo Welcome", "Welcome"),
+    ],
+)
+def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_are_shown(
+    site: Callable[..., Queue], tmp_path: Path, scontrol: str, trouble: str
+) -> None:
+    queue = site(scontrol=scontrol)
+    assert queue.show("42") is None
+    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch.state = shown("PENDING")
+
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        batch.wait(lambda _: None, check)
+    assert batch.doing == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
 
 
 def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(

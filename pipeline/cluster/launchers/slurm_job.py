@@ -81,7 +81,9 @@ class BatchJob:
         pause_s, seen, told, since = 0.5, "", "", time.monotonic()
         while True:
             state = self._queue.show(self.state.id)
-            if state is not None:
+            if state is None:
+                self.doing = f"asking Slurm, which doesn't tell how job {self.state.id} stands: {self._queue.trouble}"
+            else:
                 self.state = state
                 if state.ended:
                     raise self._ended_early()

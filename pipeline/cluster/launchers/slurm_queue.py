@@ -35,6 +35,7 @@ _REFUSALS = {
 }
 """What sbatch says, in small letters → what helps."""
 
+_ID = re.compile(r"(\d+)(?:;\S*)?")  # as sbatch --parsable prints it; behind it the cluster's name
 _NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
 
 _NO_NODE = "a node that it needs is drained, down or reserved: sinfo -R says why"
@@ -105,9 +106,11 @@ def _set(value: str) -> str:
 
 
 class Queue:
-    """The commands of one Slurm cluster, as PATH has them."""
+    """The commands of one Slurm cluster, as PATH has them. ``trouble`` is why it last didn't tell how a job
+    stands; '': it did."""
 
     def __init__(self) -> None:
+        self.trouble = ""
         for program in ("sbatch", "squeue", "scontrol", "scancel"):
             if process.find(program) is None:
                 raise HostError(
@@ -116,7 +119,11 @@ class Queue:
                 )
 
     def submit(self, script: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
-        """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words."""
+        """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words.
+
+        A site may have put a program of its own in sbatch's place, whose greetings, numbers and exit code say little:
+        then the queue knows the job by its name.
+        """
         argv = [
             "sbatch",
             *options_of(script),
@@ -125,9 +132,16 @@ class Queue:
             f"--output={output.replace('%', '%%')}",
         ]
         done = process.run(argv, input=script.encode(), env={**_environment(), **secrets}, timeout_s=_TIMEOUT_S)
+        alone = _ID.fullmatch(done.stdout.strip())
+        if done.code == 0 and alone:
+            return alone[1]
+        if done.code == 0 or re.search(r"\d", done.stdout):
+            name = next((word.partition("=")[2] for word in argv if word.startswith("--job-name=")), "")
+            if name and (found := self.mine(name)):
+                return found[-1][0]
         if done.code != 0:
-            raise refused(done.stderr)
-        return job_id(done.stdout)
+            raise refused(done.stderr or done.stdout)
+        return job_id(done.stdout)  # it has ended already
 
     def rehearse(self, script: str) -> str:
         """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses the job, or would
@@ -169,13 +183,18 @@ class Queue:
 
     def show(self, id_: str) -> JobState | None:
         """How a job stands; without a state where Slurm has forgotten it. None: Slurm doesn't answer now."""
+        self.trouble = ""
         try:
             done = process.run(["scontrol", "-o", "show", "job", id_], env=_environment(), timeout_s=_TIMEOUT_S)
-        except PacelineError:
+        except PacelineError as error:
+            self.trouble = error.what
             return None
-        if done.code == 0:
+        if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
-        return JobState(id=id_) if "Invalid job id" in done.stderr + done.stdout else None
+        if "Invalid job id" in done.stderr + done.stdout:
+            return JobState(id=id_)
+        self.trouble = f"scontrol: {_words(done.stderr or done.stdout)}"
+        return None
 
     def place(self, job: JobState) -> str:
         """``place 3 of 12 in partition gpu``; '' where Slurm doesn't tell."""
@@ -209,13 +228,13 @@ def options_of(script: str) -> list[str]:
 
 def job_id(said: str) -> str:
     """The id that ``sbatch --parsable`` prints; a site's sbatch may greet in lines before it. Raises HostError."""
-    found = re.findall(r"^(\d+)(?:;\S*)?$", said, re.MULTILINE)
+    found = [match[1] for match in map(_ID.fullmatch, said.splitlines()) if match]
     if not found:
         raise HostError(
             f"sbatch has taken the job and told no number of it: {_words(said)}",
             hint="the same command finds the job by its name; doit stop ends it",
         )
-    return str(found[-1])
+    return found[-1]
 
 
 def refused(said: str) -> HostError:
