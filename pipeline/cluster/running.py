@@ -103,6 +103,7 @@ class RunningAttempt:
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
         self._looked = self._noted = 0.0
+        self._followed = False
 
     @property
     def ended_well(self) -> bool:
@@ -156,6 +157,7 @@ class RunningAttempt:
 
     def _follow(self) -> None:
         """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
+        self._followed = True
         self.watchers.on_start()
         self.watchers.on_event(self.plan)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -299,10 +301,13 @@ class RunningAttempt:
     def _after(self, *, keep_final: bool) -> None:
         """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes.
 
-        What could not be brought stays there: the next attempt asks for it (pipeline/cluster/earlier.py).
+        What could not be brought stays there: the next attempt asks for it (pipeline/cluster/earlier.py). The run
+        folder may be away for a while only (renamed, not mounted), or its disk be full, so that no end was noted.
         """
         self._fetch.wait(copied=not keep_final)
         heard = bool(self.ends) and self._folder_is_ours()
+        if not heard and self._followed and not self.launcher.capabilities.shares_run_dir:
+            return
         if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
             return
         if heard and not keep_final:

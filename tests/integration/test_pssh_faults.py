@@ -23,11 +23,13 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
-from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.contract.stub import RUN_TO_END, SLEEP, Stub
 from tests.lab_fixture import on
 from tests.waiting import HANG_S, promised_s
 
 pytestmark = pytest.mark.lab
+
+SAVED = "checkpoints/step-00000001.pt"
 
 
 @pytest.fixture
@@ -163,6 +165,41 @@ def test_a_removed_folder_on_the_controller_ends_the_run_on_every_host(pssh: Ben
     with pytest.raises(TrainingError, match=removed):
         pssh.run(stub, Then(lambda: shutil.rmtree(stub.run_dir)))
     assert pssh.left(stub) == 0
+
+
+def go_on_from_what_was_saved(pssh: Bench, stub: Stub) -> None:
+    config = json.loads((stub.run_dir / "config.json").read_text())
+    config["program"] = f"assert rank or (run / '{SAVED}').exists(), 'lost'\n{RUN_TO_END}"
+    (stub.run_dir / "config.json").write_text(json.dumps(config))
+    pssh.run(stub)
+
+
+def test_what_hosts_have_saved_outlives_a_runs_folder_that_is_away_for_a_while(pssh: Bench) -> None:
+    stub = pssh.stub(f"{RUN_TO_END}; {SLEEP}", stand_in=True)
+    away = stub.run_dir.with_name("not mounted")
+
+    def unmount() -> None:
+        stub.run_dir.rename(away)
+
+    with pytest.raises(TrainingError, match="was removed, or was taken by another command"):
+        pssh.run(stub, Then(unmount))
+    shutil.rmtree(stub.run_dir, ignore_errors=True)
+    away.rename(stub.run_dir)
+    assert not (stub.run_dir / SAVED).exists()
+    go_on_from_what_was_saved(pssh, stub)
+
+
+def test_what_hosts_have_saved_outlives_a_full_disk_here(pssh: Bench) -> None:
+    prints = "while True: print('x' * 20_000, flush=True); time.sleep(0.01)"
+    stub = pssh.stub(f"{RUN_TO_END}\n{prints}", stand_in=True)
+    log = stub.run_dir / "attempts" / "1" / "node0.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        pssh.run(stub)
+    assert pssh.left(stub) == 0
+    log.unlink()
+    go_on_from_what_was_saved(pssh, stub)
 
 
 @pytest.mark.long  # an agent that is killed, a folder that is removed here: above
