@@ -19,11 +19,13 @@ from tests.waiting import HANG_S
 
 @dataclass
 class ObjectStore:
-    """``env``: what a process needs to reach it. It can hold back what is sent under names with a certain end."""
+    """``env``: what a process needs to reach it. It can hold back what is sent under names with a certain end, and
+    refuse to give files with another (``refused_end``)."""
 
     url: str
     env: dict[str, str]
     held_end: str | None = None
+    refused_end: str | None = None
     reached: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
 
@@ -58,6 +60,13 @@ def running() -> Iterator[ObjectStore]:
         if store.held_end and environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(store.held_end):
             store.reached.set()
             store.goes_on.wait(HANG_S)
+        if (
+            store.refused_end
+            and environ["REQUEST_METHOD"] == "GET"
+            and environ["PATH_INFO"].endswith(store.refused_end)
+        ):
+            start_response("403 Forbidden", [])
+            return []
         return answers(environ, start_response)
 
     found: list[ObjectStore] = []

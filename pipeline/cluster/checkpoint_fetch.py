@@ -10,15 +10,16 @@ from pathlib import Path
 
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.core import threads
-from pipeline.core.specs import LaunchPlan, Outputs
+from pipeline.core.specs import LaunchPlan, LogLine, Outputs
 
 _COPY_S = 5.0
 _SHARE = 10  # a fetch that took a minute is followed by ten without one: encryption takes rank 0's processor time
 
 
 class CheckpointFetch:
-    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never). ``on_fetched`` is
-    called in that thread when a checkpoint is here."""
+    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never). In that thread
+    ``on_fetched`` is called when a checkpoint is here, and ``on_failed`` when the run folder can't be written: once,
+    until it can."""
 
     def __init__(
         self,
@@ -27,9 +28,11 @@ class CheckpointFetch:
         run_dir: Path,
         every_s: float,
         on_fetched: Callable[[], None] = lambda: None,
+        on_failed: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, every_s
-        self._on_fetched = on_fetched
+        self._on_fetched, self._on_failed = on_fetched, on_failed
+        self._has_failed = False
         self._thread: threading.Thread | None = None
         self._is_here = threading.Event()
         self._step, self._next = 0, time.monotonic() + every_s
@@ -52,6 +55,12 @@ class CheckpointFetch:
         began = time.monotonic()
         try:
             came = self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False)
+            self._has_failed = False
+        except OSError as error:
+            came = False
+            if not self._has_failed:
+                self._on_failed(error)
+            self._has_failed = True
         finally:
             self._is_here.set()
         if came:
@@ -59,6 +68,13 @@ class CheckpointFetch:
             self._on_fetched()
         now = time.monotonic()
         self._next = now + max(self._every_s, _SHARE * (now - began))
+
+
+def not_brought(plan: LaunchPlan, run_dir: Path, error: OSError) -> LogLine:
+    """What is told where ``run_dir`` can't be written."""
+    host = plan.nodes[0].host
+    text = f"WARNING: checkpoints can't be brought to {run_dir} ({error.strerror or error}); they stay on {host}"
+    return LogLine(host=host, rank=None, text=text)
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:

@@ -13,7 +13,7 @@ from typing import IO
 
 from pipeline.cluster import earlier, lost_hosts, starts
 from pipeline.cluster.agent.beats import newest_change
-from pipeline.cluster.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
 from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
@@ -96,7 +96,7 @@ class RunningAttempt:
         self._on_checkpoint = watchers.on_checkpoint or nothing
         is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
         every_s = 0.0 if is_here else plan.checkpoint_fetch_s
-        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s, self._on_checkpoint)
+        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s, self._on_checkpoint, self._not_fetched)
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
         self._shown: dict[str, int] = {}  # lines of a host's log that are known already
@@ -215,6 +215,19 @@ class RunningAttempt:
         if self.lost:
             following.look([servers[host] for host in self.lost])
 
+    def _not_fetched(self, error: OSError) -> None:
+        self.watchers.on_line(not_brought(self.plan, self.run_dir, error))
+
+    def _is_collected(self, *, final: bool) -> bool:
+        """Raises TrainingError, OSError: after a good end, whose results are wanted now."""
+        try:
+            return self.launcher.collect(self.plan, self.run_dir, final=final)
+        except OSError as error:
+            if final:
+                raise
+            self._not_fetched(error)
+            return False
+
     def _note_ranks(self) -> None:
         """Where the ranks stand, for `doit status`; a full disk, or a folder that was removed, is told elsewhere."""
         now = time.monotonic()
@@ -308,7 +321,7 @@ class RunningAttempt:
         heard = bool(self.ends) and self._folder_is_ours()
         if not heard and self._followed and not self.launcher.capabilities.shares_run_dir:
             return
-        if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
+        if heard and not self._is_collected(final=keep_final):
             return
         if heard and not keep_final:
             self._on_checkpoint()

@@ -47,9 +47,14 @@ class ObjectStore:
             self._filesystem.put_file(str(source), self._path(name))
 
     def get(self, name: str, target: Path) -> None:
-        """Raises DataError: also where it isn't there."""
+        """Raises FileNotFoundError: it isn't there. DataError: it can't be read now, or not be written here."""
         with self._explained("read"):
-            self._filesystem.get_file(self._path(name), str(target))
+            try:
+                self._filesystem.get_file(self._path(name), str(target))
+                return
+            except FileNotFoundError as error:
+                missing = error
+        raise FileNotFoundError(f"{name} isn't there") from missing
 
     def below(self) -> dict[str, int]:
         """The bytes of every file there, at any depth, by its path below the address. Raises DataError."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import leftovers
-from pipeline.core.errors import DataError
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 
@@ -88,7 +87,7 @@ class CheckpointMirror:
         about those that aren't.
 
         Raises:
-            DataError: nothing can be read there. OSError: the run folder can't be written.
+            DataError: one can't be read, so nobody knows whether it is whole. OSError: the run folder can't be written.
         """
         steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
         warnings: list[str] = []
@@ -98,7 +97,7 @@ class CheckpointMirror:
                 self._fetch(name, temporary)
                 _settle(temporary, run_dir / "checkpoints", name)
                 return _number(name), warnings
-            except (DataError, *DAMAGE) as error:
+            except DAMAGE as error:
                 warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -116,7 +115,7 @@ class CheckpointMirror:
             for file in ("best.json", "best.pt"):
                 self._store.get(f"{self._key}/{file}", folder / file)
             read_verified(folder / "best.pt")
-        except (DataError, *DAMAGE):  # of a run that keeps none, or overtaken by a newer one
+        except DAMAGE:  # of a run that keeps none, or overtaken by a newer one
             for file in ("best.json", "best.pt"):
                 (folder / file).unlink(missing_ok=True)
 

@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.core import documents, leftovers
-from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs.checkpoint_mirror import SETTING
@@ -82,7 +81,7 @@ class ScriptMirror:
         it isn't whole.
 
         Raises:
-            DataError: nothing can be read there. OSError: the run folder can't be written.
+            DataError: a copy can't be read. OSError: the run folder can't be written.
         """
         if _LIST not in self._store.names(self._key):
             return 0, []
@@ -94,7 +93,7 @@ class ScriptMirror:
                 self._fetch(name, about, temporary / "files")
             _settle(temporary / "files", run_dir)
             return len(listed), []
-        except (DataError, documents.DamagedError, *DAMAGE) as error:
+        except (documents.DamagedError, *DAMAGE) as error:
             return 0, [f"the copies of {self.shown} are not whole and are left there: {error}"]
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

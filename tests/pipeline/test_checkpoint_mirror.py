@@ -119,6 +119,26 @@ def test_damaged_copies_of_higher_steps_push_no_new_one_out(tmp_path: Path) -> N
     assert kept == [[10, 80, 90], [10, 20, 80, 90], [20, 30, 80, 90], [90, 100], [100, 110]]
 
 
+@pytest.mark.slow
+def test_a_copy_that_cannot_be_read_now_is_no_reason_to_go_on_from_an_older_one(
+    s3: ObjectStore, run_dir: Path, empty: Path
+) -> None:
+    mirroring = Mirroring(CheckpointMirror(f"s3://{BUCKET}/x", "abc"), run_dir, print)
+    mirroring.push()
+    save(run_dir, 20)
+    mirroring.push()
+    s3.refused_end = "20.pt"
+    again = Mirroring(CheckpointMirror(f"s3://{BUCKET}/x", "abc"), empty, print)
+    with pytest.raises(
+        DataError, match=rf"s3://{BUCKET}/x can't be read: PermissionError: Forbidden\n.*the same command"
+    ):
+        again.restore()
+    assert names(empty) == []
+    s3.refused_end = None
+    again.restore()
+    assert newest_step(empty) == 20
+
+
 def test_a_name_that_leads_elsewhere_is_not_followed(run_dir: Path, empty: Path, tmp_path: Path) -> None:
     side = {"sha256": "0", "step": 20, "metrics": "", "shards": {"../../evil": "0"}}
     (tmp_path / "mirror" / "abc").mkdir(parents=True)

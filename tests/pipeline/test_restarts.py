@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -173,11 +174,13 @@ class Collecting:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
-        self.brings, self.go_on = True, threading.Event()
+        self.brings, self.go_on, self.full = True, threading.Event(), False
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         self.asked.append(plan.outputs.resume)
         self.go_on.wait()
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return self.brings
 
 
@@ -214,3 +217,16 @@ def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_
     never.heard(80)
     never.wait()
     assert len(launcher.asked) == 1
+
+
+def test_a_run_folder_that_takes_no_checkpoint_is_told_once_and_tried_again(tmp_path: Path) -> None:
+    launcher, told = Collecting(), list[OSError]()
+    launcher.go_on.set()
+    where = plan("n0 10.0.0.1:22 uid 0")
+    fetch = CheckpointFetch(cast(Launcher, launcher), where, tmp_path, 1e-9, on_failed=told.append)
+    for full in (True, True, False, True):
+        launcher.full, fetch._next, fetch._step = full, 0.0, 0
+        fetch.heard(40)
+        fetch.wait()
+    assert len(launcher.asked) == 4
+    assert [error.strerror for error in told] == ["No space left on device"] * 2

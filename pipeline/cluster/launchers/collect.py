@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -22,6 +23,7 @@ from pipeline.runs.checkpoints import DAMAGE, read_verified
 
 SILENT_S = 10.0
 _LOOK_S = 0.5
+_OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
 _FAILURES = (OSError, PacelineError, ValueError, tarfile.TarError, EOFError)
 
 
@@ -40,6 +42,7 @@ def receive(
 
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
+        OSError: unless ``final``: ``run_dir`` can't be written.
     """
     host = connection.host
     patterns = outputs.final if final else outputs.resume
@@ -58,12 +61,19 @@ def receive(
         if not outputs.whole:
             _drop_older(run_dir, came)
     except _FAILURES as error:
-        if final:
-            raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+        _refuse(error, host, final=final)
         return False
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
+
+
+def _refuse(error: Exception, host: str, *, final: bool) -> None:
+    """Raise what ``receive`` raises, unless the files can be fetched later."""
+    if final:
+        raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+    if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
+        raise error
 
 
 def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> None:
