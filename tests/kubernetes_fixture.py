@@ -18,6 +18,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ class RefusedError(Exception):
 class FakeCluster:
     """One cluster with a namespace. ``groups`` are the APIs that it serves; ``unschedulable`` keeps a job's pods but
     the first from running, ``unpulled`` all of them; ``refusal`` answers the next manifests;
-    ``busy`` is how many questions are put off."""
+    ``busy`` is how many questions are put off, for an hour if one asks the server; ``page`` is what something else on
+    the way answers instead."""
 
     folder: Path
     groups: list[str] = field(default_factory=lambda: list(GROUPS))
@@ -60,6 +62,7 @@ class FakeCluster:
     unpulled: str = ""
     refusal: RefusedError | None = None
     busy: int = 0
+    page: str = ""
     jobs: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
     made: list[Object] = field(default_factory=list)
@@ -251,12 +254,15 @@ class _Handler(BaseHTTPRequestHandler):
                 text = value if isinstance(value, str) else json.dumps(value)
         except RefusedError as error:
             code, text = error.code, json.dumps(error.status)
+        text = self.cluster.page or text
         if not text.startswith(("{", "[")):
             kind = "text/plain"
         data = text.encode()
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        if code == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", "3600")
         self.end_headers()
         self.wfile.write(data)
 
@@ -337,14 +343,14 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
                 server.shutdown()
 
 
-def kubeconfig(server: str) -> str:
+def kubeconfig(server: str, user: Object | None = None) -> str:
     """kubectl's configuration with one context."""
     value = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
         "clusters": [{"name": "here", "cluster": {"server": server}}],
-        "users": [{"name": "me", "user": {"token": "t"}}],
+        "users": [{"name": "me", "user": user or {"token": "t"}}],
         "contexts": [{"name": "test", "context": {"cluster": "here", "user": "me", "namespace": NAMESPACE}}],
     }
     text: str = yaml.safe_dump(value)

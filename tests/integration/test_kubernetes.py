@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import launchers, preflight
+from pipeline.cluster.launchers.kubernetes_api import Api
+from pipeline.cluster.launchers.kubernetes_errors import UnansweredError
+from pipeline.cluster.launchers.kubernetes_job import PodsJob
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LogLine
@@ -93,6 +96,38 @@ def test_no_configuration_another_context_and_a_silent_server_are_told(
     error = refusals_again(bench)
     assert error.what.startswith("the cluster's API server http://127.0.0.1:9 can't be reached: ")
     assert "refused" in error.what
+
+
+def test_a_login_program_of_the_configuration_that_fails_is_told_in_its_words(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    login, path = tmp_path / "login", tmp_path / "config"
+    login.write_text("#!/bin/sh\necho run: cloud login >&2\nexit 1\n")
+    login.chmod(0o755)
+    user = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login), "interactiveMode": "Never"}
+    }
+    path.write_text(kubeconfig("http://127.0.0.1:9", user))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    said = f"the login that kubectl's configuration {path} names failed: exec: process returned 1. run: cloud login"
+    assert refusals_again(bench).what == said
+    assert capfd.readouterr().err == ""
+
+
+def test_an_api_that_asks_for_patience_and_a_page_in_its_place_are_told_at_once_and_end_no_run(
+    kubernetes: FakeCluster, tmp_path: Path
+) -> None:
+    api = Api("job", context=None, namespace=None, connect_s=5.0)
+    job = PodsJob(api, lambda _: {}, run="x", run_dir=tmp_path, nnodes=1)
+    kubernetes.busy = 1
+    with pytest.raises(UnansweredError, match=r"can't answer now \(503\)"):
+        api.jobs("x")
+    kubernetes.page = "<html>\n Please\x1b[31m log in"
+    with pytest.raises(UnansweredError, match=r"doesn't answer as a cluster's API: <html> Please\\x1b\[31m log in"):
+        api.jobs("x")
+    with pytest.raises(UnansweredError):
+        api.create({"metadata": {"name": "x"}})
+    assert job.gone(0) == ""
 
 
 def refusals_again(bench: Bench) -> HostError:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.cluster.launchers.kubernetes_errors import RefusalError, UnansweredError, refused
 from pipeline.cluster.launchers.kubernetes_manifest import JOB, KINDS, RUN, Kind, Manifest
 from pipeline.core.errors import HostError, suggestion
+from pipeline.core.printable import printable
 from trainers.core.installer import install
 
 Object = dict[str, Any]
 T = TypeVar("T")
 
 _READ_S = 30.0
+_SHOWN = 100  # characters of an answer that isn't understood
 _LOG_LINES = 20
 
 
@@ -51,37 +55,30 @@ class Api:
         kind = self.kind
         options: Object = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
         create = self._custom.create_namespaced_custom_object
-        self._do(lambda: create(*self._place(kind), manifest, _request_timeout=self._timeout, **options))
+        self._ask(lambda: create(*self._place(kind), manifest, **self._raw(), **options), "metadata")
 
     def get(self, name: str) -> Object | None:
         """The job; None: there is none of that name. Raises HostError."""
         get = self._custom.get_namespaced_custom_object
         try:
-            found: Object = self._do(lambda: get(*self._place(self.kind), name, _request_timeout=self._timeout))
+            return self._ask(lambda: get(*self._place(self.kind), name, **self._raw()), "metadata")
         except RefusalError as error:
             if error.status == 404:
                 return None
             raise
-        return found
 
     def jobs(self, run: str) -> list[Object]:
         """The jobs that are labelled for this run, the newest last. Raises HostError."""
         listed = self._custom.list_namespaced_custom_object
         selector = f"{RUN}={run}"
-        answer: Object = self._do(
-            lambda: listed(*self._place(self.kind), label_selector=selector, _request_timeout=self._timeout)
-        )
-        return sorted(answer["items"], key=lambda job: str(job["metadata"].get("creationTimestamp")))
+        jobs = self._items(lambda: listed(*self._place(self.kind), label_selector=selector, **self._raw()))
+        return sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
     def delete(self, name: str) -> None:
         """Let the API end a job and its pods; one that is gone is no error. Raises HostError."""
         delete = self._custom.delete_namespaced_custom_object
         try:
-            self._do(
-                lambda: delete(
-                    *self._place(self.kind), name, propagation_policy="Background", _request_timeout=self._timeout
-                )
-            )
+            self._do(lambda: delete(*self._place(self.kind), name, propagation_policy="Background", **self._raw()))
         except RefusalError as error:
             if error.status != 404:
                 raise
@@ -102,7 +99,7 @@ class Api:
             rows = self._items(lambda: listed(self.namespace, field_selector="type=Warning", **self._raw()))
         except HostError:
             return []
-        mine = [row for row in rows if (row["involvedObject"].get("name") or "").startswith(job)]
+        mine = [row for row in rows if ((row.get("involvedObject") or {}).get("name") or "").startswith(job)]
         mine.sort(key=lambda row: str(row.get("lastTimestamp") or row.get("eventTime") or ""))
         return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in mine]
 
@@ -119,7 +116,7 @@ class Api:
         """A volume claim; None: it may not be read. Raises HostError: there is none of that name."""
         read = self._core.read_namespaced_persistent_volume_claim
         try:
-            answer: Object = json.loads(self._do(lambda: read(name, self.namespace, **self._raw())).data)
+            return self._ask(lambda: read(name, self.namespace, **self._raw()), "spec")
         except RefusalError as error:
             if error.status == 403:
                 return None
@@ -129,7 +126,6 @@ class Api:
                 f"cluster.pvc={name} is not in namespace {self.namespace}",
                 hint=f"{self.kubectl} get pvc shows the claims that are",
             ) from error
-        return answer
 
     def served(self) -> list[str]:
         """The names for ``cluster.kind=`` of which the cluster knows the resource; [] where it doesn't tell."""
@@ -149,8 +145,23 @@ class Api:
         return {"_preload_content": False, "_request_timeout": self._timeout}
 
     def _items(self, ask: Callable[[], Any]) -> list[Object]:
-        items: list[Object] = json.loads(self._do(ask).data)["items"]
-        return items
+        items: list[Object] | None = self._ask(ask, "items")["items"]
+        return items or []
+
+    def _ask(self, ask: Callable[[], Any], holds: str) -> Object:
+        """The object that the API answers with, which has the field ``holds``. Raises RefusalError, UnansweredError:
+        also where something else answers, such as a proxy's page of login."""
+        said = bytes(self._do(ask).data).decode(errors="replace")
+        try:
+            answer = json.loads(said)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or holds not in answer:
+            raise UnansweredError(
+                f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(said.split()))[:_SHOWN]}",
+                hint=f"{self.kubectl} get pods, which may log you in again; a proxy on the way is named by HTTPS_PROXY",
+            )
+        return answer
 
     def _do(self, ask: Callable[[], T]) -> T:
         """Raises RefusalError, UnansweredError."""
@@ -184,8 +195,10 @@ def _connected(context: str | None) -> tuple[Any, str]:
             f"cluster.launcher=kubernetes needs the package kubernetes, which is not installed here ({error})",
             hint=install("kubernetes"),
         ) from error
+    from urllib3 import Retry
+
     settings = client.Configuration()
-    settings.retries = 1
+    settings.retries = Retry(1, respect_retry_after_header=False)  # it would sleep for as long as the server likes
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
         if "KUBERNETES_SERVICE_HOST" not in os.environ or context is not None:
@@ -200,7 +213,13 @@ def _connected(context: str | None) -> tuple[Any, str]:
         rows = {row["name"]: row["context"] for row in known}
         if context is not None and context not in rows:
             raise HostError(f"cluster.context={context} is not in {files}; {suggestion(context, rows)}")
-        config.load_kube_config(files, context=context, client_configuration=settings)
+        with _complaints() as failed:
+            config.load_kube_config(files, context=context, client_configuration=settings)
+        if failed:
+            raise HostError(
+                f"the login that kubectl's configuration {files} names failed: {'; '.join(failed)}",
+                hint="kubectl get pods, which may log you in again",
+            )
     except HostError:
         raise
     except Exception as error:  # the loader lets whatever a damaged file causes through
@@ -208,6 +227,19 @@ def _connected(context: str | None) -> tuple[Any, str]:
         raise HostError(f"kubectl's configuration {files} can't be used: {said}", hint="kubectl config view") from error
     chosen = rows[context] if context is not None else current["context"]
     return client.ApiClient(settings), chosen.get("namespace") or "default"
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """What the client logs meanwhile: a login program that fails is an error line there, and then it asks as nobody."""
+    said = list[str]()
+    heard, root = logging.Handler(logging.ERROR), logging.getLogger()
+    heard.emit = lambda record: said.append(printable(" ".join(record.getMessage().split())))  # type: ignore[method-assign]
+    root.addHandler(heard)
+    try:
+        yield said
+    finally:
+        root.removeHandler(heard)
 
 
 def _own_namespace() -> str:

@@ -89,7 +89,7 @@ class PodsJob:
         """
         pause_s, told = 0.5, ""
         while True:
-            with contextlib.suppress(UnansweredError):  # it may have waited for hours, and the API answers again
+            try:
                 job, pods = self._api.get(self.name), self._look(self.name)
                 if outcome := self._ended_early(job, pods):
                     say(f"{outcome.text.partition(';')[0]}; another job is created")
@@ -98,6 +98,8 @@ class PodsJob:
                 if hint and self.doing != told:
                     told = self.doing
                     say(f"WARNING: {self.doing}; {hint}")
+            except UnansweredError as error:  # it may have waited for hours, and the API answers again
+                self.doing = f"waiting for {self._title()}: {error.what}"
             self.folder.beat()  # pods that run already wait for the others
             until = time.monotonic() + pause_s
             while time.monotonic() < until:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cluster.launchers.base import Outcome
+from pipeline.core.printable import printable
 
 _STARTING = ("ContainerCreating", "PodInitializing")
 
@@ -109,7 +110,7 @@ def _taken(status: Mapping[str, Any]) -> str:
 
 
 def _words(said: Mapping[str, Any]) -> str:
-    reason, message = said.get("reason") or "", " ".join((said.get("message") or "").split())
+    reason, message = said.get("reason") or "", printable(" ".join((said.get("message") or "").split()))
     return f"{reason}: {message}" if reason and message else reason or message
 
 
