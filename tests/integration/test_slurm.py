@@ -132,6 +132,21 @@ def test_a_preempted_job_goes_on_in_the_same_job_when_slurm_grants_it_again(slur
     assert len(list((stub.run_dir / "slurm").iterdir())) == 1
 
 
+@pytest.mark.long
+def test_a_preempted_job_that_may_not_be_requeued_is_replaced_by_another(slurm: Slurm, bench: Bench) -> None:
+    stub, said = bench.stub(RESUMED, stand_in=True), list[str]()
+
+    def preempt() -> None:
+        (stub.run_dir / "went-on").touch()
+        slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+
+    hosts = Hosts(settings(bench, sbatch=["--no-requeue"]).cluster)
+    run_attempt(stub.spec(), closing(hosts), Watchers(on_line=WhenUp(preempt).append, on_job=said.append))
+    assert len({re.findall(r"job (\d+) was submitted", text)[0] for text in said if "submitted" in text}) == 2
+    assert any("was preempted by Slurm, which doesn't requeue it" in text for text in said), said
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+
+
 FAILS_UNTIL = """
 if (run / 'again').exists():
     finish(rank, run)

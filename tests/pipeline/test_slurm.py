@@ -336,6 +336,14 @@ def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: JobState) -> 
     assert "the run will go on from its last checkpoint" in outcome.text
 
 
+def test_a_preempted_job_that_slurm_does_not_requeue_is_replaced() -> None:
+    outcome = why_it_ended(shown("RUNNING"), shown("PREEMPTED", preempted="2026-01-01T00:00:00"), [])
+    assert outcome.again
+    assert outcome.text.startswith(
+        "job 42 was preempted by Slurm, which doesn't requeue it; another job takes its place"
+    )
+
+
 def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "job", "job.sh")
     folder.make("#!/bin/bash\n", {"do": "job"}, 2)

@@ -208,6 +208,15 @@ def _connected(context: str | None) -> tuple[Any, str]:
             )
         config.load_incluster_config(client_configuration=settings)
         return client.ApiClient(settings), _own_namespace()
+    return client.ApiClient(settings), _load(config, files, context, settings)
+
+
+def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
+    """Read kubectl's configuration into ``settings``; the namespace that it names. Raises HostError.
+
+    Args:
+        config: the client's module.
+    """
     try:
         known, current = config.list_kube_config_contexts(files)
         rows = {row["name"]: row["context"] for row in known}
@@ -225,8 +234,8 @@ def _connected(context: str | None) -> tuple[Any, str]:
     except Exception as error:  # the loader lets whatever a damaged file causes through
         said = " ".join(str(error).split())
         raise HostError(f"kubectl's configuration {files} can't be used: {said}", hint="kubectl config view") from error
-    chosen = rows[context] if context is not None else current["context"]
-    return client.ApiClient(settings), chosen.get("namespace") or "default"
+    chosen: Object = rows[context] if context is not None else current["context"]
+    return str(chosen.get("namespace") or "default")
 
 
 @contextmanager

@@ -289,6 +289,11 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
             text=f"{name} was {why} by Slurm and waits in the queue again; the run will go on from its last checkpoint",
             again=True,
         )
+    if now.state == "PREEMPTED":
+        text = (
+            f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and the run will go"
+        )
+        return Outcome(text=f"{text} on from its last checkpoint", again=True)
     if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
         return Outcome(
             text=f"{name} was out of memory: a process had more than Slurm allows it there{said}",
