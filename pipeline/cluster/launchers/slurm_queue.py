@@ -283,17 +283,8 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     """
     said = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
-    if now.restarts > before.restarts or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
-        why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
-        return Outcome(
-            text=f"{name} was {why} by Slurm and waits in the queue again; the run will go on from its last checkpoint",
-            again=True,
-        )
-    if now.state == "PREEMPTED":
-        text = (
-            f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and the run will go"
-        )
-        return Outcome(text=f"{text} on from its last checkpoint", again=True)
+    if taken := _taken_off(before, now, said):
+        return taken
     if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
         return Outcome(
             text=f"{name} was out of memory: a process had more than Slurm allows it there{said}",
@@ -317,6 +308,18 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
             cause="host",
         )
     return Outcome(text=said.strip())
+
+
+def _taken_off(before: JobState, now: JobState, said: str) -> Outcome | None:
+    """That Slurm wanted the job's nodes for others, or lost one, so that the run goes on on others; None: it didn't."""
+    name, goes_on = f"job {now.id}", "the run will go on from its last checkpoint"
+    if now.restarts > before.restarts or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+        why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
+        return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
+    if now.state == "PREEMPTED":
+        text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
+        return Outcome(text=text, again=True)
+    return None
 
 
 _OPTIONS = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
