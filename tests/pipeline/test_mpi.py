@@ -55,11 +55,13 @@ def test_the_command_is_the_one_that_was_read_by_a_person(name: str, mpirun: Mpi
 def test_a_plan_shows_the_command_for_each_host_and_no_value_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb:1\n")
     hosts = f"cluster.hostfile={tmp_path / 'hosts'}"
+    ssh = (f"cluster.ssh_config={tmp_path}/hosts", "cluster.connect_timeout_s=44.5")
     plan = planned(
-        tmp_path, "cluster=mpi", hosts, "+cluster.env.API_KEY=hunter22", "trainer.global_batch_size=48"
+        tmp_path, "cluster=mpi", hosts, *ssh, "+cluster.env.API_KEY=hunter22", "trainer.global_batch_size=48"
     ).launch
     commands = plan.submission.splitlines()
     assert [command.split()[:3] for command in commands] == [["mpirun", "--host", "a"], ["mpirun", "--host", "b"]]
+    assert plan.submission.count("-o ConnectTimeout=45'") == 2, "ssh takes whole seconds"
     assert "hunter22" not in plan.submission
     assert [(node.nproc_per_node, node.first_rank) for node in plan.nodes] == [(2, 0), (1, 2)]
 
@@ -152,6 +154,16 @@ def test_which_mpirun_it_is(version: str, why: str) -> None:
             Output(stderr=FRAMED.format(why="No route to host"), code=1),
             r"unreachable: No route to host",
             "ssh -F cfg node1 true",
+        ),
+        (
+            Output(stderr="Connection timed out during banner exchange\n" + FRAMED.format(why="?"), code=1),
+            r"unreachable: Connection timed out during banner exchange",
+            "ssh -F cfg node1 true; cluster.connect_timeout_s=",
+        ),
+        (
+            Output(stderr="recv() failed: Connection timed out (110)\nA process that was unable to reliably start"),
+            r"mpirun's daemon didn't come up there",
+            "no firewall",
         ),
         (
             Output(stderr="bash: line 1: orted: command not found\n" + FRAMED.format(why="?"), code=127),

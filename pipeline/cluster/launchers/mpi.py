@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -108,7 +109,8 @@ class MpiLauncher(RemoteLauncher):
         return {"local": False, "names": [host.name for host in self.cluster.hosts]}
 
     def _mpirun(self, program: str, tmp: str, ssh_config: str | None) -> mpi_command.Mpirun:
-        args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10") if ssh_config else ()
+        within = f"ConnectTimeout={math.ceil(self.cluster.connect_timeout_s)}"
+        args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", within) if ssh_config else ()
         settings = self.cluster.settings
         return mpi_command.Mpirun(
             program=program,

@@ -13,6 +13,9 @@ from pipeline.core.specs import Host
 
 _VERSION = re.compile(r"\(Open MPI\) (\d[\w.]*)")
 _MPICH = re.compile(r"HYDRA|MPICH|Intel\(R\) MPI")
+_LATE = re.compile(  # ssh's words; those of mpirun's own links end with an errno
+    r"(?:Connection|Operation) timed out(?: during banner exchange)?(?! \()|Connection to \S+ port \d+ timed out"
+)
 _FRAME = re.compile(r"-{10,}\s*")
 _MOST_LINES = 4  # of one of its framed messages: what follows is advice for every case there is
 
@@ -70,9 +73,15 @@ def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str 
     return (
         of_ssh(host, output, ssh_config)
         or login_errors.of_interpreter(host, output, ssh)
+        or _of_slow_ssh(output, ssh)
         or _of_mpirun(output, ssh, network)
         or (f"mpirun ended with exit code {output.code} and no answer{_quoted(host, output)}", f"{ssh} true")
     )
+
+
+def _of_slow_ssh(output: Output, ssh: str) -> tuple[str, str] | None:
+    late = _LATE.search(output.stderr)
+    return late and (f"unreachable: {late[0].strip()}", f"{ssh} true; cluster.connect_timeout_s= if it is only slow")
 
 
 def _of_mpirun(output: Output, ssh: str, network: str | None) -> tuple[str, str] | None:
