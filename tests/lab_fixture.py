@@ -40,20 +40,30 @@ def require_mpirun() -> None:
 @contextmanager
 def firewall(lab: Lab, host: str, verdict: str) -> Iterator[None]:
     """The host lets new TCP connections to its ssh server through; others that come over eth0 meet ``verdict``
-    (``drop``, ``reject with tcp reset``). Skips the test where the machine has no nftables."""
+    (``drop``, ``reject with tcp reset``)."""
+    with _filtered(lab, host, f"ct state established,related accept; tcp dport 22 accept; {_OVER_ETH0} {verdict}"):
+        yield
+
+
+@contextmanager
+def large_packets_lost(lab: Lab, host: str) -> Iterator[None]:
+    """A router before the host drops what is larger than 600 bytes, but for ssh's, and nobody is told."""
+    with _filtered(lab, host, f"tcp dport 22 accept; tcp sport 22 accept; {_OVER_ETH0} meta length > 600 drop"):
+        yield
+
+
+_OVER_ETH0 = 'iifname "eth0" meta l4proto tcp'
+
+
+@contextmanager
+def _filtered(lab: Lab, host: str, rules: str) -> Iterator[None]:
+    """The host's incoming packets meet ``rules``. Skips the test where the machine has no nftables."""
     program = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
     if program is None:
         pytest.skip("needs nft: apt-get install nftables")
     nft = ["ip", "netns", "exec", lab.host(host).namespace, program]
-    rules = f"""table inet paceline_test {{
-        chain input {{
-            type filter hook input priority 0
-            ct state established,related accept
-            tcp dport 22 accept
-            iifname "eth0" meta l4proto tcp {verdict}
-        }}
-    }}"""
-    subprocess.run([*nft, "-f", "-"], input=rules, text=True, check=True)
+    table = f"table inet paceline_test {{ chain input {{ type filter hook input priority 0; {rules}; }}; }}"
+    subprocess.run([*nft, "-f", "-"], input=table, text=True, check=True)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from pipeline.core.specs import NodeFacts
 _LONGEST_LIST = 10  # lines
 _NAMED = 3  # hosts in a line
 _UNRESOLVED = "can't resolve it: "  # how pipeline/cluster/agent/reach.py begins
+_LARGE_LOST = "small packets pass, large ones are lost"  # what it says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,12 @@ def _mend_address(fact: NodeFacts) -> str:
 def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     """Another network where every host has one, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
+    if failure.why == _LARGE_LOST:
+        device = source.interface or target.interface or "INTERFACE"
+        return (
+            f"tracepath -n {target.address} on {source.host} shows where; sudo ip link set dev {device} mtu 1400 on "
+            "both, or what that shows; or let ICMP's 'fragmentation needed' through the firewalls between them"
+        )
     tool = "ip6tables" if ":" in source.address else "iptables"
     rule = f"sudo {tool} -I INPUT -p tcp -s {source.address} -j ACCEPT"
     firewall = f"let TCP between the hosts through, at every port (on {target.host}: {rule}, and so on)"

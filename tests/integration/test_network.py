@@ -16,7 +16,7 @@ from pipeline.runs import meeting
 from pipeline.runs.folder import RunFolder
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
-from tests.lab_fixture import firewall, second_network
+from tests.lab_fixture import firewall, large_packets_lost, second_network
 from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.lab
@@ -43,6 +43,17 @@ def test_preflight_names_the_way_that_a_firewall_closes_and_what_opens_it(cluste
     assert rows[0].startswith(f"  node1 can't reach node0 ({first}, ports ")
     assert rows[0].endswith(" over eth0): timed out after 4 s")
     assert f"on node0: sudo iptables -I INPUT -p tcp -s {second} -j ACCEPT" in hint
+
+
+def test_preflight_names_the_way_on_which_large_packets_are_lost(cluster: Cluster, lab: Lab) -> None:
+    with large_packets_lost(lab, "node1"), pytest.raises(HostError) as caught:
+        preflight.examine(cluster).refuse()
+    _, *rows, hint = str(caught.value).splitlines()
+    assert len(rows) == 1, "the way from node1 to node0 carries them"
+    assert rows[0].startswith(f"  node0 can't reach node1 ({lab.hosts[1].address}:")
+    assert rows[0].endswith(" over eth0): small packets pass, large ones are lost")
+    assert f"tracepath -n {lab.hosts[1].address} on node0" in hint
+    assert "sudo ip link set dev eth0 mtu 1400" in hint
 
 
 def test_a_run_is_not_started_where_the_hosts_cannot_reach_each_other(pssh: Bench, lab: Lab) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import probe, reach
+from pipeline.cluster.agent import addresses, probe, reach
 
 HELLO, ANSWER = "hello-1", "answer-1"
 
@@ -82,6 +82,29 @@ def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monke
 @pytest.mark.slow
 def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
     assert checked(nodes(2), 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
+
+
+@pytest.mark.slow
+def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_listens_in_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = nodes(2)
+    two[1]["address"] = "both"
+    known = {"both": [(socket.AF_INET, ("127.0.0.2", 0)), (socket.AF_INET, ("255.255.255.255", 0))]}
+    alone = [(socket.AF_INET, ("127.0.0.1", 0))]
+    monkeypatch.setattr(addresses.Names, "places", lambda _, address: known.get(address, alone))
+    monkeypatch.setattr(reach, "listening", lambda _, port: [socket.create_server(("127.0.0.2", port))])
+    two[0]["ports"] = []
+    assert checked(two, 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hasty")
+def test_a_node_that_answered_and_left_has_not_lost_large_packets() -> None:
+    two = nodes(2)
+    with replying(two[1]["address"], two[1]["ports"][0], f"{ANSWER} 1\n".encode()):
+        (answer,) = checked(two, 0)
+    assert answer["failed"] == []
 
 
 @pytest.mark.slow

@@ -30,7 +30,12 @@ RETRY_OF_ONE_S = 0.002  # few nodes try each other sooner again: they begin near
 LOOK_S = 0.02  # how often the clock is looked at, and what a name server said
 AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
 LINE_BYTES = 1024  # of what the other side says
+LARGE = b"." * 12_000  # more than the largest packet of any network in use, 9,000 bytes
+LARGE_TO = 4  # nodes that one sends it to: the same switches and tunnels lead to the rest
+LARGE_S = 1.5  # a node that has left sooner proves nothing
 FOREIGN = "another program answers there"
+LOST = "small packets pass, large ones are lost"
+WHOLE = "whole"
 
 
 def reach(request: Json) -> None:
@@ -70,7 +75,7 @@ class Check:
     def run(self) -> Json:
         taken = self.listen()
         targets = [(other, port) for other in self.others for port in self.nodes[other]["ports"]]
-        waiting = [Dial(self, other, port) for other, port in reversed(targets)]
+        waiting = [Dial(self, other, port, large=self.gets_large(other, port)) for other, port in reversed(targets)]
         failed: list[Json] = []
         while waiting or self.active:
             while waiting and len(self.active) < AT_ONCE:
@@ -81,10 +86,13 @@ class Check:
             self.active = [dial for dial in self.active if not dial.over]
             failed += [{"node": dial.node, "port": dial.port, "why": dial.why} for dial in over if dial.why]
         self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # a late one may be refused by nobody
-        self.step_while(lambda: bool(self.greeted), 5 * RETRY_S)  # the other closes first: the port is free at once
+        self.step_while(lambda: bool(self.greeted), CONNECT_S + 5 * RETRY_S)  # the other closes first: the port is free
         own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
         failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
         return {"taken": taken, "failed": failed}
+
+    def gets_large(self, other: int, port: int) -> bool:
+        return other in self.others[:LARGE_TO] and port == self.nodes[other]["ports"][0]
 
     def step_while(self, wanted: Callable[[], bool], longest_s: float) -> None:
         until = time.monotonic() + longest_s
@@ -126,9 +134,15 @@ class Check:
         if data is None:
             return
         said += data
-        if guest in self.greeted or not data or b"\n" not in said:
-            if not data or len(said) > LINE_BYTES:
-                self.leave(guest)
+        if not data or len(said) > (len(LARGE) if guest in self.greeted else LINE_BYTES):
+            self.leave(guest)
+            return
+        if guest in self.greeted:
+            if len(said) == len(LARGE):
+                with contextlib.suppress(OSError):
+                    guest.send(f"{WHOLE}\n".encode())
+            return
+        if b"\n" not in said:
             return
         word, _, node = said.decode("ascii", "replace").strip().partition(" ")
         if word != self.hello or not node.isdecimal():
@@ -138,6 +152,7 @@ class Check:
             guest.send(f"{self.answer} {self.me}\n".encode())
             self.awaited.discard((int(node), int(guest.getsockname()[1])))
             self.greeted.add(guest)
+            said.clear()
 
     def watch(self, one: socket.socket, events: int, handle: Callable[[], None]) -> None:
         self.selector.register(one, events, handle)
@@ -155,23 +170,27 @@ class Check:
 
 
 class Dial:
-    """The tries to reach one port of another node. ``why`` it can't be reached; '': it can."""
+    """The tries to reach one port of another node. ``why`` it can't be reached; '': it can.
 
-    def __init__(self, check: Check, node: int, port: int) -> None:
-        self.check, self.node, self.port = check, node, port
+    ``large``: also whether more than a packet holds gets there. Where routers drop what is too large for the next link
+    and their word of it is lost, connections open, and the first gradients are waited for in vain.
+    """
+
+    def __init__(self, check: Check, node: int, port: int, *, large: bool) -> None:
+        self.check, self.node, self.port, self.large = check, node, port, large
         self.address = check.nodes[node]["address"]
         self.why, self.silent, self.over = "", 0, False
         self.socket: socket.socket | None = None
         self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
-        self.connected = self.found = False
-        self.until = self.began = self.again_at = 0.0
+        self.connected = self.found = self.refused = False
+        self.until = self.began = self.again_at = self.sent_at = 0.0
 
     def begin(self) -> None:
         self.until = time.monotonic() + self.check.limit_s
         self.try_again()
 
     def try_again(self) -> None:
-        self.began, self.again_at, self.found = time.monotonic(), 0.0, False
+        self.began, self.again_at, self.found, self.refused = time.monotonic(), 0.0, False, False
         self.look()
 
     def look(self) -> None:
@@ -184,7 +203,7 @@ class Dial:
                 self.try_again()
         elif self.connected:
             if now > max(self.until, self.began + RETRY_S):
-                self.failed(FOREIGN)
+                self.failed(LOST if self.sent_at else FOREIGN, final=bool(self.sent_at))
         elif now - self.began >= CONNECT_S:
             self.silent += now - self.began < CONNECT_S + LATE_S
             self.failed(f"timed out after {TRIES * CONNECT_S:g} s", final=self.silent == TRIES)
@@ -218,9 +237,10 @@ class Dial:
 
     def unconnected(self, code: int) -> None:
         self.hang_up()
+        self.refused |= code == errno.ECONNREFUSED  # it may listen in a moment, whatever its other addresses say
         if self.places:
             self.connect()
-        elif code == errno.ECONNREFUSED:
+        elif self.refused:
             self.failed("refused")
         else:
             self.failed(os.strerror(code), final=True)
@@ -246,14 +266,26 @@ class Dial:
         said += data
         if data and b"\n" not in said and len(said) <= LINE_BYTES:
             return
+        if self.sent_at:
+            late = time.monotonic() - self.sent_at >= LARGE_S
+            self.ended(LOST if late and said != f"{WHOLE}\n".encode() else "")
+            return
         word, _, number = said.decode("ascii", "replace").strip().partition(" ")
         if word != self.check.answer:
             self.failed(FOREIGN)
         elif number != str(self.node):
             self.failed(f"node {number} answers there")
+        elif self.large:
+            self.sent_at = time.monotonic()
+            said.clear()
+            with contextlib.suppress(OSError):  # it has left again
+                self.socket.send(LARGE)
         else:
-            self.hang_up()
-            self.why, self.over = "", True
+            self.ended("")
+
+    def ended(self, why: str) -> None:
+        self.hang_up()
+        self.why, self.over = why, True
 
     def failed(self, why: str, *, final: bool = False) -> None:
         """This try has; there is another one while there is time, unless it is ``final``."""
@@ -278,7 +310,7 @@ def is_open(one: object) -> bool:
 def received(one: socket.socket) -> bytes | None:
     """What has come; b'': the other side has closed it; None: nothing yet."""
     try:
-        return one.recv(LINE_BYTES)
+        return one.recv(len(LARGE))
     except BlockingIOError:
         return None
     except OSError:
