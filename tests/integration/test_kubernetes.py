@@ -114,6 +114,19 @@ def test_a_login_program_of_the_configuration_that_fails_is_told_in_its_words(
     assert capfd.readouterr().err == ""
 
 
+def test_a_token_with_a_line_break_is_told_and_not_shown(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(kubeconfig("http://127.0.0.1:9", {"token": "hunter22\n"}))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    error = refusals_again(bench)
+    assert error.what.startswith(
+        f"kubectl's configuration {path} has a token that no request can carry: it holds a line"
+    )
+    assert "hunter22" not in str(error)
+
+
 def test_an_api_that_asks_for_patience_and_a_page_in_its_place_are_told_at_once_and_end_no_run(
     kubernetes: FakeCluster, tmp_path: Path
 ) -> None:

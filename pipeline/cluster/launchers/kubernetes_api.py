@@ -229,6 +229,11 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
                 f"the login that kubectl's configuration {files} names failed: {'; '.join(failed)}",
                 hint="kubectl get pods, which may log you in again",
             )
+        if not "".join(settings.api_key.values()).isprintable():  # the client's own error would show it
+            raise HostError(
+                f"kubectl's configuration {files} has a token that no request can carry: it holds a line break or such",
+                hint="kubectl config set-credentials NAME --token=<the token on one line>",
+            )
     except HostError:
         raise
     except Exception as error:  # the loader lets whatever a damaged file causes through
