@@ -2,7 +2,7 @@
 
 attempts.json is written before an attempt starts and travels to the hosts with it. A checkpoint of an attempt that it
 doesn't name was left by processes of a folder that stood here before, and is not taken up
-(trainers/distributed/attempt.py).
+(trainers/distributed/attempt.py), unless it was meant to outlive that folder: the one of a mirror.
 """
 
 from __future__ import annotations
@@ -45,3 +45,10 @@ def known(run_dir: Path) -> list[str]:
 def register(run_dir: Path, run_id: str) -> None:
     """Make ``run_id`` the newest attempt: ranks of another one end when they see it. Raises OSError."""
     write_json(run_dir / FILE, {"attempts": [*known(run_dir), run_id]})
+
+
+def adopt(run_dir: Path, run_id: str) -> None:
+    """Count what ``run_id`` has written as this folder's own: an attempt of the run in a folder that was lost. Raises
+    OSError."""
+    if run_id not in known(run_dir):
+        write_json(run_dir / FILE, {"attempts": [run_id, *known(run_dir)]})

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.core import leftovers
 from pipeline.data.object_store import ObjectStore
+from pipeline.runs import attempts
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 
 SETTING = "cluster.checkpoint_mirror"
@@ -94,23 +95,28 @@ class CheckpointMirror:
         for name in sorted(steps, key=_number, reverse=True):
             temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".mirror"), dir=run_dir))
             try:
-                self._fetch(name, temporary)
-                _settle(temporary, run_dir / "checkpoints", name)
-                return _number(name), warnings
+                written_by = self._fetch(name, temporary)
             except DAMAGE as error:
                 warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
+            else:
+                attempts.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
+                _settle(temporary, run_dir / "checkpoints", name)
+                return _number(name), warnings
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         return 0, warnings
 
-    def _fetch(self, name: str, folder: Path) -> None:
-        """A checkpoint, and the best weights where they are whole there. Raises DataError, and as ``read_verified``."""
+    def _fetch(self, name: str, folder: Path) -> str:
+        """A checkpoint, and the best weights where they are whole there; the id of the attempt that wrote it.
+
+        Raises DataError, and as ``read_verified``.
+        """
         checkpoint = folder / name.replace(".json", ".pt")
         self._store.get(f"{self._key}/{name}", folder / name)
         for file in _files(checkpoint, read_side(checkpoint)):
             (folder / file).parent.mkdir(exist_ok=True)
             self._store.get(f"{self._key}/{file}", folder / file)
-        read_verified(checkpoint)
+        written_by = str(read_verified(checkpoint)["attempt"])
         try:
             for file in ("best.json", "best.pt"):
                 self._store.get(f"{self._key}/{file}", folder / file)
@@ -118,6 +124,7 @@ class CheckpointMirror:
         except DAMAGE:  # of a run that keeps none, or overtaken by a newer one
             for file in ("best.json", "best.pt"):
                 (folder / file).unlink(missing_ok=True)
+        return written_by
 
 
 def _files(path: Path, side: dict[str, Any]) -> list[str]:

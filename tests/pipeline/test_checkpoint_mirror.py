@@ -13,6 +13,7 @@ from pipeline.config import cluster
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.execution.mirroring import Mirroring
+from pipeline.runs import attempts
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
@@ -27,7 +28,8 @@ def save(run_dir: Path, step: int, **shards: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.pt"
     path.write_bytes(b"weights of %d" % step)
-    side = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "step": step, "metrics": ""}
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    side = {"sha256": sha256, "step": step, "metrics": "", "attempt": f"abc-1-{step}"}
     named = {name.replace("_", "/"): text for name, text in shards.items()}
     for name, text in named.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -87,7 +89,8 @@ def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, ru
     assert another.restore(empty) == (30, [])
     assert names(empty / "checkpoints") == ["shards-00000030", "step-00000030.json", "step-00000030.pt"]
     assert read_verified(empty / "checkpoints" / "step-00000030.pt")["step"] == 30
-    assert names(empty) == ["checkpoints"]
+    assert attempts.known(empty) == ["abc-1-30"]
+    assert names(empty) == ["attempts.json", "checkpoints"]
     assert CheckpointMirror(address, "other").restore(empty) == (0, [])
 
 
