@@ -45,14 +45,25 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
             f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
             hint="doit attach with the words of the command that has started it",
         )
-    return plan, replace(cluster, hosts=tuple(known[node.host] for node in plan.nodes))
+    hosts = tuple(known[node.host] for node in plan.nodes)
+    return plan, replace(cluster, hosts=hosts, spares=tuple(host for host in cluster.spares if host not in hosts))
 
 
 def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
-    """Take up an attempt where it is."""
+    """Take up an attempt where it is; where it fails, start again as the command that began it would have."""
+    run = work.run
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     watchers = _watchers(work, plan.attempt, notes=False)
-    attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
+    try:
+        attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
+    except TrainingError as error:
+        number = journal.attempts(run.folder.journal)  # a later one may have been planned, and not have started
+        last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
+        if number == last and error.hint is None and error.cause != "config":
+            hint = "doit train with the same words goes on from the last checkpoint"
+            raise TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone) from None
+        _start_again(work, number, last, restarts, error)
+        _run_from(work, number + 1, last, restarts)
 
 
 def run_attempts(work: Work) -> None:
@@ -69,22 +80,32 @@ def run_attempts(work: Work) -> None:
     keeps = work.services.hosts is not None
     shards = run.config.train.trainer.shards
     restarts = Restarts(run.config.cluster, shards=shards, keeps_hosts=keeps, goes_on=first > 1)
+    _run_from(work, first, last, restarts)
+
+
+def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
     for number in range(first, last + 1):
         work.lock.check()
-        note(run, State.PLANNED, number)
+        note(work.run, State.PLANNED, number)
         try:
-            _attempt(work, number, restarts, notes=number == first)
+            _attempt(work, number, restarts, notes=not restarts.begun)
             return
         except HostError as error:
-            raise _or_without_it(error, run) from error
+            raise _or_without_it(error, work.run) from error
         except TrainingError as error:
-            gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
-            if number == last or gone or (run.folder.path / STOP).exists():
-                raise
-            restarts.after(error, step=_last_step(run, number))
-            note(run, State.FAILED, number, error.what)
-            lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
-            say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
+            _start_again(work, number, last, restarts, error)
+
+
+def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
+    """Say that another attempt begins, and on which hosts. Raises ``error`` where none may."""
+    run = work.run
+    gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
+    if number == last or gone or (run.folder.path / STOP).exists():
+        raise error
+    restarts.after(error, step=_last_step(run, number))
+    note(run, State.FAILED, number, error.what)
+    lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
+    work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
 
 
 def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> None:

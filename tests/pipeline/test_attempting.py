@@ -12,13 +12,14 @@ import pytest
 
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.cluster import Cluster, Host
-from pipeline.core.errors import DataError, HostError
+from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import LogLine
+from pipeline.core.specs import LogLine, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import _from_hosts, shown
 from pipeline.execution.restarts import Restarts
+from pipeline.execution.work import note
 from pipeline.runs import attempts
 from tests.pipeline.test_launch_first_error import PLAN
 
@@ -68,6 +69,46 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
         attempting._attempt(work, 2, restarts, notes=False)
     assert said == (["probe: a is unreachable\nc takes the place of a, as node 0"] if has_begun else [])
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_began_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
+) -> None:
+    """A laptop was closed and came back by doit attach: the host that is lost then has its spare all the same."""
+    hosts, said, ran = (Host(name="a"), Host(name="b")), list[str](), list[tuple[int, list[str]]]()
+    cluster = Cluster(launcher="pssh", hosts=hosts, spares=(Host(name="c"),), max_restarts=most)
+
+    def attach_attempt(*_: object) -> None:
+        raise TrainingError("training failed: a no longer answers", cause="host", gone=["a"])
+
+    def attempt(_: object, number: int, restarts: Restarts, **__: object) -> None:
+        ran.append((number, [host.name for host in restarts.cluster.hosts]))
+
+    monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
+    monkeypatch.setattr(attempting, "_attempt", attempt)
+    for name in ("_watchers", "_spec"):
+        monkeypatch.setattr(attempting, name, lambda *_, **__: None)
+    write_json(tmp_path / "config.json", {})
+    config: Any = SimpleNamespace(cluster=cluster, script=None, hide=str)
+    config.train = SimpleNamespace(trainer=SimpleNamespace(shards=0))
+    folder = SimpleNamespace(path=tmp_path, journal=tmp_path / "journal.jsonl")
+    run: Any = SimpleNamespace(config=config, folder=folder)
+    lock = SimpleNamespace(lost=lambda: False, check=lambda: None)
+    services = SimpleNamespace(hosts=None, stop=None)
+    work: Any = SimpleNamespace(run=run, services=services, say=Heartbeat(said.append), lock=lock)
+    for number in (1, 2):  # the second one had only been planned
+        note(run, State.PLANNED, number)
+    with nullcontext() if most else pytest.raises(TrainingError) as caught:
+        attempting.attach(work, PLAN, cluster)
+    if most:
+        assert ran == [(3, ["c", "b"])]
+        assert said[-1].splitlines()[1] == "c takes the place of a, as node 0"
+        assert said[-1].endswith("starting attempt 3 of 3 from the beginning: there is no checkpoint yet")
+    else:
+        assert caught is not None
+        assert caught.value.hint == "doit train with the same words goes on from the last checkpoint"
+        assert (caught.value.gone, ran) == (("a",), [])
 
 
 def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None:
