@@ -66,6 +66,7 @@ def run_attempt(
                 if not outcome.again:
                     raise _failure(one, outcome)
                 watchers.on_job(outcome.text)
+                signals.release()
         except TrainingError:  # another attempt may want the same hosts
             raise
         except BaseException:
@@ -128,6 +129,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
         hosts.forget()
         if not port_was_taken(plan, one.ends):
             break
+        signals.release()
     return one
 
 

@@ -132,6 +132,13 @@ class Interruptible:
         """From here on signals wait for the end of the ``with`` block."""
         self._held = self._cleaning = True
 
+    def release(self) -> None:
+        """Take ``hold`` back where the clean-up was not the end: the work goes on. Raises Interrupted: a signal came
+        meanwhile."""
+        self._cleaning = False
+        self._held = self._first is not None
+        self.check()
+
     def check(self) -> None:
         """Raise Interrupted when ``stop`` has been told, or a signal's own exception got lost on its way; not after
         ``hold``."""

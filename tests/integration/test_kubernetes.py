@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import launchers, preflight
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.kubernetes_api import Api
 from pipeline.cluster.launchers.kubernetes_errors import UnansweredError
 from pipeline.cluster.launchers.kubernetes_job import PodsJob
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS
-from pipeline.core.errors import HostError, TrainingError
+from pipeline.cluster.running import Watchers
+from pipeline.core.errors import HostError, Killed, TrainingError
+from pipeline.core.signals import Stop
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
 from tests.contract.stub import RUN_TO_END, SLEEP
@@ -219,6 +223,25 @@ def test_an_evicted_pod_is_another_job_in_which_the_run_goes_on(kubernetes: Fake
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
     assert kubernetes.jobs == {}
     assert bench.left(stub) == 0
+
+
+def test_a_run_that_goes_on_in_another_job_can_still_be_stopped(kubernetes: FakeCluster, bench: Bench) -> None:
+    stub, stop = bench.stub(RESUMED, stand_in=True), Stop()
+
+    def evict() -> None:
+        (stub.run_dir / "went-on").touch()
+        kubernetes.evict(next(name for name in kubernetes.pods if "-1-" in name))
+
+    def on_job(text: str) -> None:
+        if "was created" in text and len(kubernetes.made) == 2:
+            stop.tell("SIGTERM")
+
+    watchers = Watchers(on_line=WhenUp(evict).append, on_job=on_job)
+    with pytest.raises(Killed, match="stopped by SIGTERM"):
+        run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers, stop)
+    assert len(kubernetes.made) == 2
+    assert kubernetes.jobs == {}
+    assert not (stub.run_dir / "checkpoints" / "final.pt").exists()
 
 
 def test_a_pod_that_is_preempted_while_it_waits_for_others_leaves_and_another_job_is_made(

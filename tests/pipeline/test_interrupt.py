@@ -34,6 +34,29 @@ def test_clean_up_is_not_interrupted_by_a_look() -> None:
     assert isinstance(ended.value.__context__, RuntimeError), "it went on, and was told at the end"
 
 
+def go_on_after_a_clean_up(*, signalled: bool) -> None:
+    with Interruptible() as signals:
+        signals.hold()
+        if signalled:
+            signal.raise_signal(signal.SIGTERM)
+        signals.release()
+        if signalled:
+            raise RuntimeError("it went on")
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_during_a_clean_up_after_which_the_work_goes_on_ends_it_there() -> None:
+    with pytest.raises(Killed, match="SIGTERM") as ended:
+        go_on_after_a_clean_up(signalled=True)
+    assert isinstance(ended.value.__context__, interrupt.Interrupted)
+
+
+def test_a_signal_after_it_ends_the_work_where_it_comes() -> None:
+    with pytest.raises(Killed, match="SIGINT") as ended:
+        go_on_after_a_clean_up(signalled=False)
+    assert isinstance(ended.value.__context__, interrupt.Interrupted)
+
+
 def test_a_ctrl_c_that_was_lost_before_a_run_lets_none_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "_came", False)
     before = signal.signal(signal.SIGINT, interrupt._leave)
