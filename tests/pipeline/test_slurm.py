@@ -237,6 +237,15 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
     assert batch.doing == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
 
 
+def test_a_job_whose_folder_was_removed_while_it_waited_says_so(tmp_path: Path) -> None:
+    queue: Any = SimpleNamespace(show=lambda _: shown("FAILED"))
+    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch.state, batch.folder = shown("PENDING"), JobFolder(tmp_path / "slurm" / "1", "job.sh")
+    with pytest.raises(HostError, match=r"^job 42 found its folder .*/slurm/1 removed") as caught:
+        batch.wait(lambda _: None, lambda: None)
+    assert caught.value.hint == "the same command begins anew"
+
+
 def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

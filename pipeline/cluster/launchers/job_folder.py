@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 
 REQUEST = "request"
@@ -40,6 +41,12 @@ class JobFolder:
         write_atomic(self.path / REQUEST, message(request, new_token()))
         for name in (_ORDERS, OUTPUT, *(f"{of}-{number}" for of in ("node", "beats") for number in range(nnodes))):
             (self.path / name).touch()
+
+    def removed(self, job: str) -> HostError | None:
+        """What is said of a job that ended because its folder was removed while it waited; None: it is there."""
+        if self.path.is_dir():
+            return None
+        return HostError(f"{job} found its folder {self.path} removed", hint="the same command begins anew")
 
     @property
     def script(self) -> str:

@@ -152,6 +152,8 @@ class PodsJob:
         if outcome.again and not job["metadata"].get("deletionTimestamp"):
             release(self._api, self.folder, self.name)
             return outcome
+        if removed := self.folder.removed(self._title()):
+            raise removed
         lines = [line for pod in pods if pod.code for line in [*pod.said.splitlines(), *self._api.log(pod.name)]]
         said = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
         why = outcome.text or "; ".join(filter(None, conditions(job).values())) or "it doesn't say why"

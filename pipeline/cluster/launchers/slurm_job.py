@@ -124,6 +124,8 @@ class BatchJob:
 
     def _ended_early(self) -> HostError:
         """The job ended before its agents told their facts."""
+        if removed := self.folder.removed(f"job {self.state.id}"):
+            return removed
         lines = self.folder.output()
         said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or lines[-4:]
         id_, state = self.state.id, self.state.state or "Slurm does not know it any more"
