@@ -109,8 +109,11 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         own = _OWN.findall(reason)
         what = f"training failed on {host}: {own[-1] if own else reason}"
     others = [name for name in order if name != host]
-    also = f"\nended with it: {', '.join(others)}" if others else ""
-    return f"{what}{also}\nlogs: {log_dir}"
+    gone = [name for name in others if isinstance(ends.get(name), NodeLost)]
+    ended = [name for name in others if name not in gone]
+    what += f"\nno longer answers either: {', '.join(gone)}" if gone else ""
+    what += f"\nended with it: {', '.join(ended)}" if ended else ""
+    return f"{what}\nlogs: {log_dir}"
 
 
 def same_on(error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:

@@ -135,6 +135,9 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     if others:
         names = [f"cluster.interface={shlex.quote(name)} ({', '.join(found)})" for name, found in others.items()]
         return f"{' or '.join(names)}; or {firewall}"
+    for fact in (target, source):  # the configuration has chosen another one for it
+        if (seen := fact.extra.get("ssh_address")) not in (None, fact.address):
+            return f"without address: and interface: of {fact.host} it is {seen}, where ssh reached it; or {firewall}"
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
     rest = ", …" if len(facts) > 2 else ""
     return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"

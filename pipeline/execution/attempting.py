@@ -15,7 +15,7 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.beats import NodeBeat
-from pipeline.core.errors import HostError, TrainingError, UsageError
+from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, STOP, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
@@ -94,6 +94,8 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
             raise _or_without_it(error, work.run) from error
         except TrainingError as error:
             _start_again(work, number, last, restarts, error)
+        except Killed as error:
+            raise Killed(f"{error.what}{restarts.not_asked(time.time())}", hint=error.hint) from None
 
 
 def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
@@ -102,7 +104,7 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
     gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
     if number == last or gone or (run.folder.path / STOP).exists():
         raise error
-    restarts.after(error, step=_last_step(run, number))
+    restarts.after(error, step=_last_step(run, number), now=time.time())
     note(run, State.FAILED, number, error.what)
     lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
     work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
@@ -124,7 +126,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
                 if restarts.replaces and (idle := restarts.passed_over(error.hosts)):
                     raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
                 raise
-            work.say("\n".join([error.what, *lines]))
+            work.say("\n".join([str(error), *lines]))
 
 
 def _from(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 
 from pipeline.cluster import spares
@@ -21,8 +22,9 @@ class Restarts:
         self.begun = False
         self.replaces = goes_on and cluster.max_restarts > 0
         self._last: tuple[str, int] | None = None
+        self._gone: dict[str, float] = {}  # hosts that could not be asked to stop → unix time at which their lease ends
 
-    def after(self, error: TrainingError, *, step: int) -> None:
+    def after(self, error: TrainingError, *, step: int, now: float) -> None:
         """An attempt has failed. Raises TrainingError where the next one would fail in the same way: for a value of the
         configuration, or at the same step with the same message (numbers in it don't count), for a reason that is no
         host's; or where somebody has ended it by the scheduler."""
@@ -36,6 +38,14 @@ class Restarts:
                 cause=error.cause,
             ) from None
         self._last, self.begun, self.replaces = failure, True, True
+        self._gone |= dict.fromkeys(error.gone, now + self.cluster.lease_s)
+
+    def not_asked(self, now: float) -> str:
+        """Where an earlier attempt may have left ranks, as the end of a sentence that there are none; '': nowhere."""
+        late = [f"{host} until {_clock(ends)}" for host, ends in self._gone.items() if ends > now]
+        if not late:
+            return ""
+        return f", but perhaps on {', '.join(late)} (cluster.lease_s={self.cluster.lease_s:g}), which couldn't be asked"
 
     def replace(self, gone: Sequence[str]) -> list[str]:
         """Let spares take the places of the hosts ``gone``, or go on without them where trainer.shards and
@@ -53,3 +63,7 @@ class Restarts:
     def passed_over(self, gone: Sequence[str]) -> list[str]:
         """Why spares stay idle though the hosts ``gone`` have none in their place, a line for each."""
         return [] if self._keeps_hosts else spares.passed_over(self.cluster, gone)
+
+
+def _clock(unix_time: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_time))

@@ -59,7 +59,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     def run_attempt(_: object, way: AbstractContextManager[Hosts], *__: object) -> None:
         with way as reached:
             if reached.cluster.hosts[0].name == "a":
-                raise HostError("probe: a is unreachable", hosts=["a"])
+                raise HostError("probe: a is unreachable", hint="ssh a true", hosts=["a"])
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
@@ -68,7 +68,9 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     restarts = Restarts(cluster, goes_on=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
         attempting._attempt(work, 2, restarts, notes=False)
-    assert said == (["probe: a is unreachable\nc takes the place of a, as node 0"] if has_begun else [])
+    assert said == (
+        ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
+    )
 
 
 @pytest.mark.parametrize("most", [0, 1])

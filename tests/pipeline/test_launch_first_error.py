@@ -83,6 +83,12 @@ def test_text_names_host_rank_traceback_and_logs() -> None:
     )
 
 
+def test_hosts_that_are_lost_together_have_not_ended() -> None:
+    ends = {host: NodeLost(host=host, reason="no longer answers") for host in ("node0", "node1")}
+    text = failure_text(PLAN, ends, ["node0", "node1"], Path("logs"))
+    assert text == "training failed: node0 no longer answers\nno longer answers either: node1\nlogs: logs"
+
+
 def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_the_other_ranks() -> None:
     trace = (
         "Traceback (most recent call last):\n"

@@ -49,6 +49,23 @@ def test_another_network_that_all_hosts_have_is_named_with_its_addresses() -> No
     assert "docker0" not in hint, "all hosts have its address"
 
 
+def test_large_packets_that_are_lost_are_the_matter_of_the_mtu_and_not_of_a_rule_for_ports() -> None:
+    hint = told([failing((1, 40010, "small packets pass, large ones are lost")), failing()], host(0), host(1))[-1]
+    assert hint.startswith(
+        "  try: tracepath -n 10.0.0.2 on node0 shows where; sudo ip link set dev eth0 mtu 1400 on both"
+    )
+    assert "iptables" not in hint
+
+
+def test_an_interface_of_one_host_that_leads_nowhere_is_told_with_the_address_of_ssh() -> None:
+    chosen = host(1)
+    chosen = replace(chosen, extra={**chosen.extra, "ssh_address": "10.0.7.2"})
+    hint = told([failing((1, 40010, "Network is unreachable")), failing()], host(0), chosen)[-1]
+    assert hint.startswith(
+        "  try: without address: and interface: of node1 it is 10.0.7.2, where ssh reached it; or let"
+    )
+
+
 def test_an_address_that_the_host_has_not_is_told_instead_of_the_firewall() -> None:
     wrong = replace(host(0), address="10.0.0.2")
     failure = failing(), failing((0, 40000, "refused"))

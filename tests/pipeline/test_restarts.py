@@ -51,6 +51,16 @@ def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
     assert spares.passed_over(CLUSTER, []) == []
 
 
+def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> None:
+    restarts = Restarts(CLUSTER)
+    assert restarts.not_asked(0.0) == ""
+    restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=3, now=1000.0)
+    said = restarts.not_asked(1000.0 + CLUSTER.lease_s - 1)
+    assert said.startswith(", but perhaps on a until ")
+    assert said.endswith(f"(cluster.lease_s={CLUSTER.lease_s:g}), which couldn't be asked")
+    assert restarts.not_asked(1000.0 + CLUSTER.lease_s) == ""
+
+
 def test_spares_without_a_further_attempt_are_remarked_on() -> None:
     assert "cluster.max_restarts=0 allows none" in spares.without_use(CLUSTER)
     assert spares.without_use(replace(CLUSTER, max_restarts=1)) == ""
@@ -81,16 +91,20 @@ def failed(text: str, cause: str = "code") -> TrainingError:
 
 def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
     restarts = Restarts(CLUSTER)
-    restarts.after(failed("training failed on a, rank 1: index 70 is out of bounds\nlogs: 1"), step=58)
+    restarts.after(failed("training failed on a, rank 1: index 70 is out of bounds\nlogs: 1"), step=58, now=0.0)
     with pytest.raises(TrainingError, match="failed in the same way at step 58 before, so it is not tried again"):
-        restarts.after(failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58)
+        restarts.after(failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58, now=0.0)
 
 
 def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> None:
     with pytest.raises(TrainingError, match="must be at most"):
-        Restarts(CLUSTER).after(failed("training failed on a, rank 0: seed=-1 must be at most 9", "config"), step=0)
+        Restarts(CLUSTER).after(
+            failed("training failed on a, rank 0: seed=-1 must be at most 9", "config"), step=0, now=0.0
+        )
     with pytest.raises(TrainingError, match="was ended by Slurm"):
-        Restarts(CLUSTER).after(failed("training failed: job 7 was ended by Slurm: CANCELLED", "cancelled"), step=0)
+        Restarts(CLUSTER).after(
+            failed("training failed: job 7 was ended by Slurm: CANCELLED", "cancelled"), step=0, now=0.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +114,8 @@ def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> 
 )
 def test_every_other_failure_is(text: str, cause: str, step: int) -> None:
     restarts = Restarts(CLUSTER)
-    restarts.after(failed("one error"), step=58)
-    restarts.after(failed(text, cause), step=step)
+    restarts.after(failed("one error"), step=58, now=0.0)
+    restarts.after(failed(text, cause), step=step, now=0.0)
     assert restarts.begun
 
 
