@@ -237,6 +237,17 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
     assert batch.doing == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
 
 
+def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable[..., Queue], tmp_path: Path) -> None:
+    site(squeue="echo slurm_load_jobs error: Socket timed out >&2; exit 1")
+    folder = JobFolder(tmp_path / "slurm" / "d4e5f6", "job.sh")
+    folder.make("", {}, 1)
+    cluster = Cluster(launcher="slurm", hosts=(Host(name="granted0"),), settings=SETTINGS())
+    said = launchers.create(cluster).stop("0123456789ab", tmp_path)
+    told = "its nodes were told through the run folder and end by themselves"
+    assert said == {"Slurm": f"squeue: slurm_load_jobs error: Socket timed out; {told}"}
+    assert folder.was_left()
+
+
 def test_a_job_whose_folder_was_removed_while_it_waited_says_so(tmp_path: Path) -> None:
     queue: Any = SimpleNamespace(show=lambda _: shown("FAILED"))
     batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)

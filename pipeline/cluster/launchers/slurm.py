@@ -139,7 +139,7 @@ class SlurmLauncher(GrantedLauncher):
         try:
             return cancel_all(self._queue, _name(run_key, run_dir), run_dir)
         except PacelineError as error:
-            return {"Slurm": error.what}
+            return {"Slurm": f"{error.what}; its nodes were told through the run folder and end by themselves"}
 
 
 def _name(run_key: str, run_dir: Path) -> str:

@@ -193,9 +193,10 @@ def _standing(job: JobState) -> str:
 
 def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:
     """End all jobs of a run folder; job → what is said of one that doesn't end. Raises HostError."""
+    for folder in (run_dir / FOLDERS).glob("*"):  # also where Slurm doesn't answer
+        JobFolder(folder, SCRIPT).leave()
     found = queue.mine(name)
-    for id_, job_name in found:
-        JobFolder(run_dir / FOLDERS / job_name.removeprefix(name), SCRIPT).leave()
+    for id_, _ in found:
         queue.cancel(id_)
     return {f"job {id_}": why for id_, _ in found if (why := _survives(queue, id_))}
 
