@@ -154,7 +154,7 @@ def _child(parent: int, command: str) -> int | None:
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat (the command without its brackets); None: gone or a zombie."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")  # a name may be any bytes
     except (FileNotFoundError, ProcessLookupError):
         return None
     head, rest = text.rsplit(")", 1)

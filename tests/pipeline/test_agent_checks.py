@@ -242,6 +242,12 @@ def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
     }
 
 
+def test_a_program_on_a_gpu_may_have_any_bytes_in_its_name(smi: Path) -> None:
+    smi.write_text("#!/bin/sh\nprintf 'GPU-1, 1, 500, /home/andr\\351/a.out\\n'\n")
+    smi.chmod(0o755)
+    assert (processors.gpu_state(30.0) or {})["processes"] == "GPU-1, 1, 500, /home/andr\ufffd/a.out\n"
+
+
 @pytest.mark.slow
 def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="exec sleep 60"))

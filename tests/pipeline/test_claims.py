@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import claims, processors
+from pipeline.cluster.agent import claims, processors, stops
 from pipeline.cluster.launchers import claims as wishes
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import agent_argv
@@ -28,6 +30,7 @@ from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_planning import planned
 from tests.pipeline.test_preflight_checks import told
 from tests.pipeline.test_preflight_gpus import A100
+from tests.waiting import promised_s, wait_until
 
 NOW = time.time()
 
@@ -213,6 +216,18 @@ def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model": {"name": "resnet18"}}))
     assert wishes.title(tmp_path, "5a0c") == "run 5a0c (resnet18)"
     assert wishes.title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
+
+
+def test_a_place_is_left_though_somebody_has_stopped_its_connection() -> None:
+    place = wishes.Place([sys.executable, "-c", "import time; time.sleep(60)"], wish("a"))
+    os.kill(place._child.pid, signal.SIGSTOP)
+    wait_until(lambda: stops.state(place._child.pid) == "T")
+    leaving = threading.Thread(target=place.leave, daemon=True)
+    leaving.start()
+    leaving.join(promised_s(10.0))
+    code = place._child.poll()
+    place._child.kill()
+    assert code == -signal.SIGKILL
 
 
 def test_who_waits_outlives_broken_connections_and_keeps_no_host_that_it_has_lost(tmp_path: Path) -> None:

@@ -57,11 +57,11 @@ def make_environment(request: Json) -> None:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
     lock = f"{place}.txt"
-    with open(lock, "w", encoding="utf-8") as file:
-        file.write(request["lock"])
     with alone(f"{place}.lock"):
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
+            with open(lock, "w", encoding="utf-8") as file:  # not before: another maker's installer may be reading it
+                file.write(request["lock"])
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
                 os.chmod(folder, 0o755)
@@ -131,8 +131,7 @@ def installed(steps: list[list[str]], folder: str) -> str:
             if code != 0:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()
-                last = "\n".join(line for line in lines if line.strip()[:1])
-                said = "\n".join(f"      {line}" for line in last.splitlines()[-LAST_LINES:])
+                said = "\n".join(f"      {line}" for line in [line for line in lines if line.strip()][-LAST_LINES:])
                 return f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:\n{said}"
     return ""
 

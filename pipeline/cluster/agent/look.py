@@ -120,7 +120,7 @@ def _py_spy(pid: int) -> list[str]:
         return []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=5, check=False)
         main = done.stdout.rpartition("MainThread")[2].partition("\nThread ")[0]
         found = (_PY_SPY.match(line) for line in main.splitlines())
         return [f"{frame[2]}:{frame[3]} in {frame[1]}" for frame in found if frame][:MOST_FRAMES]

@@ -128,7 +128,9 @@ def host_keys(address: str, port: int) -> list[str]:
     """What this node's ssh server shows, asked from the node itself: nobody stands between. Else its public files."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=15, check=False)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15, check=False
+        )
         found = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
         keys = sorted({match.group(0) for line in found if (match := _PUBLIC.match(line))})
         if keys:

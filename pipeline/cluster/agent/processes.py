@@ -29,7 +29,9 @@ def start_time(pid: int) -> str | None:
         except OSError:
             return None
         return None if fields[0] in "ZX" else fields[19]
-    ps = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    ps = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, errors="replace", check=False
+    )
     return ps.stdout.strip() or None
 
 
@@ -66,7 +68,9 @@ def find_processes(mark: str) -> set[int]:
     A mark that ends with "-" is the beginning that all attempts of one run folder share.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
-        ps = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
+        ps = subprocess.run(
+            ["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, errors="replace", check=False
+        )
         rows = (line.split() for line in ps.stdout.splitlines())
         return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
     found: set[int] = set()

@@ -37,7 +37,9 @@ def _gpus_there() -> int:
     if devices or not shutil.which("nvidia-smi"):
         return len(devices)
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=5, check=False)
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=5, check=False
+        )
         return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return 0
 
@@ -59,6 +61,7 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            errors="replace",
         )
         for name, query in _SMI_QUERIES.items()
     }

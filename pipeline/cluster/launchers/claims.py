@@ -102,7 +102,7 @@ class Place:
 
     def leave(self) -> None:
         self._over.set()
-        self._child.terminate()
+        self._child.kill()  # also one that is stopped
         for pipe in (self._child.stdin, self._child.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
