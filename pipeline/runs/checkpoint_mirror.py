@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.core import leftovers
+from pipeline.core.errors import DataError
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
@@ -20,6 +22,7 @@ from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verif
 SETTING = "cluster.checkpoint_mirror"
 _KEPT = 2  # the newest, and one more
 _STEP = re.compile(r"step-(\d+)\.json")
+_PART = re.compile(r"(?:step|shards)-(\d{8,})(?:\.json|\.pt)?")
 _OF_SHARDS = re.compile(r"shards-\d+/[\w.-]+")
 
 
@@ -63,25 +66,42 @@ class CheckpointMirror:
             except DAMAGE:  # it is just being written, or is damaged
                 continue
             best = [name for name in ("best.pt", "best.json") if (folder / name).exists()]
-            for name in (*best, *_files(path, side), f"{path.stem}.json"):
-                self._store.put(folder / name, f"{self._key}/{name}")
+            try:
+                for name in (*best, *_files(path, side), f"{path.stem}.json"):
+                    self._store.put(folder / name, f"{self._key}/{name}")
+            except DataError:
+                self._forget_torn(step)
+                raise
             self._pushed = step
             self._forget_old(step)
             return step
         return 0
 
     def _forget_old(self, newest: int) -> None:
-        """First the file by which a checkpoint counts.
+        """Also what has no file by which it counts: a command was killed while it copied.
 
         Those of higher steps than ``newest`` are no reason to let it go: the run, which takes the newest that is whole,
         has begun below them, so they may be damaged. They go once it has passed them.
         """
         names = self._store.names(self._key)
-        steps = sorted((match[1] for name in names if (match := _STEP.fullmatch(name))), key=int)
-        for step in [step for step in steps if int(step) <= newest][:-_KEPT]:
-            for name in (f"step-{step}.json", f"step-{step}.pt", f"shards-{step}"):
-                if name in names:
-                    self._store.remove(f"{self._key}/{name}")
+        whole = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
+        kept = [step for step in whole if step <= newest][-_KEPT:]
+        parts = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
+        for step in sorted(step for step in parts if step <= newest and step not in kept):
+            self._forget(step, names)
+
+    def _forget_torn(self, step: int) -> None:
+        """What a copy that failed has left: it would take the room of the next one on a disk that is full."""
+        with suppress(DataError):
+            names = self._store.names(self._key)
+            if f"step-{step:08d}.json" not in names:  # else a store that writes whole files has it from before
+                self._forget(step, names)
+
+    def _forget(self, step: int, names: list[str]) -> None:
+        """First the file by which a checkpoint counts."""
+        for name in (f"step-{step:08d}.json", f"step-{step:08d}.pt", f"shards-{step:08d}"):
+            if name in names:
+                self._store.remove(f"{self._key}/{name}")
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
         """Put the newest checkpoint that is whole there into the run folder; its step (0: there is none), and warnings

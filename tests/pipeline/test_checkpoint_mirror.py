@@ -17,6 +17,7 @@ from pipeline.runs import attempts
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
+from tests.small_disk import mounted
 
 if TYPE_CHECKING:
     from tests.object_store_fixture import ObjectStore
@@ -120,6 +121,21 @@ def test_damaged_copies_of_higher_steps_push_no_new_one_out(tmp_path: Path) -> N
         mirror.push(run_dir)
         kept.append([int(path.stem[5:]) for path in sorted(there.glob("*.json"))])
     assert kept == [[10, 80, 90], [10, 20, 80, 90], [20, 30, 80, 90], [90, 100], [100, 110]]
+
+
+def test_copies_that_were_interrupted_or_found_no_room_are_removed(run_dir: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small") as place:
+        there, mirror = place / "abc", CheckpointMirror(str(place), "abc")
+        mirror.push(run_dir)
+        save(run_dir, 20)
+        (run_dir / "checkpoints" / "step-00000020.pt").write_bytes(bytes(3_000_000))
+        with pytest.raises(DataError, match="No space left on device"):
+            mirror.push(run_dir)
+        assert names(there) == ["step-00000010.json", "step-00000010.pt"]
+        (there / "step-00000015.pt").write_text("its command was killed")
+        save(run_dir, 30)
+        assert mirror.push(run_dir) == 30
+        assert names(there) == [f"step-000000{step}.{end}" for step in (10, 30) for end in ("json", "pt")]
 
 
 @pytest.mark.slow

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import SCRIPT_OUTPUTS
 from pipeline.runs.checkpoints import go_on_from_checkpoint
 from tests.pipeline.test_launch_first_error import PLAN
+from tests.small_disk import mounted
 from tests.waiting import promised_s
 
 AGENT = [sys.executable, "-c", BOOTSTRAP]
@@ -125,17 +124,12 @@ def test_a_scripts_checkpoints_come_during_the_run_but_for_one_that_it_may_be_wr
 
 
 def test_a_full_disk_here_is_no_trouble_of_the_host(tmp_path: Path) -> None:
-    node, run_dir = node_folder(tmp_path / "node"), make(tmp_path / "small")
-    (node / "checkpoints" / "step-00000001.pt").write_bytes(bytes(100_000))
-    small = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(run_dir)]
-    if getuid() != 0 or shutil.which("mount") is None or subprocess.run(small, check=False).returncode:
-        pytest.skip("a small disk needs root and the right to mount")
-    try:
+    node = node_folder(tmp_path / "node")
+    (node / "checkpoints" / "step-00000001.pt").write_bytes(bytes(3_000_000))
+    with mounted(tmp_path / "small") as run_dir:
         with pytest.raises(OSError, match="No space left on device"):
             collect(node, run_dir, final=False)
         assert [*run_dir.iterdir()] == []
-    finally:
-        subprocess.run(["umount", "-l", run_dir], check=True)
 
 
 def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path) -> None:
