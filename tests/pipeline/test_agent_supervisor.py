@@ -21,36 +21,14 @@ import pytest
 
 from pipeline.cluster.agent import processes, registry, stops, supervisor
 from pipeline.cluster.agent.early_exits import EarlyExits
-from pipeline.cluster.agent.follow import FROZEN_S
 from pipeline.cluster.agent.node import identity
-from pipeline.cluster.agent.silence import LOOK_S, Silence
+from pipeline.cluster.agent.silence import Silence
 from pipeline.cluster.agent.supervisor import Supervisor
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import attempts
 from tests.waiting import HANG_S, promised_s, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-
-
-def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    path = tmp_path / "lease"
-    path.touch()
-    silence = Silence(str(path))
-
-    def look(after_s: float) -> float:
-        now[0] += after_s
-        return silence.look()
-
-    assert [look(0.5), look(0.5)] == [0.5, 1.0]
-    os.utime(path, (0, 0))  # the clock was set back by decades
-    assert look(0.5) == 0.0
-    os.utime(path, (4e9, 4e9))  # and far ahead: nothing is heard any more from here on
-    assert [look(0.5), look(0.5)] == [0.0, 0.5]
-    assert look(3600.0) == 0.5 + LOOK_S, "this process was stopped for an hour, not the controller"
-    path.unlink()
-    assert look(0.5) == 1.0 + LOOK_S
 
 
 def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_that_is_gone_too(
@@ -209,15 +187,6 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
         assert look.said == set()
     finally:
         child.communicate(b"x\n")
-
-
-def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:
-    assert FROZEN_S + 2.0 < 15.0
-    beat = Silence(str(tmp_path / "beat"))
-    for _ in range(9):
-        beat.looked -= LOOK_S
-        beat.look()
-    assert beat.seconds > FROZEN_S
 
 
 def remove(folder: str) -> None:

@@ -1,11 +1,9 @@
-"""Slurm as data: the script, node names, what its commands say, and the files between controller and nodes."""
+"""Slurm's commands: what they are asked, and what their answers mean for a run."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +14,10 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent import slurm_node
-from pipeline.cluster.agent.job import JobNode
-from pipeline.cluster.agent.nodelist import expand
 from pipeline.cluster.launchers import LAUNCHERS, job_follow
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
-from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.slurm_job import BatchJob
 from pipeline.cluster.launchers.slurm_queue import (
     JobState,
@@ -35,119 +30,12 @@ from pipeline.cluster.launchers.slurm_queue import (
     waiting,
     why_it_ended,
 )
-from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts, NodeLost
-from pipeline.execution import dry_run
 from tests.pipeline.test_launch_first_error import PLAN
-from tests.pipeline.test_planning import planned
 from tests.waiting import HANG_S, wait_until
-from trainers.core.config import ConfigError
 
-GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("slurm")
-
-
-def job(**change: object) -> Job:
-    """Two nodes with four ranks each, in a folder that a shell could take apart."""
-    settings = SETTINGS(nnodes=2, **change)
-    return Job(
-        name="paceline-0123456789ab-1a2b3c-d4e5f6",
-        folder="/home/me/it's a $(touch x) run",
-        python="/opt/my python/bin/python",
-        nnodes=2,
-        nproc_per_node=4,
-        gpus=4,
-        settings=settings,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("plain", {}),
-        (
-            "full",
-            {
-                "partition": "gpu",
-                "account": "lab",
-                "qos": "high",
-                "constraint": "a100&nvlink",
-                "gres": "gpu:a100:4",
-                "cpus_per_task": 32,
-                "mem": "64G",
-                "time_limit": "2-00:00:00",
-                "sbatch": ["--exclusive", "--mail-type=END"],
-                "setup": ["module load cuda", "ulimit -n 65536"],
-            },
-        ),
-    ],
-)
-def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict[str, object]) -> None:
-    shown = script(job(**change)).replace(shlex.quote(BOOTSTRAP), "BOOTSTRAP")
-    assert shown == (GOLDEN / f"slurm_{name}.sh").read_text()
-
-
-@pytest.mark.slow
-def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
-    trial = planned(tmp_path, "cluster=slurm", "cluster.nnodes=2", "cluster.partition=gpu")
-    plan = trial.launch
-    said = "granted0 to granted1 stand for the hosts that slurm will grant when the run asks for them\n#!/bin/bash\n"
-    assert said in dry_run.text([trial])
-    assert "\n#SBATCH --nodes=2\n" in plan.submission
-    assert "\n#SBATCH --partition=gpu\n" in plan.submission
-    assert [node.host for node in plan.nodes] == ["granted0", "granted1"]
-    assert "--master-addr=<address of granted0>" in plan.nodes[1].argv
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"partition": "a b"}, r"cluster\.partition='a b' can't stand in a line of sbatch"),
-        ({"mem": "-5"}, r"cluster\.mem='-5' must be a size that sbatch knows"),
-        ({"cpus_per_task": 0}, r"cluster\.cpus_per_task=0 must be null or a whole number from 1"),
-        ({"time_limit": "3600"}, r"cluster\.time_limit='3600' must be minutes:seconds"),
-        ({"sbatch": ["exclusive"]}, r"cluster\.sbatch: 'exclusive' is no option of sbatch"),
-        ({"sbatch": ["--exclusive\nreboot"]}, r"cluster\.sbatch: '--exclusive\\nreboot' is no option of sbatch"),
-        ({"sbatch": ["--comment=it's"]}, r"cluster\.sbatch: .* is not quoted as a shell would read it"),
-        ({"sbatch": ["-N4"]}, r"'-N4' would make another job of it than the run needs; cluster\.nnodes="),
-        ({"sbatch": ["--array 0-3"]}, r"'--array 0-3' would make another job .*; doit sweep"),
-        ({"sbatch": ["--job-name=mine"]}, r"by its name the job is found again"),
-        ({"sbatch": ["--job=mine"]}, r"by its name the job is found again"),
-        ({"sbatch": ["--arr=0-3"]}, r"'--arr=0-3' would make another job .*; doit sweep"),
-        ({"sbatch": ["--exclusive --array=0-3"]}, r"'--exclusive --array=0-3' is more than one option"),
-        ({"sbatch": ["--comment=a job.sh"]}, r"'--comment=a job.sh' is more than one option; .*--comment='a b'"),
-        ({"sbatch": ["--quiet"]}, r"then it doesn't tell the number of the job"),
-        ({"setup": ["#SBATCH --array=0-3"]}, r"cluster\.setup: '#SBATCH --array=0-3' is an option of sbatch"),
-    ],
-)
-def test_what_would_break_the_script_is_refused_by_name(change: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        SETTINGS(**change)
-
-
-@pytest.mark.parametrize("option", ["-p gpu", "--partition gpu", "--comment='a b'", "--nodelist=n1", "--hold"])
-def test_options_that_only_look_alike_are_passed_on(option: str) -> None:
-    assert SETTINGS(sbatch=[option]).sbatch == [option]
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("node0", ["node0"]),
-        ("node[001-003,007],gpu-a", ["node001", "node002", "node003", "node007", "gpu-a"]),
-        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
-        ("a[3],b[8-9]-ib", ["a3", "b8-ib", "b9-ib"]),
-    ],
-)
-def test_node_names_are_written_out(text: str, names: list[str]) -> None:
-    assert expand(text) == names
-
-
-@pytest.mark.parametrize("text", ["node[1", "node]1[", "node[a-b]", "node[1-]"])
-def test_node_names_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"range of numbers|brackets"):
-        expand(text)
 
 
 SHOWN = (
@@ -362,48 +250,6 @@ def test_a_preempted_job_that_slurm_does_not_requeue_is_replaced() -> None:
     assert outcome.text.startswith(
         "job 42 was preempted by Slurm, which doesn't requeue it; another job takes its place"
     )
-
-
-def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path / "job", "job.sh")
-    folder.make("#!/bin/bash\n", {"do": "job"}, 2)
-    before = {path.name for path in folder.path.iterdir()}
-    folder.order(restart=0, start={"run_id": "a-1"})
-    assert not folder.is_idle(0, 2)
-    assert folder.is_idle(1, 2), "another life of the job has nothing to do with it"
-    for number in range(2):
-        row = {"restart": 0, "now": 1.0, "facts": {"host": f"node{number}"}}
-        end = {"restart": 0, "now": 2.0, "run_id": "a-1", "exit": {"code": 0}}
-        with (folder.path / f"node-{number}").open("a") as file:
-            file.write(f"{json.dumps(row)}\n{json.dumps(end)}\n" + '{"cut')
-    assert [fact["host"] for fact in folder.facts(0, 2)] == ["node0", "node1"]
-    assert folder.facts(1, 2) == []
-    assert folder.is_idle(0, 2)
-    folder.leave(restart=0)
-    assert not folder.was_left()
-    folder.leave()
-    assert folder.was_left()
-    assert {path.name for path in folder.path.iterdir()} == before
-    assert folder.script == "#!/bin/bash\n"
-
-
-def test_a_job_folder_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path / "job", "job.sh")
-    folder.leave()
-    assert (folder.script, folder.facts(0, 1), folder.output()) == ("", [], [])
-    assert not folder.path.exists()
-
-
-def test_a_node_that_does_not_share_the_folder_of_runs_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    with pytest.raises(SystemExit):
-        JobNode({"scheduler": "slurm_node", "folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
-    said = capsys.readouterr().err
-    assert said.startswith("paceline: node1: /no/such/runs/0123456789ab/slurm/d4e5f6 isn't there; all nodes must share")
-    assert "paths.runs" in said
 
 
 class OneNode:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +17,13 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
-from pipeline.data import datasets, disk, manifest, packing
+from pipeline.data import datasets, manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.request import request
 from pipeline.data.store import fetch, find, inputs
 from tests.pipeline.data.data_fixtures import make_mnist, random_images
 from tests.pipeline.data.data_server import Server
-from tests.small_disk import mounted
 from tests.waiting import HANG_S, wait_until
 from trainers.core.config import DatasetConfig
 
@@ -275,52 +273,6 @@ def test_a_kill_while_downloading_leaves_nothing_that_is_found(tmp_path: Path, s
     assert find(config, tmp_path / "data") is None
     assert fetch(config, tmp_path / "data").manifest.count == 400
     assert left_overs(tmp_path / "data") == []
-
-
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "mean_std", lambda counts: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        fetch(CONFIG, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".synthetic.lock"]
-
-
-def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"dataset=synthetic could not be packed: .*/file"):
-        fetch(CONFIG, tmp_path / "file" / "data")
-
-
-def test_a_source_that_cannot_be_opened_is_not_mended_by_another_data_folder(tmp_path: Path) -> None:
-    loop = tmp_path / "loop.npz"
-    loop.symlink_to(loop)
-    arrays = DatasetConfig(name="arrays", source=str(loop), holdout=1)
-    with pytest.raises(DataError, match=r"symbolic links \(.*loop.npz\)\n  try: dataset.source=<what you can read>"):
-        fetch(arrays, tmp_path / "data")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 2 MiB."""
-    with mounted(tmp_path / "disk") as disk:
-        yield disk
-
-
-LARGE = replace(CONFIG, size=1000, test_size=100, image_size=32)
-
-
-def test_a_disk_too_small_is_refused_before_writing(small_disk: Path) -> None:
-    needed_bytes = 1100 * (3 * 32 * 32 + 8) + (1 << 18)
-    with pytest.raises(DataError, match=rf"no room in {small_disk}/.*: {needed_bytes} bytes .* needed, \d+ free"):
-        fetch(LARGE, small_disk)
-    assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
-
-
-def test_a_disk_that_fills_up_while_packing(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "require", lambda path, needed_bytes: None)
-    with pytest.raises(DataError, match=r"no room in .*: \d+ bytes .* needed, \d+ free\n  try: free some space"):
-        fetch(LARGE, small_disk)
-    assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
-    assert fetch(CONFIG, small_disk).manifest.count == 250
 
 
 def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
