@@ -59,6 +59,24 @@ def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_t
     assert one.reason.startswith("isolated")
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "left_s", "ends"), [(60.0, 6.0, True), (1.0, 60.0, False), (60.0, 4.0, False), (60.0, 0.0, False)]
+)
+def test_a_node_whose_first_node_has_ended_does_not_wait_for_the_lease_of_a_controller_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float, left_s: float, ends: bool
+) -> None:
+    """As a frozen host that goes on after another has taken its place: its ranks would hold it for cluster.lease_s."""
+    node = {"identity": "host1", "state_dir": str(tmp_path), "node_rank": 1}
+    for name in ("attached", "agent.json", "beat"):
+        (tmp_path / name).touch()
+    one = Supervisor({"run_id": "r", "nodes": [node], "lease_s": 600.0}, node)
+    monkeypatch.setattr(one.lease, "look", lambda: silent_s)
+    monkeypatch.setattr(one.meeting, "left_s", lambda: left_s)
+    one.look()
+    assert (one.end_at is not None) == ends
+    assert ("torchrun of the first node has ended" in one.reason) == ends
+
+
 def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bar = tmp_path / "run.tombstone"
     write_json(str(bar), {"monotonic_s": 1000.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,6 +48,21 @@ def test_another_node_has_come_when_it_is_connected(server: socket.socket) -> No
         assert "torchrun is at" in other.news()[0]
 
 
+def test_a_first_node_that_has_left_is_noticed_by_the_connection_that_it_closed(server: socket.socket) -> None:
+    other = Meeting(place(server), first=False)
+    server.listen()
+    with socket.create_connection(server.getsockname()[:2]):
+        theirs, _ = server.accept()
+        assert "torchrun is at" in other.news()[0]
+        assert other.left_s() == 0.0
+        theirs.close()
+        other.left_s()
+        time.sleep(0.01)
+        assert other.left_s() > 0.0
+        with socket.create_connection(server.getsockname()[:2]):
+            assert other.left_s() == 0.0, "one of its connections is open"
+
+
 def test_a_connection_that_nobody_answers_is_told_again_only_after_a_while(server: socket.socket) -> None:
     other = Meeting(place(server), first=False)
     server.listen(0)
@@ -55,7 +71,7 @@ def test_a_connection_that_nobody_answers_is_told_again_only_after_a_while(serve
             client = stack.enter_context(socket.socket(server.family))
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        other.states = lambda: {agent_meeting.SYN_SENT} & Meeting.states(other)  # type: ignore[method-assign]
+        other.states = lambda place: {agent_meeting.SYN_SENT} & Meeting.states(other, place)  # type: ignore[method-assign]
         assert other.news() == ["paceline: no answer from {}:{}, where the hosts meet, for 0 s".format(*place(server))]
         assert other.news() == []
 

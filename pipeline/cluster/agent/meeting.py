@@ -15,7 +15,7 @@ import time
 LOOK_S = 0.5
 UNANSWERED_S = 3.0  # until it is said, then
 AGAIN_S = 30.0  # from one time to the next
-ESTABLISHED, SYN_SENT, LISTEN = "01", "02", "0A"
+ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"
 
 
 class Meeting:
@@ -23,6 +23,8 @@ class Meeting:
 
     def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
         self.place, self.first = place, first
+        self.met: list[str | int] | None = None  # the place, once this node has come
+        self.left_at: float | None = None  # since when the first node has left it
         self.looked = time.monotonic()  # torchrun takes a second at least until it comes
         self.said = 0.0
         self.trying: float | None = None  # since when a SYN has had no answer
@@ -33,9 +35,9 @@ class Meeting:
         if self.place is None or now - self.looked < LOOK_S:
             return []
         self.looked = now
-        where, found = "{}:{}".format(*self.place), self.states()
+        where, found = "{}:{}".format(*self.place), self.states(self.place)
         if (LISTEN if self.first else ESTABLISHED) in found:
-            self.place = None
+            self.met, self.place = self.place, None
             return [f"paceline: torchrun is at {where}, where the hosts meet"]
         if SYN_SENT not in found:
             self.trying = None
@@ -46,10 +48,25 @@ class Meeting:
         self.said = now
         return [f"paceline: no answer from {where}, where the hosts meet, for {now - self.trying:.0f} s"]
 
-    def states(self) -> set[str]:
+    def left_s(self) -> float:
+        """For how long torchrun of the first node has closed its connections to this node; 0: it has not.
+
+        A host that was frozen finds that when it goes on. Its ranks may wait for the others all the same: gloo doesn't
+        see every connection that was closed meanwhile.
+        """
+        if self.first or self.met is None:
+            return 0.0
+        found = self.states(self.met)
+        if CLOSE_WAIT not in found or ESTABLISHED in found:
+            self.left_at = None
+            return 0.0
+        now = time.monotonic()
+        self.left_at = self.left_at or now
+        return now - self.left_at
+
+    def states(self, place: list[str | int]) -> set[str]:
         """Of this host's connections to the place; on the first node of the sockets at that port."""
-        assert self.place is not None
-        address, port = hexadecimal(str(self.place[0])), f":{int(self.place[1]):04X}"
+        address, port = hexadecimal(str(place[0])), f":{int(place[1]):04X}"
         found = set()
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
             with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:

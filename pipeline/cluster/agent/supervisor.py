@@ -35,6 +35,7 @@ from .wire import REMOVED, Json, in_thread, touch, write_json
 
 BEAT_STALE_S = 3.0  # the controller beats every second
 PEER_TRY_S = 1.0
+LEFT_S = 5.0  # what torchrun and ranks get to end by themselves after the first node's
 PEER_AGAIN_S = 0.2  # where none answered
 SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
 TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: it tells when the others are gone
@@ -216,8 +217,11 @@ class Supervisor:
         lease_s = self.request["lease_s"]
         if not os.path.exists(self.path("attached")):  # the controller died between start and follow
             lease_s = min(lease_s, UNATTENDED_S + self.request.get("slow_s", 0.0))
-        if self.lease.look() > lease_s:
+        silent_s = self.lease.look()
+        if silent_s > lease_s:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
+        elif silent_s > BEAT_STALE_S and self.meeting.left_s() > LEFT_S:
+            self.end("torchrun of the first node has ended, and the controller is not there to end this one")
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
         early = self.early_exits.ranks()
