@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cluster import networks
+from pipeline.cluster.agent.addresses import UNRESOLVED
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts
 
 _LONGEST_LIST = 10  # lines
 _NAMED = 3  # hosts in a line
-_UNRESOLVED = "can't resolve it: "  # how pipeline/cluster/agent/reach.py begins
 _LARGE_LOST = "small packets pass, large ones are lost"  # what it says
 
 
@@ -64,7 +64,7 @@ def error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostErro
     more = len(rows) - _LONGEST_LIST
     rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
-    unresolved = [item for item in failures if item.why.startswith(_UNRESOLVED)]
+    unresolved = [item for item in failures if item.why.startswith(UNRESOLVED)]
     foreign = next((fact for item in failures if networks.not_its_own(fact := facts[item.target])), None)
     hint = (
         _mend_name(unresolved[0], facts)
@@ -86,9 +86,9 @@ def _named(why: str, facts: Sequence[NodeFacts]) -> str:
 def _row(target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]) -> str:
     names = [facts[source].host for source in sources]
     who = " and ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:2])} and {len(names) - 2} more"
-    if why.startswith(_UNRESOLVED):
+    if why.startswith(UNRESOLVED):
         whose = "its own" if list(sources) == [target] else f"{facts[target].host}'s"
-        return f"  {who} can't resolve {whose} address {facts[target].address!r}: {why.removeprefix(_UNRESOLVED)}"
+        return f"  {who} can't resolve {whose} address {facts[target].address!r}: {why.removeprefix(UNRESOLVED)}"
     over = {interface for source in sources if (interface := facts[source].interface)}
     where = _at(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
     return f"  {who} can't reach {facts[target].host} ({where}): {why}"

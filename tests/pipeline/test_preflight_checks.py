@@ -289,6 +289,12 @@ def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
     )  # on CPUs it doesn't matter
 
 
+def test_drivers_that_are_too_old_are_named_in_the_hosts_order() -> None:
+    old: dict[str, Any] = {"torch_cuda": "13.0", "hardware": {"gpu_driver": "575.51.03"}}
+    shown = found(cluster(*[1] * 12, device="cuda"), *(told(number, **old) for number in range(12)))
+    assert [line.split(": ")[0] for line in shown] == [f"warning node{number}" for number in range(12)]
+
+
 def test_another_python_is_shown() -> None:
     (said,) = found(ONE, told(0), replace(told(1), python_version="3.11.4"))
     assert said.startswith("warning node1: Python: 3.11 (wanted: 3.12, as node0 has it)")

@@ -11,6 +11,7 @@ from .wire import in_thread
 
 BACKLOG = 256
 LOOK_S = 0.02
+UNRESOLVED = "can't resolve it: "
 
 
 class Names:
@@ -48,8 +49,8 @@ def places(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
 
 
 def unresolved(error: Exception) -> str:
-    """The controller puts the address between (``pipeline/cluster/reachability.py``)."""
-    return f"can't resolve it: {getattr(error, 'strerror', None) or error}"
+    """Why an address can't be looked up. The controller puts the address between (pipeline/cluster/reachability.py)."""
+    return f"{UNRESOLVED}{getattr(error, 'strerror', None) or error}"
 
 
 def listening(address: str, port: int) -> list[socket.socket]:

@@ -28,8 +28,9 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     yield from compared("CUDA", cuda, state=State.WARNING, hint=f"torch was built with it: {install}")
     drivers = {fact.host: driver for fact in facts if (driver := fact.extra.get("hardware", {}).get("gpu_driver"))}
     yield from compared("GPU driver", drivers, state=State.WARNING, hint="install the same driver everywhere")
-    for host in drivers.keys() & cuda.keys():
-        yield from _driver_too_old(host, drivers[host], cuda[host])
+    for host in drivers:
+        if host in cuda:
+            yield from _driver_too_old(host, drivers[host], cuda[host])
 
 
 def _nccl(fact: NodeFacts) -> str | None:
