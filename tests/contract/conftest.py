@@ -21,7 +21,7 @@ from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
 from tests.contract.stub import Stub, make
-from tests.kubernetes_fixture import FakeCluster
+from tests.kubernetes_cluster import FakeCluster
 from tests.lab_fixture import on, require_mpirun
 from tests.slurm_fixture import Slurm
 

@@ -25,7 +25,8 @@ from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.integration.granted import WhenUp, run, settings
-from tests.kubernetes_fixture import FakeCluster, RefusedError, kubeconfig
+from tests.kubernetes_cluster import FakeCluster, RefusedError
+from tests.kubernetes_fixture import kubeconfig
 
 pytestmark = pytest.mark.lab
 
