@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import processes, registry, stops, supervisor
-from pipeline.cluster.agent.early_exits import EarlyExits
 from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.silence import Silence
 from pipeline.cluster.agent.supervisor import Supervisor
@@ -330,28 +329,3 @@ def test_a_rank_that_ends_early_with_exit_code_0_is_named(
     ended = json.loads((state / "exit.json").read_text())
     assert ended["code"] != 0
     assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == named
-
-
-def test_a_rank_whose_end_only_torchrun_knows_gets_its_time_to_tell(tmp_path: Path) -> None:
-    (tmp_path / "ranks/x/attempt_0/0").mkdir(parents=True)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    (tmp_path / f"ranks/x/attempt_0/0/running-{gone.pid}").touch()
-    found = EarlyExits(str(tmp_path))
-    assert (found.ranks(), found.torchrun_ends_others) == ({0: 0}, False)
-    found.read("W1122 14:35:38 api.py:1010] Sending process 4194999 closing signal SIGTERM")
-    assert found.torchrun_ends_others
-    found.read(f"  exitcode  : -9 (pid: {gone.pid}) (SIGKILL)")
-    assert found.ranks() == {0: -9}
-
-
-def test_a_rank_that_begins_as_all_is_ended_has_not_ended_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "ranks/x/attempt_0/0").mkdir(parents=True)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    killed, ended = EarlyExits(str(tmp_path)), EarlyExits(str(tmp_path))
-    killed.torchrun_ended(-9)
-    ended.about_to_end_all()
-    (tmp_path / f"ranks/x/attempt_0/0/running-{gone.pid}").touch()
-    killed.about_to_end_all()
-    assert (killed.ranks(), ended.ranks()) == ({}, {})
