@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 
+from pipeline.cluster import launchers
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.files import write_atomic
 from pipeline.core.heartbeat import waiting
@@ -94,7 +95,11 @@ class Shared:
             return None
         with self._lock:
             if slot not in self._hosts:
-                self._hosts[slot] = self._open.enter_context(closing(Hosts(cluster)))
+                hosts = Hosts(cluster)
+                if len(self._slots) > 1 and launchers.capabilities(cluster).hosts_are_granted:
+                    first = next(iter(self._hosts.values()), hosts)
+                    hosts.launcher.beside(first.launcher, len(self._slots))
+                self._hosts[slot] = self._open.enter_context(closing(hosts))
             return self._hosts[slot]
 
     def _reports(self) -> ReportWorker:

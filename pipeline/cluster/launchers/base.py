@@ -130,6 +130,11 @@ class Launcher(Protocol):
         """
         return self.cluster
 
+    def beside(self, first: Launcher, count: int) -> None:
+        """Told before it is asked for hosts that ``count`` launchers of its kind serve trials side by side; ``first``
+        is the same one for all of them."""
+        return
+
     def submission(self, spec: AttemptSpec) -> str:
         """What a batch scheduler is given, as text; pure, before anything is asked for. '' for other launchers."""
         return ""

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.base import AttemptSpec, Launcher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.slurm_array import Arrays
 from pipeline.cluster.launchers.slurm_job import BatchJob, cancel_all
 from pipeline.cluster.launchers.slurm_queue import Queue
-from pipeline.cluster.launchers.slurm_script import FOLDERS, Job, script
+from pipeline.cluster.launchers.slurm_script import ALL, FOLDERS, Job, script
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
@@ -90,30 +91,33 @@ class SlurmLauncher(GrantedLauncher):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._queue = Queue()
+        self._arrays = Arrays(self._queue)
+
+    def beside(self, first: Launcher, count: int) -> None:
+        assert isinstance(first, SlurmLauncher)
+        self._arrays = Arrays(self._queue, count) if self is first else first._arrays
 
     def submission(self, spec: AttemptSpec) -> str:
-        return self._script(spec.run_key, spec.run_dir, "<random>")
+        return script(self._job_of(spec.run_key, spec.run_dir, "<random>"))
 
-    def _script(self, run_key: str, run_dir: Path, nonce: str) -> str:
+    def _job_of(self, run_key: str, run_dir: Path, nonce: str) -> Job:
         host = self.cluster.hosts[0]
-        return script(
-            Job(
-                name=f"{_name(run_key, run_dir)}{nonce}",
-                folder=str(run_dir / FOLDERS / nonce),
-                python=host.python or sys.executable,
-                nnodes=self.cluster.nnodes,
-                nproc_per_node=host.nproc_per_node,
-                gpus=host.nproc_per_node if self.cluster.device == "cuda" else 0,
-                settings=self.cluster.settings,
-            )
+        return Job(
+            name=f"{_name(run_key, run_dir)}{nonce}",
+            folder=str(run_dir / FOLDERS / nonce),
+            python=host.python or sys.executable,
+            nnodes=self.cluster.nnodes,
+            nproc_per_node=host.nproc_per_node,
+            gpus=host.nproc_per_node if self.cluster.device == "cuda" else 0,
+            settings=self.cluster.settings,
         )
 
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> Cluster:
-        write = partial(self._script, spec.run_key, spec.run_dir)
+        make = partial(self._job_of, spec.run_key, spec.run_dir)
         name, nnodes = _name(spec.run_key, spec.run_dir), self.cluster.nnodes
-        job = self._job = BatchJob(self._queue, write, name=name, run_dir=spec.run_dir, nnodes=nnodes)
+        job = self._job = BatchJob(self._queue, self._arrays, make, name=name, run_dir=spec.run_dir, nnodes=nnodes)
         found = job.find(say)
         try:
             if not found:
@@ -132,7 +136,7 @@ class SlurmLauncher(GrantedLauncher):
         return {"env": dict(self.cluster.hosts[0].secrets), "hide": rules(hidden)}
 
     def rehearse(self) -> list[str]:
-        words = self._queue.rehearse(self._script("preflight", Path.cwd(), "rehearsal"))
+        words = self._queue.rehearse(script(self._job_of("preflight", Path.cwd(), "rehearsal")))
         return [f"Slurm would take such a job: {words}"]
 
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
@@ -144,4 +148,4 @@ class SlurmLauncher(GrantedLauncher):
 
 def _name(run_key: str, run_dir: Path) -> str:
     """How the names of all jobs of one run folder begin."""
-    return f"paceline-{attempts.prefix(run_key, run_dir)}"
+    return f"{ALL}{attempts.prefix(run_key, run_dir)}"

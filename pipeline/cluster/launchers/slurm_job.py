@@ -13,8 +13,9 @@ from pipeline.cluster.agent.slurm_node import SECRETS
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
+from pipeline.cluster.launchers.slurm_array import ELEMENT, Arrays
 from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
-from pipeline.cluster.launchers.slurm_script import FOLDERS, SCRIPT
+from pipeline.cluster.launchers.slurm_script import ALL, FOLDERS, SCRIPT, Job, script
 from pipeline.core.errors import HostError
 
 _LOOK_S = 0.2
@@ -26,12 +27,16 @@ class BatchJob:
     """The job of one run folder, through all attempts that it serves.
 
     Args:
-        script: a job's own part of its name → what sbatch is given.
+        job: a job's own part of its name → the job.
+        arrays: what submits it.
         name: how the names of all jobs of this run folder begin.
     """
 
-    def __init__(self, queue: Queue, script: Callable[[str], str], *, name: str, run_dir: Path, nnodes: int) -> None:
-        self._queue, self._script, self._name, self._run_dir, self._nnodes = queue, script, name, run_dir, nnodes
+    def __init__(
+        self, queue: Queue, arrays: Arrays, job: Callable[[str], Job], *, name: str, run_dir: Path, nnodes: int
+    ) -> None:
+        self._queue, self._arrays, self._job = queue, arrays, job
+        self._name, self._run_dir, self._nnodes = name, run_dir, nnodes
         self.state = JobState(id="")
         self.folder = JobFolder(run_dir, SCRIPT)
         self._lost = -1  # the life of the job that Slurm is about to take back
@@ -46,12 +51,11 @@ class BatchJob:
 
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; one with another script is cancelled."""
-        for id_, name in self._queue.mine(self._name):
-            folder = JobFolder(self._run_dir / FOLDERS / name.removeprefix(self._name), SCRIPT)
+        for id_, folder in _jobs_of(self._queue, self._name, self._run_dir):
             state = self._queue.show(id_)
             if state is None or state.ended:
                 continue
-            if folder.script == self._script(folder.path.name) and not folder.was_left():
+            if folder.script == script(self._job(folder.path.name)) and not folder.was_left():
                 self.state, self.folder = state, folder
                 self._lost = state.restarts if state.preempted and state.state == "RUNNING" else -1
                 say(f"job {id_} of this run is in the queue already ({state.state}); going on with it")
@@ -67,12 +71,11 @@ class BatchJob:
             HostError: Slurm refuses it.
         """
         nonce = secrets.token_hex(3)
-        text = self._script(nonce)
-        self.folder = JobFolder(self._run_dir / FOLDERS / nonce, SCRIPT)
-        asked = {**request, "folder": str(self.folder.path), "is_told": any(told.values())}
-        self.folder.make(text, asked, self._nnodes)
-        output = str(self.folder.path / OUTPUT)
-        id_ = self._queue.submit(text, folder=str(self._run_dir), output=output, secrets={SECRETS: json.dumps(told)})
+        job = self._job(nonce)
+        self.folder = JobFolder(Path(job.folder), SCRIPT)
+        asked = {**request, "folder": job.folder, "is_told": any(told.values())}
+        self.folder.make(script(job), asked, self._nnodes)
+        id_ = self._arrays.submit(job, {SECRETS: json.dumps(told)})
         self.state = JobState(id=id_, state="PENDING")
         say(f"job {id_} was submitted; squeue -j {id_} shows it, scancel {id_} ends it")
 
@@ -195,10 +198,25 @@ def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:
     """End all jobs of a run folder; job → what is said of one that doesn't end. Raises HostError."""
     for folder in (run_dir / FOLDERS).glob("*"):  # also where Slurm doesn't answer
         JobFolder(folder, SCRIPT).leave()
-    found = queue.mine(name)
+    found = _jobs_of(queue, name, run_dir)
     for id_, _ in found:
         queue.cancel(id_)
     return {f"job {id_}": why for id_, _ in found if (why := _survives(queue, id_))}
+
+
+def _jobs_of(queue: Queue, name: str, run_dir: Path) -> list[tuple[str, JobFolder]]:
+    """Ids and folders of all jobs of a run folder that are in the queue: by their names, or as elements of an array.
+
+    Raises HostError.
+    """
+    elements = {path.read_text(encoding="utf-8"): path.parent for path in (run_dir / FOLDERS).glob(f"*/{ELEMENT}")}
+    found = []
+    for id_, called in queue.mine(ALL):
+        own = run_dir / FOLDERS / called.removeprefix(name) if called.startswith(name) else None
+        folder = own or elements.get(f"{called} {id_.rpartition('_')[2]}")
+        if folder is not None:
+            found.append((id_, JobFolder(folder, SCRIPT)))
+    return found
 
 
 def _survives(queue: Queue, id_: str) -> str:

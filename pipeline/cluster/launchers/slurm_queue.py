@@ -121,6 +121,8 @@ class Queue:
     def submit(self, script: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
         """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words.
 
+        ``output`` is a pattern as sbatch takes it.
+
         A site may have put a program of its own in sbatch's place, whose greetings, numbers and exit code say little:
         then the queue knows the job by its name.
         """
@@ -129,7 +131,7 @@ class Queue:
             *options_of(script),
             "--parsable",
             f"--chdir={folder}",
-            f"--output={output.replace('%', '%%')}",
+            f"--output={output}",
         ]
         done = process.run(argv, input=script.encode(), env={**_environment(), **secrets}, timeout_s=_TIMEOUT_S)
         alone = _ID.fullmatch(done.stdout.strip())
@@ -138,7 +140,7 @@ class Queue:
         if done.code == 0 or re.search(r"\d", done.stdout):
             name = next((word.partition("=")[2] for word in argv if word.startswith("--job-name=")), "")
             if name and (found := self.mine(name)):
-                return found[-1][0]
+                return found[-1][0].partition("_")[0]  # of an array all of it
         if done.code != 0:
             raise refused(done.stderr or done.stdout)
         return job_id(done.stdout)  # it has ended already
@@ -168,9 +170,12 @@ class Queue:
             )
 
     def mine(self, name: str) -> list[tuple[str, str]]:
-        """Id and name of this user's jobs whose names begin with ``name``, the newest last. Raises HostError."""
+        """Id and name of this user's jobs whose names begin with ``name``, the newest last; of an array each element.
+
+        Raises HostError.
+        """
         done = process.run(
-            ["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", "--format=%i %j"],
+            ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--sort=i", "--format=%i %j"],
             env=_environment(),
             timeout_s=_TIMEOUT_S,
         )
@@ -201,6 +206,7 @@ class Queue:
         argv = [
             "squeue",
             "--noheader",
+            "--array",
             "--states=PENDING",
             f"--partition={job.partition}",
             "--sort=-p,i",

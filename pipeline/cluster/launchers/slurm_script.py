@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.cluster.launchers.job_folder import REQUEST
@@ -12,6 +13,8 @@ from pipeline.cluster.launchers.payload import BOOTSTRAP
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.slurm import SlurmConfig
 
+ALL = "paceline-"
+"""How the names of all jobs begin."""
 FOLDERS, SCRIPT = "slurm", "job.sh"
 """Where in a run folder those of its jobs lie, and what holds the script there."""
 
@@ -19,7 +22,7 @@ FOLDERS, SCRIPT = "slurm", "job.sh"
 _DECIDED = {
     **dict.fromkeys(("-N", "--nodes"), "cluster.nnodes="),
     **dict.fromkeys(("-n", "--ntasks", "--ntasks-per-node"), "cluster.nnodes= cluster.nproc_per_node="),
-    **dict.fromkeys(("-a", "--array"), "doit sweep submits a job for each trial"),
+    **dict.fromkeys(("-a", "--array"), "the trials of a sweep that start together are one array already"),
     **dict.fromkeys(("-J", "--job-name"), "by its name the job is found again"),
     **dict.fromkeys(("-o", "--output", "--open-mode"), "what it prints lies in the run folder"),
     **dict.fromkeys(("-D", "--chdir"), "it starts in the run folder"),
@@ -67,11 +70,23 @@ class Job:
 
 def script(job: Job) -> str:
     """What sbatch is given: one agent on each node, whose request comes from a file that all of them see."""
+    return _text(job, request=shlex.quote(f"{job.folder}/{REQUEST}"))
+
+
+def array_script(jobs: Sequence[Job], name: str) -> str:
+    """The same for an array of that name, whose elements differ in their folders alone."""
+    folders = (f"{number}) folder={shlex.quote(job.folder)};;" for number, job in enumerate(jobs))
+    whose = ["case $SLURM_ARRAY_TASK_ID in", *folders, "esac", 'cd "$folder/../.."']  # that of the run
+    array = replace(jobs[0], name=name)
+    return _text(array, f"--array=0-{len(jobs) - 1}", before=whose, request=f'"$folder/{REQUEST}"')
+
+
+def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str:
     agent = shlex.join([job.python, "-E", "-c", BOOTSTRAP])
-    request = shlex.quote(f"{job.folder}/{REQUEST}")
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options(job)),
+        *(f"#SBATCH {option}" for option in (*options(job), *more)),
+        *before,
         *job.settings.setup,
         # 1 task a node has all of the job's cores there; a node that fails takes the others with it
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {agent} < {request}",
