@@ -8,18 +8,24 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import preflight
+from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers import slurm as slurm_launcher
+from pipeline.cluster.launchers.slurm import SlurmLauncher
+from pipeline.cluster.launchers.slurm_job import BatchJob
 from pipeline.cluster.launchers.slurm_queue import Queue
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
+from pipeline.core.specs import Cluster
 from tests.contract.conftest import Bench, slurm_bench
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.integration.commands import Project
@@ -229,11 +235,14 @@ def _carries(pid: int, text: str) -> bool:
 
 
 @pytest.mark.long
-def test_a_sweep_submits_a_job_for_each_trial_side_by_side_and_finishes_all(slurm: Slurm, tmp_path: Path) -> None:
+def test_trials_of_a_sweep_that_start_together_are_one_array_and_all_finish(slurm: Slurm, tmp_path: Path) -> None:
     project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart"])
     words = ("sweep", "seed=1,2,3", "sweep.slots=2", "trainer.max_steps=2", "tracking=none")
     swept = project.doit(*words)
     assert swept.returncode == 0, swept.stdout
+    (array,) = {found[1] for found in re.finditer(r"job (\d+)_\d+ was submitted", swept.stdout)}
+    assert f"job {array}_0 was submitted; squeue -j {array}_0 shows it, scancel {array}_0 ends it" in swept.stdout
+    assert len(re.findall(r"job \d+ was submitted", swept.stdout)) == 1, "the third began when another had ended"
     states = [folder / "result.json" for folder in project.run_folders()]
     assert [path.exists() for path in states] == [True] * 3
     hosts = {tuple(json.loads((path.parent / "provenance.json").read_text())["hosts"]) for path in states}
@@ -241,6 +250,42 @@ def test_a_sweep_submits_a_job_for_each_trial_side_by_side_and_finishes_all(slur
     wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
     again = project.doit(*words)
     assert "3 of 3" in again.stdout, again.stdout
+
+
+def made(cluster: Cluster) -> SlurmLauncher:
+    launcher = launchers.create(cluster)
+    assert isinstance(launcher, SlurmLauncher)
+    return launcher
+
+
+def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
+    slurm: Slurm, bench: Bench, tmp_path: Path
+) -> None:
+    cluster = settings(bench, time_limit="3:00:00").cluster  # more than the partition allows: they wait
+    first, second = (made(cluster) for _ in range(2))
+    for launcher in (first, second):
+        launcher.beside(first, 2)
+    folders = [tmp_path / "runs" / key for key in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
+
+    def batch(launcher: SlurmLauncher, run_dir: Path) -> BatchJob:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        make = partial(launcher._job_of, run_dir.name, run_dir)
+        name = slurm_launcher._name(run_dir.name, run_dir)
+        return BatchJob(launcher._arrays, make, name=name, run_dir=run_dir, nnodes=cluster.nnodes)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = list(map(batch, (first, second), folders))
+        list(pool.map(lambda job: job.submit({}, {}, lambda _: None), jobs))
+    ids = [job.state.id for job in jobs]
+    assert sorted(id_.partition("_")[2] for id_ in ids) == ["0", "1"]
+    said: list[str] = []
+    assert batch(made(cluster), folders[1]).find(said.append)
+    assert said == [f"job {ids[1]} of this run is in the queue already (PENDING); going on with it"]
+    assert made(cluster).cancel_all(folders[1].name, folders[1]) == {}
+    state = Queue().show(ids[0])
+    assert state is not None
+    assert state.state == "PENDING"
+    assert slurm.run("squeue", "--array", "--noheader", "--format=%i").split() == [ids[0]]
 
 
 def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: Slurm, bench: Bench) -> None:

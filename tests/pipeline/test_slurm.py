@@ -18,6 +18,7 @@ from pipeline.cluster.launchers import LAUNCHERS, job_follow
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
+from pipeline.cluster.launchers.slurm_array import Arrays
 from pipeline.cluster.launchers.slurm_job import BatchJob
 from pipeline.cluster.launchers.slurm_queue import (
     JobState,
@@ -30,6 +31,7 @@ from pipeline.cluster.launchers.slurm_queue import (
     waiting,
     why_it_ended,
 )
+from pipeline.cluster.launchers.slurm_script import Job
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts, NodeLost
 from tests.pipeline.test_launch_first_error import PLAN
@@ -43,6 +45,10 @@ SHOWN = (
     "Restarts={restarts} ExitCode=0:15 TimeLimit=00:10:00 PreemptTime={preempted} Partition=gpu NodeList=node[0-1] "
     "Command=/home/me/a b/job.sh"
 )
+
+
+def no_job(nonce: str) -> Job:
+    raise AssertionError(f"{nonce} is submitted")
 
 
 def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> JobState:
@@ -114,7 +120,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
 ) -> None:
     queue = site(scontrol=scontrol)
     assert queue.show("42") is None
-    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
     batch.state = shown("PENDING")
 
     def check() -> None:
@@ -138,7 +144,7 @@ def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable
 
 def test_a_job_whose_folder_was_removed_while_it_waited_says_so(tmp_path: Path) -> None:
     queue: Any = SimpleNamespace(show=lambda _: shown("FAILED"))
-    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
     batch.state, batch.folder = shown("PENDING"), JobFolder(tmp_path / "slurm" / "1", "job.sh")
     with pytest.raises(HostError, match=r"^job 42 found its folder .*/slurm/1 removed") as caught:
         batch.wait(lambda _: None, lambda: None)
@@ -286,7 +292,7 @@ def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch:
         return shown("SUSPENDED")
 
     queue: Any = SimpleNamespace(show=show)
-    batch = BatchJob(queue, lambda _: "", name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
     batch.state = shown("RUNNING")
     plan = dataclasses.replace(
         PLAN, nodes=tuple(dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes)

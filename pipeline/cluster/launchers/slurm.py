@@ -117,7 +117,7 @@ class SlurmLauncher(GrantedLauncher):
     ) -> Cluster:
         make = partial(self._job_of, spec.run_key, spec.run_dir)
         name, nnodes = _name(spec.run_key, spec.run_dir), self.cluster.nnodes
-        job = self._job = BatchJob(self._queue, self._arrays, make, name=name, run_dir=spec.run_dir, nnodes=nnodes)
+        job = self._job = BatchJob(self._arrays, make, name=name, run_dir=spec.run_dir, nnodes=nnodes)
         found = job.find(say)
         try:
             if not found:

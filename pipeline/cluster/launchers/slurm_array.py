@@ -47,7 +47,7 @@ class Arrays:
     """
 
     def __init__(self, queue: Queue, side_by_side: int = 1) -> None:
-        self._queue, self._most = queue, side_by_side
+        self.queue, self._most = queue, side_by_side
         self._lock = threading.Lock()
         self._batch: _Batch | None = None
 
@@ -106,7 +106,7 @@ class Arrays:
     def _alone(self, job: Job, told: Mapping[str, str]) -> str:
         folder = Path(job.folder)
         output = str(folder / OUTPUT).replace("%", "%%")
-        return self._queue.submit(script(job), folder=str(folder.parents[1]), output=output, secrets=told)
+        return self.queue.submit(script(job), folder=str(folder.parents[1]), output=output, secrets=told)
 
     def _together(self, batch: _Batch) -> list[str]:
         name = f"{ALL}array-{secrets.token_hex(4)}"
@@ -119,7 +119,7 @@ class Arrays:
             write_atomic(Path(job.folder) / ELEMENT, f"{name} {number}")
         pattern = f"{outputs}/".replace("%", "%%") + "%a"
         text = array_script(batch.jobs, name)
-        array = self._queue.submit(text, folder=str(runs), output=pattern, secrets=batch.secrets)
+        array = self.queue.submit(text, folder=str(runs), output=pattern, secrets=batch.secrets)
         return [f"{array}_{number}" for number in range(len(batch.jobs))]
 
 

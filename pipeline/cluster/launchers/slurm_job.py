@@ -27,15 +27,13 @@ class BatchJob:
     """The job of one run folder, through all attempts that it serves.
 
     Args:
-        job: a job's own part of its name → the job.
         arrays: what submits it.
+        job: a job's own part of its name → the job.
         name: how the names of all jobs of this run folder begin.
     """
 
-    def __init__(
-        self, queue: Queue, arrays: Arrays, job: Callable[[str], Job], *, name: str, run_dir: Path, nnodes: int
-    ) -> None:
-        self._queue, self._arrays, self._job = queue, arrays, job
+    def __init__(self, arrays: Arrays, job: Callable[[str], Job], *, name: str, run_dir: Path, nnodes: int) -> None:
+        self._queue, self._arrays, self._job = arrays.queue, arrays, job
         self._name, self._run_dir, self._nnodes = name, run_dir, nnodes
         self.state = JobState(id="")
         self.folder = JobFolder(run_dir, SCRIPT)

@@ -196,7 +196,7 @@ class Queue:
             return None
         if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
-        if "Invalid job id" in done.stderr + done.stdout:
+        if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # that: an element
             return JobState(id=id_)
         self.trouble = f"scontrol: {_words(done.stderr or done.stdout)}"
         return None
