@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipeline.cluster import launchers
 from pipeline.cluster.attempt import stop_run
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import UNDER_WAY, Cluster
@@ -23,12 +24,20 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
     lock = RunLock(run.folder)
     if not lock.take():
         return
+    cluster = _recorded_cluster(run)
     try:
-        stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
+        if not _goes_on_in_its_job(run, cluster):
+            stop_run(cluster, run.folder.path, run.key.short)
     except HostError as error:
         say(f"WARNING: {error}")
     finally:
         lock.release()
+
+
+def _goes_on_in_its_job(run: Run, recorded: Cluster) -> bool:
+    """Whether the next attempt finds a scheduler's job of the last one, and needn't queue again."""
+    is_same = recorded.launcher == run.config.cluster.launcher
+    return is_same and launchers.capabilities(recorded).hosts_are_granted
 
 
 def _recorded_cluster(run: Run) -> Cluster:

@@ -28,7 +28,7 @@ from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import Cluster
 from tests.contract.conftest import Bench, slurm_bench
 from tests.contract.stub import RUN_TO_END, SLEEP
-from tests.integration.commands import Project
+from tests.integration.commands import Project, interrupt
 from tests.integration.granted import WhenUp, run, settings
 from tests.slurm_fixture import Slurm
 from tests.waiting import wait_until
@@ -250,6 +250,23 @@ def test_trials_of_a_sweep_that_start_together_are_one_array_and_all_finish(slur
     wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
     again = project.doit(*words)
     assert "3 of 3" in again.stdout, again.stdout
+
+
+@pytest.mark.long
+def test_a_sweep_whose_command_was_killed_goes_on_in_the_elements_of_its_array(slurm: Slurm, tmp_path: Path) -> None:
+    python = f"cluster.python={sys.executable}"
+    project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart", python])
+    words = ("sweep", "seed=1,2", "sweep.slots=2", "trainer.epochs=60", "tracking=none")
+    child = project.start(*words)
+    wait_until(lambda: len(slurm.run("squeue", "--array", "--noheader", "--states=RUNNING").splitlines()) == 2)
+    interrupt(child, signal.SIGKILL)
+    before = set(slurm.run("squeue", "--array", "--noheader", "--format=%i").split())
+    again = project.doit(*words)
+    assert again.returncode == 0, again.stdout
+    taken_up = set(re.findall(r"job (\d+_\d+) of this run is in the queue already", again.stdout))
+    assert taken_up == before, again.stdout
+    assert "2 of 2" in again.stdout
+    wait_until(lambda: not slurm.jobs())
 
 
 def made(cluster: Cluster) -> SlurmLauncher:
