@@ -36,7 +36,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
 
 def _goes_on_in_its_job(run: Run, recorded: Cluster) -> bool:
     """Whether the next attempt finds a scheduler's job of the last one, and needn't queue again."""
-    is_same = recorded.launcher == run.config.cluster.launcher
+    is_same = type(recorded.settings) is type(run.config.cluster.settings)
     return is_same and launchers.capabilities(recorded).hosts_are_granted
 
 
