@@ -12,21 +12,21 @@ import pytest
 from pipeline.cluster.launchers import LAUNCHERS, slurm_array
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.slurm_array import Arrays
+from pipeline.cluster.launchers.slurm_queue import RefusedError
 from pipeline.cluster.launchers.slurm_script import FOLDERS, SCRIPT, Job, array_script, script
-from pipeline.core.errors import HostError
 
 
 class Sbatch:
     """In place of Slurm's commands: keeps what it is given."""
 
-    def __init__(self, refuses: str = "") -> None:
+    def __init__(self, refuses: str = "", most: int = 99) -> None:
         self.texts: list[str] = []
         self.outputs: list[str] = []
-        self.refuses = refuses
+        self.refuses, self.most = refuses, most
 
     def submit(self, text: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
-        if self.refuses and "--array" in text:
-            raise HostError(self.refuses)
+        if (self.refuses and "--array" in text) or len(self.texts) == self.most:
+            raise RefusedError(self.refuses)
         self.texts.append(text)
         self.outputs.append(output)
         return str(len(self.texts))
@@ -93,11 +93,22 @@ def test_where_the_site_allows_no_array_each_job_is_submitted_alone(tmp_path: Pa
 
 
 def test_a_refused_array_is_told_to_every_trial(tmp_path: Path) -> None:
-    queue, jobs = Sbatch("Slurm refused the job: invalid partition"), [job(tmp_path, "a"), job(tmp_path, "b")]
+    queue, jobs = Sbatch("Slurm refused the job: invalid partition", most=0), [job(tmp_path, "a"), job(tmp_path, "b")]
     arrays = Arrays(queue, 2)  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(arrays.submit, one, {}) for one in jobs]
     assert [str(one.exception()) for one in waiting] == ["Slurm refused the job: invalid partition"] * 2
+
+
+def test_where_a_site_allows_fewer_jobs_than_there_are_trials_those_are_submitted_and_the_others_told(
+    tmp_path: Path,
+) -> None:
+    queue = Sbatch("Slurm refused the job: Job violates accounting/QOS policy", most=2)
+    arrays, jobs = Arrays(queue, 3), [job(tmp_path, key) for key in "abc"]  # type: ignore[arg-type]
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(arrays.submit, one, {}) for one in jobs]
+    errors = [str(one.exception()) for one in waiting if one.exception()]
+    assert errors == ["Slurm refused the job: Job violates accounting/QOS policy"]
 
 
 def test_what_leads_to_outputs_of_removed_runs_is_removed(tmp_path: Path) -> None:
@@ -105,8 +116,9 @@ def test_what_leads_to_outputs_of_removed_runs_is_removed(tmp_path: Path) -> Non
     submitted(queue, [job(tmp_path, "a"), job(tmp_path, "b")], 2)
     for path in [*tmp_path.glob("[ab]/slurm/*/*")]:
         path.unlink()
+    (tmp_path / ".paceline" / "arrays" / ".nfs0001").touch()
     submitted(queue, [job(tmp_path, "c"), job(tmp_path, "d")], 2)
-    (left,) = (tmp_path / ".paceline" / "arrays").iterdir()
+    (left,) = (tmp_path / ".paceline" / "arrays").glob("*/")
     assert left == Path(queue.outputs[-1]).parent
 
 

@@ -7,11 +7,12 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.cluster.launchers.job_folder import OUTPUT
-from pipeline.cluster.launchers.slurm_queue import Queue
+from pipeline.cluster.launchers.slurm_queue import Queue, RefusedError
 from pipeline.cluster.launchers.slurm_script import ALL, Job, array_script, script
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import write_atomic
@@ -30,8 +31,7 @@ class _Batch:
     jobs: list[Job] = field(default_factory=list)
     newest: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
-    ids: list[str] = field(default_factory=list)
-    error: PacelineError | None = None
+    ends: list[str | PacelineError] = field(default_factory=list)  # each job's id, or why it has none
 
     def takes(self, job: Job, told: Mapping[str, str]) -> bool:
         """Whether the elements would be alike: an array has one script and one environment."""
@@ -69,9 +69,10 @@ class Arrays:
         if number == 0:
             self._lead(batch)
         batch.done.wait()
-        if batch.error is not None:
-            raise HostError(batch.error.what, hint=batch.error.hint)
-        return batch.ids[number]
+        end = batch.ends[number]
+        if isinstance(end, PacelineError):
+            raise HostError(end.what, hint=end.hint)
+        return end
 
     def _lead(self, batch: _Batch) -> None:
         began = time.monotonic()
@@ -83,25 +84,29 @@ class Arrays:
             with self._lock:
                 if self._batch is batch:
                     self._batch = None
-            batch.ids = self._submitted(batch)
+            batch.ends = self._submitted(batch)
         except PacelineError as error:
-            batch.error = error
+            batch.ends = [error] * len(batch.jobs)
         except BaseException as error:
-            batch.error = HostError(f"the job could not be submitted: {error}")
+            batch.ends = [HostError(f"the job could not be submitted: {error}")] * len(batch.jobs)
             raise
         finally:
             batch.done.set()
 
-    def _submitted(self, batch: _Batch) -> list[str]:
+    def _submitted(self, batch: _Batch) -> list[str | PacelineError]:
         if len(batch.jobs) > 1:
             try:
-                return self._together(batch)
-            except HostError as error:
-                if "array" not in error.what:  # a site may allow none, or only short ones
-                    raise
-            for job in batch.jobs:
-                (Path(job.folder) / ELEMENT).unlink()
-        return [self._alone(job, batch.secrets) for job in batch.jobs]
+                return [*self._together(batch)]
+            except RefusedError:  # a site may allow no array, or fewer jobs than this one has elements
+                for job in batch.jobs:
+                    (Path(job.folder) / ELEMENT).unlink(missing_ok=True)
+        return [self._alone_or_why(job, batch.secrets) for job in batch.jobs]
+
+    def _alone_or_why(self, job: Job, told: Mapping[str, str]) -> str | PacelineError:
+        try:
+            return self._alone(job, told)
+        except PacelineError as error:
+            return error
 
     def _alone(self, job: Job, told: Mapping[str, str]) -> str:
         folder = Path(job.folder)
@@ -125,6 +130,7 @@ class Arrays:
 
 def _forget_gone(arrays: Path) -> None:
     """Remove what leads to outputs of runs that are all removed."""
-    for folder in arrays.glob("*"):
-        if not any(link.exists() for link in folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in arrays.glob("*/"):
+        with suppress(OSError):  # another command removes it, too
+            if not any(link.exists() for link in folder.iterdir()):
+                shutil.rmtree(folder)

@@ -243,6 +243,10 @@ def job_id(said: str) -> str:
     return found[-1]
 
 
+class RefusedError(HostError):
+    """Slurm has taken no job."""
+
+
 def refused(said: str) -> HostError:
     """sbatch's refusal with what helps, or that it found no cluster to ask."""
     if re.search(_NOT_CONFIGURED, said):
@@ -250,7 +254,7 @@ def refused(said: str) -> HostError:
             f"Slurm is not configured on this computer, so nothing was submitted: {_words(said)}",
             hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
         )
-    return HostError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
+    return RefusedError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
 
 
 def _words(said: str) -> str:
