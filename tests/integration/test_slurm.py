@@ -303,6 +303,10 @@ def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
     assert state is not None
     assert state.state == "PENDING"
     assert slurm.run("squeue", "--array", "--noheader", "--format=%i").split() == [ids[0]]
+    slurm.run("scancel", ids[0])
+    with pytest.raises(TrainingError, match=f"^job {ids[0]} was cancelled before the run began\n") as caught:
+        jobs[0].wait(lambda _: None, lambda: None)
+    assert caught.value.cause == "cancelled", "a sweep doesn't try it again"
 
 
 def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: Slurm, bench: Bench) -> None:

@@ -16,7 +16,7 @@ from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
 from pipeline.cluster.launchers.slurm_array import ELEMENT, Arrays
 from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
 from pipeline.cluster.launchers.slurm_script import ALL, FOLDERS, SCRIPT, Job, script
-from pipeline.core.errors import HostError
+from pipeline.core.errors import HostError, TrainingError
 
 _LOOK_S = 0.2
 _END_S = 20.0
@@ -123,13 +123,17 @@ class BatchJob:
         place = self._queue.place(state) if state.state == "PENDING" else ""
         return f"waiting for job {state.id}: {waiting(state, place)}"
 
-    def _ended_early(self) -> HostError:
-        """The job ended before its agents told their facts."""
+    def _ended_early(self) -> HostError | TrainingError:
+        """The job ended before its agents told their facts; TrainingError: somebody has cancelled it."""
         if removed := self.folder.removed(f"job {self.state.id}"):
             return removed
         lines = self.folder.output()
         said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or lines[-4:]
         id_, state = self.state.id, self.state.state or "Slurm does not know it any more"
+        was_forgotten = "_" in id_ and not self.state.state and not said  # as an element that waits is once cancelled
+        if self.state.state == "CANCELLED" or was_forgotten:
+            text = "\n".join([f"job {id_} was cancelled before the run began", *(f"  {line}" for line in said)])
+            return TrainingError(text, hint="the same command submits it again", cause="cancelled")
         how = f"job {id_} ended before the run began: {state}"
         if not said:
             return HostError(
