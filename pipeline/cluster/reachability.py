@@ -10,12 +10,12 @@ from typing import Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.addresses import UNRESOLVED
+from pipeline.cluster.agent.reach import LOST
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts
 
 _LONGEST_LIST = 10  # lines
 _NAMED = 3  # hosts in a line
-_LARGE_LOST = "small packets pass, large ones are lost"  # what it says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def _mend_address(fact: NodeFacts) -> str:
 def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     """Another network where every host has one, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
-    if failure.why == _LARGE_LOST:
+    if failure.why == LOST:
         device = source.interface or target.interface or "INTERFACE"
         return (
             f"tracepath -n {target.address} on {source.host} shows where; sudo ip link set dev {device} mtu 1400 on "

@@ -27,6 +27,7 @@ class SourceFinder:
 
     def __init__(self, names: "set[str]", packed: bytes, code: "dict[str, bytes]") -> None:
         self.names, self.packed, self.code = names, packed, code
+        self.texts: dict[str, str] = {}
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.names:
@@ -48,8 +49,9 @@ class SourceFinder:
         return self.sources()[module_of(fullname)]
 
     def sources(self) -> "dict[str, str]":
-        found: dict[str, str] = marshal.loads(zlib.decompress(self.packed))
-        return found
+        if not self.texts:  # a Python with another bytecode wants one for each module
+            self.texts = marshal.loads(zlib.decompress(self.packed))
+        return self.texts
 
 
 def module_of(fullname: str) -> str:

@@ -16,7 +16,7 @@ from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.slurm_array import Arrays
 from pipeline.cluster.launchers.slurm_job import BatchJob, cancel_all
 from pipeline.cluster.launchers.slurm_queue import Queue
-from pipeline.cluster.launchers.slurm_script import ALL, FOLDERS, Job, script
+from pipeline.cluster.launchers.slurm_script import FOLDERS, NAME_PREFIX, Job, script
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
@@ -148,4 +148,4 @@ class SlurmLauncher(GrantedLauncher):
 
 def _name(run_key: str, run_dir: Path) -> str:
     """How the names of all jobs of one run folder begin."""
-    return f"{ALL}{attempts.prefix(run_key, run_dir)}"
+    return f"{NAME_PREFIX}{attempts.prefix(run_key, run_dir)}"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeline.cluster.launchers.job_folder import OUTPUT
 from pipeline.cluster.launchers.slurm_queue import Queue, RefusedError
-from pipeline.cluster.launchers.slurm_script import ALL, Job, array_script, script
+from pipeline.cluster.launchers.slurm_script import NAME_PREFIX, Job, array_script, script
+from pipeline.core import cache
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import write_atomic
 
@@ -114,9 +115,9 @@ class Arrays:
         return self.queue.submit(script(job), folder=str(folder.parents[1]), output=output, secrets=told)
 
     def _together(self, batch: _Batch) -> list[str]:
-        name = f"{ALL}array-{secrets.token_hex(4)}"
+        name = f"{NAME_PREFIX}array-{secrets.token_hex(4)}"
         runs = Path(batch.jobs[0].folder).parents[2]
-        outputs = runs / ".paceline" / "arrays" / name
+        outputs = runs / cache.FOLDER / "arrays" / name
         _forget_gone(outputs.parent)
         outputs.mkdir(parents=True)  # sbatch takes one pattern for the outputs of all elements
         for number, job in enumerate(batch.jobs):

@@ -15,7 +15,7 @@ from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
 from pipeline.cluster.launchers.slurm_array import ELEMENT, Arrays
 from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
-from pipeline.cluster.launchers.slurm_script import ALL, FOLDERS, SCRIPT, Job, script
+from pipeline.cluster.launchers.slurm_script import FOLDERS, NAME_PREFIX, SCRIPT, Job, script
 from pipeline.core.errors import HostError, TrainingError
 
 _LOOK_S = 0.2
@@ -213,7 +213,7 @@ def _jobs_of(queue: Queue, name: str, run_dir: Path) -> list[tuple[str, JobFolde
     """
     elements = {path.read_text(encoding="utf-8"): path.parent for path in (run_dir / FOLDERS).glob(f"*/{ELEMENT}")}
     found = []
-    for id_, called in queue.mine(ALL):
+    for id_, called in queue.mine(NAME_PREFIX):
         own = run_dir / FOLDERS / called.removeprefix(name) if called.startswith(name) else None
         folder = own or elements.get(f"{called} {id_.rpartition('_')[2]}")
         if folder is not None:

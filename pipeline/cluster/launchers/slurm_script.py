@@ -13,7 +13,7 @@ from pipeline.cluster.launchers.payload import BOOTSTRAP
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.slurm import SlurmConfig
 
-ALL = "paceline-"
+NAME_PREFIX = "paceline-"
 """How the names of all jobs begin."""
 FOLDERS, SCRIPT = "slurm", "job.sh"
 """Where in a run folder those of its jobs lie, and what holds the script there."""
