@@ -63,23 +63,6 @@ def test_rank_variables_are_read_in_one_module() -> None:
     assert set(readers) == {"trainers/distributed/process_group.py"}
 
 
-def test_no_function_is_longer_than_40_lines() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in SOURCES
-        for node in _nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= 40
-    ]
-    assert long == []
-
-
-def test_no_module_has_350_lines() -> None:
-    lines = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
-    assert [f"{path}: {count}" for path, count in lines.items() if count >= 350] == []
-
-
 def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
     """Of a comparison with one launcher's name nobody thinks who adds another."""
     compared = [
