@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """What starts runs, hosts or ranks is slow by its folder or by what it imports; other tests carry the marker."""
     for item in items:
         module = getattr(item, "module", None)
@@ -59,7 +60,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if item.path.parent.name in _RUNS_AND_HOSTS or not imported.isdisjoint(_STARTS_RANKS):
             item.add_marker(pytest.mark.slow)
     yield  # those that -m leaves out go
+    _only_last_skipped(config, items)
     items[:] = spread(items)
+
+
+_SKIPPED = "paceline/skipped"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--last-skipped``: what a bare machine skipped runs once its packages are installed."""
+    parser.addoption("--last-skipped", action="store_true", help="run only the tests that the last run skipped")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Keep the names of the skipped tests, as pytest keeps those of the failed ones for ``--last-failed``."""
+    if config.cache is not None and not (config.getoption("--last-skipped") or config.getoption("--last-failed")):
+        config.cache.set(_SKIPPED, [report.nodeid for report in terminalreporter.stats.get("skipped", ())])
+
+
+def _only_last_skipped(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.cache is None or not config.getoption("--last-skipped"):
+        return
+    # a module that is skipped whole has no test to name
+    names = config.cache.get(_SKIPPED, [])
+    chosen = [item for item in items if item.nodeid in names or item.nodeid.partition("::")[0] in names]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 _WORKERS = 4  # of make test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def test_what_cannot_be_brought_is_refused(tree: Path, words: list[str], to: str
         folders(words, to=to, workdir="~/work", root=tree)
 
 
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync: apt-get install rsync")
 def test_rsync_gets_every_value_as_one_word(tree: Path) -> None:
     folder = Folder(name=tree.name, source=tree, place="/d $(x)")
     shell = ["ssh", "-F", "/it's here/config", "-o", "BatchMode=yes"]
