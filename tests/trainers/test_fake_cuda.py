@@ -79,7 +79,10 @@ def scale(pack: MappedPack) -> Normaliser:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(name: str, pack: MappedPack) -> None:
+def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(
+    name: str, pack: MappedPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "default_generators", (torch.default_generator,))
     model = network(name, pack).train()
     plan = plan_epoch(EVERYTHING, pack, seed=0, epoch=1)
     images, labels = training_batch(pack, plan.batch(0, 6), EVERYTHING, scale(pack))

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from trainers.training.session import run
 PARTS = """
 import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -42,6 +44,20 @@ class Net(nn.Module):
             return None
         logits = self.last(torch.relu(self.first(images.flatten(1))))
         return self.requires_grad_(False) and logits if self.bad == "frozen" else logits
+
+
+class Drawing(Net):
+    def __init__(self, num_classes, image_size):
+        super().__init__(num_classes, image_size)
+        self.scale = nn.Parameter(torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()]))
+
+    def forward(self, images):
+        return super().forward(images * self.scale.sum() + random.gauss(0, 1) + np.random.randn())
+
+
+class Speckle(nn.Module):
+    def forward(self, image):
+        return image // 2 + random.randrange(2) + torch.from_numpy(np.random.randint(0, 9, image.shape, dtype=np.uint8))
 
 
 def net(num_classes):
@@ -145,12 +161,29 @@ def test_all_five_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
     assert read_summary(asclass)["weights_sha256"] == summary["weights_sha256"]
 
 
+def test_python_and_numpy_draw_alike_in_each_run_of_one_seed(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model": {"name": "own", "target": "my_parts:Drawing"}, "dataset__augmentation": "my_parts:Speckle"}
+    whole, broken = make_run("whole", **settings), make_run("broken", **settings)
+    random.seed()  # as a fresh process has them
+    np.random.seed()
+    run(whole / "config.json")
+    random.seed()
+    np.random.seed()
+    die_and_go_on(broken, monkeypatch)
+    summaries = [read_summary(run_dir) for run_dir in (whole, broken)]
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]  # what is drawn in evaluations too
+    assert metrics_lines(whole)[0]["metrics"]["train/loss"] == metrics_lines(broken)[0]["metrics"]["train/loss"]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (
             {"model": {**MODEL, "args": {"bad": "shape"}}},
-            r"my_parts.py:8 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
+            r"my_parts.py:9 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
             r"logits \[2, 3\]: one for each of the 3 classes",
         ),
         ({"model": {**MODEL, "args": {"bad": "nothing"}}}, "Net returned NoneType for 2 images"),
@@ -160,7 +193,7 @@ def test_all_five_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
         ),
         (
             {"model": {"name": "own", "target": "my_parts:net"}},
-            r"my_parts.py:24 net returned str, and model.target must m",
+            r"my_parts.py:39 net returned str, and model.target must m",
         ),
         ({"model": {**MODEL, "target": "my_parts:Nett"}}, "my_parts:Nett: my_parts has no class or function Nett"),
         (
@@ -194,7 +227,7 @@ def test_what_does_not_fit_is_said_with_its_place(make_run: MakeRun, settings: d
         run(make_run(**settings) / "config.json")
 
 
-@pytest.mark.parametrize(("name", "args"), [("Noise", {"most": 9}), ("darker", {"by": 3})])
+@pytest.mark.parametrize(("name", "args"), [("Noise", {"most": 9}), ("darker", {"by": 3}), ("Speckle", {})])
 def test_an_image_is_augmented_alike_in_any_batch(tmp_path: Path, name: str, args: dict[str, int]) -> None:
     config = DatasetConfig(name="arrays", augmentation=f"my_parts:{name}", augmentation_args=args, normalise=False)
     pack, device = open_pack(write_pack(tmp_path / "pack")), torch.device("cpu")
@@ -205,9 +238,10 @@ def test_an_image_is_augmented_alike_in_any_batch(tmp_path: Path, name: str, arg
         plan = plan_epoch(config, pack, seed=3, epoch=epoch).batch(start, count)
         return training_batch(pack, plan, config, scale, own)[0]
 
-    before = torch.get_rng_state(), random.getstate()
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     whole = images(0, 12)
-    assert (torch.get_rng_state().equal(before[0]), random.getstate()) == (True, before[1])
+    assert torch.get_rng_state().equal(before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]
     assert whole.equal(torch.cat([images(0, 4), images(4, 8)]))
     plain = replace(config, augmentation=None, augmentation_args={})
     assert not whole.equal(training_batch(pack, plan_epoch(plain, pack, seed=3, epoch=0).batch(0, 12), plain, scale)[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from trainers.core import targets
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.data.pack import Manifest
+from trainers.data.randomness import libraries_restored, seed_libraries
 
 _TRIED = 2  # black images
 
@@ -25,8 +25,8 @@ def build(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Au
     """What ``dataset.augmentation`` names, or None.
 
     A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other is called for each image
-    by itself, with torch's and Python's generators set to that sample's bits: the transforms of torchvision draw from
-    these. So an image is changed alike on any number of ranks.
+    by itself, with torch's, Python's and numpy's generators set to that sample's bits: the transforms of torchvision
+    draw from these. So an image is changed alike on any number of ranks.
 
     Raises:
         ConfigError: it returns something else than uint8 images of the same shape.
@@ -50,14 +50,13 @@ def _with_seeds(made: Callable[..., Any], target: str, images: Tensor, seeds: Te
 
 
 def _one_by_one(made: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
-    before = random.getstate()
-    with torch.random.fork_rng([images.device] if images.is_cuda else [], device_type=images.device.type):
+    devices = [images.device] if images.is_cuda else []
+    with torch.random.fork_rng(devices, device_type=images.device.type), libraries_restored():
         changed = []
         for image, seed in zip(images, seeds.tolist(), strict=True):
             torch.manual_seed(seed)
-            random.seed(seed)
+            seed_libraries(seed)
             changed.append(_checked(made(image), image, target))
-    random.setstate(before)
     return torch.stack(changed)
 
 

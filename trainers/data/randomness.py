@@ -7,7 +7,13 @@ number generators, 2014) on int64 tensors, whose arithmetic wraps like unsigned 
 
 from __future__ import annotations
 
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -15,6 +21,7 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_NUMPY = "numpy.random"  # no import statement: a compute node may lack it, and it is in the key of who imports it
 
 
 class Stream(IntEnum):
@@ -27,6 +34,7 @@ class Stream(IntEnum):
     CUTOUT = 5
     OWN = 6
     RESIZED_CROP = 7
+    EVALUATION = 8
 
 
 def _signed(value: int) -> int:
@@ -71,3 +79,30 @@ def epoch_order(seed: int, epoch: int, count: int, device: torch.device | str = 
     """The order in which epoch ``epoch`` visits ``count`` samples: an int64 permutation of shape [count]."""
     index = torch.arange(count, device=device)
     return torch.sort(random_bits(key(seed, Stream.ORDER, epoch), index), stable=True).indices
+
+
+def seed_libraries(seed: int) -> None:
+    """Seed Python's generator and numpy's, from which a model or augmentation of the user's own may draw. In 10 µs."""
+    random.seed(seed)
+    if (numpy := _numpy()) is not None:
+        numpy.seed(seed % 2**32)
+
+
+@contextmanager
+def libraries_restored() -> Iterator[None]:
+    """Afterwards Python's generator and numpy's go on from where they were."""
+    numpy = _numpy()
+    before, of_numpy = random.getstate(), None if numpy is None else numpy.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
+
+
+def _numpy() -> ModuleType | None:
+    """numpy.random, where torch has found numpy. numpy imports it when it is first used, which would be too late."""
+    if "numpy" not in sys.modules:
+        return None
+    return sys.modules.get(_NUMPY) or importlib.import_module(_NUMPY)

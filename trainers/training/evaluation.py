@@ -12,10 +12,11 @@ from torch.nn import functional
 from trainers.data.augment import Normaliser, bordered
 from trainers.data.gather import Wanted
 from trainers.data.pack import MappedPack
+from trainers.data.randomness import Stream, key
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import Node
-from trainers.training.model_setup import autocast
+from trainers.training.model_setup import autocast, seed_generators
 
 _SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # a processor gains nothing from more, which takes memory
 _SHIFT_PIXELS = 1
@@ -55,6 +56,7 @@ class Evaluator:
         batch_size: images of a rank's batch at least; a larger one costs the device no more time.
         tta: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
         more: further metrics by name, from logits [n, classes] and labels [n] to values [n].
+        seed: of what the model draws in here; each rank or shard draws its own.
         shards: parts that a split is looked at in, and its losses added up in, whatever the ranks; 0: one a rank.
     """
 
@@ -66,6 +68,7 @@ class Evaluator:
     batch_size: int
     tta: str = "none"
     shards: int = 0
+    seed: int = 0
     more: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
 
     def evaluate(self, split: str) -> Evaluation:
@@ -96,10 +99,14 @@ class Evaluator:
         self.model.eval()
         if self.pack.gatherer is not None:
             self.pack.gatherer.expect(Wanted(torch.arange(*ends)) for _, *ends in self._batches(start, stop))
-        for number, begin, end in self._batches(start, stop):
+        seeded = -1
+        for part, begin, end in self._batches(start, stop):
             HEARTBEAT.enter(Phase.EVALUATING)
+            if part != seeded:
+                seed_generators(node.device, key(self.seed, Stream.EVALUATION, part))
+                seeded = part
             logits, labels = self._forward(begin, end)
-            guesses = logits.argmax(1)
+            guesses, number = logits.argmax(1), part if self.shards else 0
             totals[number, 0] += functional.cross_entropy(logits, labels, reduction="sum")
             totals[number, 1] += (guesses == labels).sum()
             for column, metric in enumerate(self.more.values(), 2):
@@ -110,7 +117,7 @@ class Evaluator:
         return pairwise_sum(totals), chosen
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Of this rank's parts: the row that a batch counts in, and its half-open range of the pack."""
+        """Of each of this rank's parts: its number, and the half-open ranges of the pack that its batches are."""
         ranks, step = self.node.ranks, max(self.batch_size, _SMALLEST_BATCH[self.node.device.type])
         parts = self.shards or ranks.world_size
         own = parts // ranks.world_size
@@ -119,7 +126,7 @@ class Evaluator:
             longest = -(-(stop - start) // parts)
             for offset in range(0, longest, step):  # as often on every rank: with fsdp each waits for the others
                 begin = min(first + offset, last)
-                yield (number if self.shards else 0), begin, min(begin + step, last)
+                yield number, begin, min(begin + step, last)
 
     def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """float32 logits [n, classes] and labels [n] of one range of the pack."""

@@ -15,6 +15,7 @@ from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from trainers.core.config import TrainConfig
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
 from trainers.data.pack import MappedPack, PackWatch
+from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
@@ -301,6 +302,7 @@ class Trainer:
             batch_size=self.steps.micro_batch_size,
             tta=self.config.trainer.tta,
             shards=self.config.trainer.shards,
+            seed=key(self.config.seed, self.step),
             more=self.more_metrics,
         ).evaluate(split)
 

@@ -12,6 +12,7 @@ from trainers.core.config import ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
 from trainers.data.pack import Manifest, MappedPack
+from trainers.data.randomness import seed_libraries
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import Node
 
@@ -60,7 +61,7 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
         width=manifest.width,
         num_classes=manifest.num_classes,
     )
-    torch.default_generator.manual_seed(seed)
+    seed_generators(torch.device("cpu"), seed)
     network = models.build(config, shape)
     try:
         return network.to(node.device).to(memory_format=torch.channels_last)
@@ -119,9 +120,10 @@ def choose_kernels(*, deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
 
 
-def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generator that dropout on ``device`` draws from (torch.manual_seed visits all devices)."""
-    index = device.index or 0
-    on_gpu = device.type == "cuda"
-    generator = torch.cuda.default_generators[index] if on_gpu else torch.default_generator
-    generator.manual_seed(seed)
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed all that a network on ``device`` may draw from: torch's generators there and on the CPU
+    (torch.manual_seed visits all devices), Python's and numpy's."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    seed_libraries(seed)

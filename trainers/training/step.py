@@ -23,7 +23,7 @@ from trainers.training.averaging import WeightAverage
 from trainers.training.clipping import Clipping
 from trainers.training.freezing import moving_buffers, training_mode
 from trainers.training.grad_scaler import GradScaler
-from trainers.training.model_setup import autocast, seed_device
+from trainers.training.model_setup import autocast, seed_generators
 
 _WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
 _FEW_IMAGES = 2  # the fewest that batch normalisation takes
@@ -168,7 +168,7 @@ class Stepper:
         for number, part in enumerate(own):
             if number:
                 self.gradient_sync.next_part()
-            seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, part))
+            seed_generators(self.node.device, key(self.config.seed, Stream.DROPOUT, step, part))
             with self.buffers.of(number):
                 losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
         self.gradient_sync.finish()
