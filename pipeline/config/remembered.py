@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,11 @@ class Composition:
 
     def _named(self, words: Sequence[str]) -> str | None:
         """The name of the entry, or None where the words or the files take something from outside."""
-        sources = dict(_sources(self._root))
+        searched = _searched(config_file(conf_dirs(self._root)).read_text(encoding="utf-8"))
+        if searched is None:
+            self._seen = None
+            return None
+        sources = dict(_sources(self._root, searched))
         self._seen = _seen(words, sources)
         found = self._looked[self._seen] if self._seen else None
         if isinstance(found, str):
@@ -187,10 +192,37 @@ def _name(words: Sequence[str], sources: Mapping[str, str]) -> str | None:
     return sha256_text(canonical_json(made_from))
 
 
-def _sources(root: Path) -> Iterator[tuple[str, str]]:
+def _searched(text: str) -> list[str] | None:
+    """The folders of ``hydra.searchpath`` in config.yaml, the only file that may set it; None: what it names is no
+    folder, or only Hydra can tell which one."""
+    if "searchpath" not in text:
+        return []
+    import yaml  # type: ignore[import-untyped]  # hardly anybody sets it, and the import takes as long as all of this
+
+    try:
+        named = (yaml.safe_load(text).get("hydra") or {}).get("searchpath") or []
+        folders = [_folder(str(entry)) for entry in named]
+    except (yaml.YAMLError, AttributeError, TypeError, ImportError, ValueError):
+        return None
+    return None if None in folders else [folder for folder in folders if folder is not None]
+
+
+def _folder(entry: str) -> str | None:
+    """Of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``. Raises ImportError, ValueError."""
+    scheme, _, place = entry.rpartition("://")
+    if "${" in entry or scheme not in ("", "file", "pkg"):
+        return None
+    if scheme != "pkg":
+        return os.path.abspath(place)  # noqa: PTH100
+    found = find_spec(place.replace("/", "."))
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    return places[0] if len(places) == 1 else None
+
+
+def _sources(root: Path, searched: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Every configuration file and option, and the code that turns them into a composition: a name, and where it is."""
     code = code_of(root)
-    trees = [("conf", str(folder), ".yaml") for folder in conf_dirs(root)]
+    trees = [("conf", str(folder), ".yaml") for folder in (*conf_dirs(root), *searched)]
     trees += [(name, f"{code}/{name}", ".py") for name in ("pipeline/config", "hydra_plugins")]
     for top, start, ending in trees:
         for folder, names in _walk(start):

@@ -89,6 +89,27 @@ def test_a_reference_within_the_configuration_is_remembered(project: Path) -> No
     assert Composition(project, words).recall() == SOME
 
 
+@pytest.mark.parametrize("entry", ["file://{shared}", "{shared}", "pkg://shared_conf"])
+def test_a_file_of_a_folder_on_hydras_search_path_is_looked_at(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path_factory.mktemp("elsewhere") / "shared_conf"
+    monkeypatch.syspath_prepend(str(shared.parent))
+    recipe = shared / "experiment" / "team.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("# @package _global_\noptimizer: {lr: 0.05}\n")
+    config = project / "conf" / "config.yaml"
+    config.write_text(f"{config.read_text()}\nhydra:\n  searchpath:\n    - {entry.format(shared=shared)}\n")
+    Composition(project, WORDS).keep(SOME)
+    assert Composition(project, WORDS).recall() == SOME
+    recipe.write_text(recipe.read_text().replace("0.05", "0.2"))
+    assert Composition(project, WORDS).recall() is None
+    Composition(project, WORDS).keep(SOME)
+    config.write_text(config.read_text().replace(entry.format(shared=shared), "s3://bucket/conf"))
+    Composition(project, WORDS).keep(SOME)  # nobody can tell here whether that has changed
+    assert Composition(project, WORDS).recall() is None
+
+
 def test_a_file_behind_a_symbolic_link_and_a_plugin_of_hydra_are_looked_at(project: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
