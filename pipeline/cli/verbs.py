@@ -102,8 +102,8 @@ VERBS: Mapping[str, Verb] = {
         is_done="is_trained",
         after=("fetch",),
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
-        details="A finished run is not repeated; `doit -a train` repeats it and compares. The same command resumes "
-        "an interrupted run from its last checkpoint. With doit's option -v 0 only warnings, errors and the"
+        details="A finished run is not repeated; `doit -a train` repeats it and compares. The same command takes up "
+        "what still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only warnings, errors and the"
         " result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
             "threads_per_rank": Option("N,N,…", "threads of each rank, one number per node; default: by its cores"),
@@ -118,7 +118,7 @@ VERBS: Mapping[str, Verb] = {
         goes_on=True,
         summary="take over a running training whose command was closed or killed",
         details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
-        "results and records them. `doit train` would stop it and resume from its last checkpoint instead.",
+        "results and records them. `doit train` with the same words does so too, and starts the run where nothing is left.",
         options={"run": RUN},
         examples=("attach experiment=quickstart cluster=two_node", "attach run=cf0848"),
     ),

@@ -6,16 +6,17 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.launchers.base import NOT_ENDED, Launcher
 from pipeline.cluster.starts import Start
 from pipeline.core import leftovers
-from pipeline.core.errors import PacelineError
+from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import newest_step
@@ -34,6 +35,40 @@ class _Way:
         """Host of the plan → why it could not be ended there."""
         failures = self.launcher.stop(self.plan.run_key, run_dir)
         return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
+
+
+def goes_on(cluster: Cluster, plan: LaunchPlan, say: Callable[[str], None]) -> bool:
+    """Whether each node of an attempt, whose command is gone, still runs its part or has ended well: then its end is
+    followed and its results are brought, and nothing of it is repeated. ``say``: told why not, where a node knows.
+
+    Args:
+        cluster: of the hosts of ``plan``.
+
+    Raises:
+        HostError: a host can't be asked, so nobody knows.
+    """
+    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
+    with closing(launchers.create(cluster)) as launcher:
+        answers = launcher.ask({"do": "standing", "nodes": nodes})
+        if any(answer.value is None for answer in answers.values()):
+            launcher.probe(None)  # says of each host what is wrong with it
+            answers = launcher.ask({"do": "standing", "nodes": nodes})
+    silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
+    if silent:
+        raise HostError(
+            f"whether attempt {plan.attempt} still runs on {', '.join(silent)} can't be asked: {[*silent.values()][0]}",
+            hint="the same command again",
+            hosts=[*silent],
+        )
+    over = {host: value for host, answer in answers.items() if not _stands(value := answer.value or {})}
+    for host, value in over.items():
+        if reason := value.get("reason"):
+            say(f"attempt {plan.attempt} is over on {host}: {reason}")
+    return not over
+
+
+def _stands(value: Mapping[str, Any]) -> bool:
+    return bool(value.get("alive")) or value.get("code") == 0
 
 
 def bring(

@@ -49,6 +49,25 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     return plan, replace(cluster, hosts=hosts, spares=tuple(host for host in cluster.spares if host not in hosts))
 
 
+def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:
+    """The newest attempt and its hosts, where a command that is gone has left it running there, or it has ended well.
+
+    Raises HostError: one of the hosts can't be asked, and no other may take its place.
+    """
+    try:
+        plan, cluster = left_running(work.run)
+    except UsageError:
+        return None
+    work.say.doing(f"asking the hosts of attempt {plan.attempt} whether it still runs")
+    wanted, may_replace = work.run.config.cluster, work.run.config.cluster.max_restarts > 0
+    try:
+        return (plan, cluster) if earlier.goes_on(cluster, plan, work.say) else None
+    except HostError as error:
+        if may_replace or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
+            return None
+        raise
+
+
 def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
     """Take up an attempt where it is; where it fails, start again as the command that began it would have."""
     run = work.run

@@ -20,7 +20,7 @@ from pipeline.core.specs import PRUNE, PRUNED, STOP, State
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
-from pipeline.execution.attempting import attach, left_running, run_attempts
+from pipeline.execution.attempting import attach, going_on, left_running, run_attempts
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
@@ -48,7 +48,8 @@ def train(
 ) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
-    ``attach``: take up the attempt that a command which is gone has left running, instead of starting one.
+    An attempt that a command which is gone has left running, or that has ended well since, is taken up.
+    ``attach``: nothing else is wanted.
 
     Raises:
         UsageError: there is none to attach to.
@@ -144,8 +145,9 @@ def _launch_unless_done(work: Work) -> None:
         if services.on_trained is not None:
             services.on_trained()
         return
-    if work.attached is not None:
-        attach(work, *work.attached)
+    attached = work.attached or going_on(work)
+    if attached is not None:
+        attach(work, *attached)
         _leave_if_pruned(run, work.recorder, work.say)
         return
     work.say.doing("noting where the run comes from")

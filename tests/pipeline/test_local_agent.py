@@ -32,7 +32,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
 
 def asked(launcher: LocalLauncher, turn: Turn) -> str:
     """Its answer to a request that changes nothing, or why there is none."""
-    request = {"do": "status", "registry": "/nowhere", "identity": "nobody"}
+    request = {"do": "standing", "identity": "me", "nodes": [{"identity": "me", "state_dir": "/nowhere"}]}
     answer = launcher.ask(request, turn=turn, timeout_s=20.0)["localhost"]
     return str(answer.value) if answer.value is not None else answer.output.note
 
@@ -42,17 +42,17 @@ def asked(launcher: LocalLauncher, turn: Turn) -> str:
 def test_one_that_is_gone_before_it_is_asked_is_replaced(launcher: LocalLauncher, number: int) -> None:
     begun = local_agent._begun[0]
     os.kill(begun._child.pid, number)
-    assert "runs" in asked(launcher, "first")
-    assert "runs" in asked(launcher, "last")
+    assert "alive" in asked(launcher, "first")
+    assert "alive" in asked(launcher, "last")
 
 
 @ENDS
 def test_one_that_is_gone_between_two_requests_is_replaced(launcher: LocalLauncher, number: int) -> None:
     begun = local_agent._begun[0]
-    assert "runs" in asked(launcher, "first")
+    assert "alive" in asked(launcher, "first")
     os.kill(begun._child.pid, number)
-    assert "runs" in asked(launcher, "next")
-    assert "runs" in asked(launcher, "last")
+    assert "alive" in asked(launcher, "next")
+    assert "alive" in asked(launcher, "last")
 
 
 def test_a_command_that_waits_for_another_one_holds_nothing_ready(launcher: LocalLauncher, tmp_path: Path) -> None:

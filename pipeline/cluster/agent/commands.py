@@ -13,7 +13,7 @@ COMMANDS = {
     "follow": "follow",
     "hold": "claims",
     "stop": "registry",
-    "status": "registry",
+    "standing": "registry",
     "collect": "staging",
     "clean": "staging",
     "clear": "left",

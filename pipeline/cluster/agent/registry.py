@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from .node import identity
+from .node import identity, own_node
 from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, send_all, start_time
 from .wire import Json, read_json, say, write_json
 
@@ -90,7 +90,13 @@ def outdated(bar: str) -> bool:
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
 
-def status(request: Json) -> None:
-    """What is registered on this node and whether it lives."""
-    rows = [{**entry, "alive": start_time(entry["pid"]) == entry["born"]} for _, entry in entries(request)]
-    say(runs=rows)
+def standing(request: Json) -> None:
+    """Whether this node's part of an attempt is ``alive``, or with which ``code`` it has ended and for which ``reason``
+    (None: it runs, nothing of it is here, or its agent was killed)."""
+    state = own_node(request)["state_dir"]
+    ended, entry = (read_json(os.path.join(state, name)) for name in ("exit.json", "agent.json"))
+    if isinstance(ended, dict):
+        say(alive=False, code=ended["code"], reason=ended["reason"])
+    else:
+        alive = isinstance(entry, dict) and start_time(entry["pid"]) == entry["born"]
+        say(alive=alive, code=None, reason="" if alive else "its agent is gone")

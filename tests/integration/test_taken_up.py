@@ -1,0 +1,64 @@
+"""`doit train` where an attempt of the run is alive, or has ended well: it is taken up, and nothing is repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project, wait_for_step
+from tests.waiting import HANG_S, wait_until
+
+pytestmark = pytest.mark.lab
+
+STEPS = 40
+SCRIPT = f"""
+import pathlib, sys, time, paceline
+for step in range(1, {STEPS + 1}):
+    paceline.log(step, loss=1 / step)
+    time.sleep(0.1)
+pathlib.Path(sys.argv[2], "w.txt").write_text("trained")
+"""
+
+
+def of_script(folder: Path, *cluster: str) -> Project:
+    """A project with ``SCRIPT``, which has no {resume}."""
+    (folder / "train.py").write_text(SCRIPT)
+    words = [f"program.script='{folder}/train.py'", "program.args.out={run}", "program.torchrun=false"]
+    return Project(folder, words=[*words, *cluster, "cluster.nproc_per_node=1", "tracking=none"])
+
+
+@pytest.mark.parametrize("ends_before", [False, True], ids=["alive", "ended well"])
+def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
+    tmp_path: Path, lab: Lab, ends_before: bool
+) -> None:
+    project = of_script(tmp_path, "cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    child.kill()
+    child.communicate(timeout=HANG_S)
+    if ends_before:
+        runs = lab.host("node0").home / ".cache" / "paceline" / "runs"
+        wait_until(lambda: [*runs.glob(f"{project.only_run().name}*/node0/agent/exit.json")])
+    done = project.doit("train")
+    assert done.returncode == 0, done.stdout
+    assert "attached to attempt 1 on node0" in done.stdout
+    result = project.result()
+    assert (result["state"], result["attempts"]) == ("FINISHED", 1)
+    rows = (project.only_run() / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert (project.only_run() / "outputs" / "w.txt").read_text() == "trained"
+
+
+def test_what_runs_on_here_is_taken_up_as_well(tmp_path: Path) -> None:
+    project = of_script(tmp_path)
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    child.kill()
+    child.communicate(timeout=HANG_S)
+    done = project.doit("train")
+    assert done.returncode == 0, done.stdout
+    assert "attached to attempt 1 on localhost" in done.stdout
+    assert project.result()["attempts"] == 1
