@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Mapping
-from typing import Any
 
 
 # ---------------------------------------------------------------------------------------------- code
@@ -20,7 +19,6 @@ class _Mutator(ast.NodeTransformer):
 
     def __init__(self, wanted: int) -> None:
         self.wanted, self.seen, self.what = wanted, 0, ""
-        self.docstrings: set[int] = set()
 
     def _mine(self, what: str, node: ast.AST) -> bool:
         self.seen += 1
@@ -29,17 +27,11 @@ class _Mutator(ast.NodeTransformer):
         self.what = f"{what} in line {getattr(node, 'lineno', '?')}"
         return True
 
-    def visit(self, node: ast.AST) -> Any:
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            self.docstrings.add(id(body[0].value))
-        return super().visit(node)
-
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if id(node) in self.docstrings or node.value is None or node.value is Ellipsis:
+        if node.value is None or node.value is Ellipsis:
             return node
         if isinstance(node.value, bool) and self._mine("flag", node):
             return ast.Constant(not node.value)

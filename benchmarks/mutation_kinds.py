@@ -221,22 +221,10 @@ def _commented(text: str, chance: random.Random) -> str:
     return "".join([*lines[:at], "# a remark\n", *lines[at:]])
 
 
-def _documented(text: str) -> str:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            first = node.body[0]
-            known = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            doc = ast.Expr(ast.Constant("Another text."))
-            node.body = [doc, *(node.body[1:] or [ast.Pass()])] if known and len(node.body) > 1 else [doc, *node.body]
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
-
-
 def harmless_in(root: Path, files: Sequence[str], chance: random.Random) -> Iterator[Change]:
     """What an editor or a formatter does to a file."""
     edits: dict[str, Callable[[str], str]] = {
         "a comment": lambda text: _commented(text, chance),
-        "other docstrings": _documented,
         "formatted anew": lambda text: ast.unparse(ast.parse(text)) + "\n",
         "blank lines at its end": lambda text: text + "\n\n\n",
         "line ends of Windows": lambda text: text.replace("\n", "\r\n"),

@@ -1,7 +1,7 @@
 """The evaluation's own key: a report is made again, without a training, when what made it has changed.
 
 Three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` and what it imports, and the
-versions of its libraries. Comments and docstrings don't count, as they can't change a figure.
+versions of its libraries. Comments don't count, as they can't change a figure.
 """
 
 from __future__ import annotations

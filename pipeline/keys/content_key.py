@@ -16,7 +16,7 @@ from pipeline.keys import rank_environment
 if TYPE_CHECKING:
     from pipeline.core.cluster import Cluster
 
-KEY_VERSION = 2
+KEY_VERSION = 3
 KEY_LENGTH = 12
 
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from pipeline.core import places
 from pipeline.core.errors import UsageError
+from pipeline.core.files import sha256_bytes
 from pipeline.keys import ABSENT
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
@@ -90,7 +91,7 @@ def import_closure(
     walk.readings.keep()
     walk.installed.keep()
     return Closure(
-        digests=_digests(walk.found),
+        digests={path: reading.digest for path, reading in sorted(walk.found.items())},
         sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
         versions=walk.versions(),
     )
@@ -118,17 +119,11 @@ def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
     ``root`` is the project, where what is known of sources lies. Raises OSError, UsageError.
     """
     readings = Readings(root)
-    found = {name: readings.of(name, (folder / name).read_bytes()) for name in digests}
-    return all(digest in (found[name].digest, found[name].text) for name, digest in digests.items())
-
-
-def _digests(found: Mapping[str, Reading]) -> dict[str, str]:
-    """The tree of each file; its text where code can see that."""
-    everywhere = any(reading.sight == "all" for reading in found.values())
-    return {
-        path: reading.text if everywhere or reading.sight == "own" else reading.digest
-        for path, reading in sorted(found.items())
-    }
+    copies = {name: (folder / name).read_bytes() for name in digests}
+    return all(  # of program.inputs the bytes count
+        sha256_bytes(copies[name]) == digest or readings.of(name, copies[name]).digest == digest
+        for name, digest in digests.items()
+    )
 
 
 class _File(NamedTuple):

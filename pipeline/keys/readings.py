@@ -18,11 +18,9 @@ _MOST = 256  # sources remembered, and at least twice as many as were just read;
 
 
 class Reading(NamedTuple):
-    """``text`` is the sha256 of the bytes, ``digest`` and ``sight`` are of ``pipeline.keys.syntax``."""
+    """``digest`` is that of ``pipeline.keys.syntax``."""
 
-    text: str
     digest: str
-    sight: str
     imports: tuple[Import, ...]
 
 
@@ -42,16 +40,14 @@ class Readings:
         """
         text = sha256_bytes(source)
         if not path.endswith(".py"):
-            return Reading(text=text, digest=text, sight="none", imports=())
+            return Reading(digest=text, imports=())
         name = sha256_text(f"{self._reader} {path} {text}")
         found = self._known[name]
         self._count += 1
         if found is None:
             found = self._new[name] = _read(source, path, shown or path)
         return Reading(
-            text=text,
             digest=found["digest"],
-            sight=found["sight"],
             imports=tuple(
                 Import(name, line, kind) for kind, lines in found["imports"].items() for name, line in lines.items()
             ),
@@ -84,4 +80,4 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     kinds: dict[str, dict[str, int]] = {}
     for item in found:
         kinds.setdefault(item.kind, {})[item.name] = item.line
-    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": kinds}
+    return {"digest": syntax.digest(tree, source), "imports": kinds}

@@ -68,7 +68,7 @@ class ScriptFiles(NamedTuple):
             sources |= found.sources
             versions |= found.versions
         given = [self.file] if self.file is not None and not self.is_python else []
-        for path in [*given, *self._input_files()]:  # also of one that is imported: who reads a file sees its comments
+        for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
         self._refuse_other_workdir(sources)
         return Closure(digests=dict(sorted(digests.items())), sources=dict(sorted(sources.items())), versions=versions)

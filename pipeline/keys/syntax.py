@@ -1,57 +1,27 @@
-"""A Python source by what it does: a digest of its syntax tree without comments, docstrings and layout.
+"""A Python source by what it does: a digest of its syntax tree, without comments, layout and line numbers.
 
-``ast.dump`` is not used, since what it prints changes from one Python to the next. Where the code can see its own
-text (``__doc__``, ``inspect.getsource``), the text counts: ``sight`` says how far it sees. Line numbers never count.
+Docstrings count: libraries read them (pydantic's descriptions, argparse), and nobody can tell from a source whether one
+does. Of the comments those with types count, which torch.jit reads. ``ast.dump`` is not used, since what it prints
+changes from one Python to the next.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
-from typing import Literal
 
-Sight = Literal["none", "own", "all"]
-
-_ALL = frozenset({
-    "__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource", "get_source", "get_data",
-    "linecache", "tokenize", "doctest", "pydoc",
-    "jit",  # torch.jit reads sources, and types from comments
-})  # fmt: skip
-_NAMING = (ast.Name, ast.Attribute, ast.alias, ast.ImportFrom, ast.Constant)
+_TYPES = re.compile(rb"# type:(?! ?ignore).*")
 _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # given by the place, or no part of the meaning
 
 
-def digest(tree: ast.Module) -> str:
-    """Hex digest, equal for two trees of which a formatter makes the other."""
-    return hashlib.sha256("\n".join(_tokens(tree)).encode()).hexdigest()
-
-
-def sight(tree: ast.Module) -> Sight:
-    """What text of sources the code can read: none, that of its own file, or that of others too."""
-    found: Sight = "none"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == "__doc__":  # of the very module
-            found = "own"
-        elif not _ALL.isdisjoint(_names(node)):
-            return "all"
-    return found
-
-
-def _names(node: ast.AST) -> tuple[str, ...]:
-    if not isinstance(node, _NAMING):  # most nodes
-        return ()
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute):
-        return (node.attr,)
-    if isinstance(node, ast.alias):
-        return tuple(node.name.split("."))
-    if isinstance(node, ast.ImportFrom):
-        return tuple((node.module or "").split("."))
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr(value, "__doc__")
-        return (node.value,)
-    return ()
+def digest(tree: ast.Module, source: bytes) -> str:
+    """Hex digest, equal for two sources of which a formatter makes the other. ``tree`` is that of ``source``."""
+    found = hashlib.sha256("\n".join(_tokens(tree)).encode())
+    for comment in _TYPES.findall(source):
+        found.update(b"\n" + comment.rstrip())
+    return found.hexdigest()
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
@@ -85,18 +55,11 @@ def _fields(node: ast.AST) -> list[tuple[str, object]]:
     fields = []
     for name in node._fields:
         value = getattr(node, name, None)
-        if isinstance(value, list):
-            value = [item for item in value if not _is_text(item)]
         if name == "targets" and isinstance(node, ast.Delete):
             value = _spread(node.targets)
         if value is not None and value != [] and name not in _LEFT_OUT:
             fields.append((name, value))
     return fields
-
-
-def _is_text(item: object) -> bool:
-    """A docstring, or a string that stands alone elsewhere, such as below an attribute: Python drops it."""
-    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
 
 
 def _spread(targets: list[ast.expr]) -> list[ast.expr]:

@@ -66,7 +66,7 @@ def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Projec
     assert done.returncode == 0, done.stdout
     assert "2 finished, 0 failed" in done.stdout
     newer = project.run_folders()[0] / "key.json"
-    newer.write_text(newer.read_text().replace('"version": 2', '"version": 3'))
+    newer.write_text(newer.read_text().replace('"version": 3', '"version": 4'))
     refused = project.doit(*words, "tracking=none")
     assert refused.returncode == 1
     assert "1 finished, 1 failed; 0 run just now" in refused.stdout

@@ -287,11 +287,11 @@ def test_a_run_folder_of_a_newer_version_is_refused_and_left_alone(trained: Chec
     key = trained.why(*A)["key"]
     path = trained.root / "runs" / key / "key.json"
     before = path.read_text()
-    path.write_text(before.replace('"version": 2', '"version": 3'))
+    path.write_text(before.replace('"version": 3', '"version": 4'))
     stamps = trained.files()
     for words in (("train", *A), ("plan", *A), ("why", *A), ("evaluate", f"run={key}"), ("reproduce", f"run={key}")):
         said = trained.doit(*words, code=3)
-        assert f"run {key} was written by a newer Paceline: key.json has version 3" in said
+        assert f"run {key} was written by a newer Paceline: key.json has version 4" in said
     assert f"{key}  NEWER" in trained.doit("runs")
     assert trained.files() == stamps
     path.write_text(before)

@@ -1,9 +1,8 @@
-"""A file counts by what it does: comments, docstrings and layout don't, any statement does, unless it reads itself."""
+"""A file counts by what it does: comments and layout don't, any statement and docstring does."""
 
 from __future__ import annotations
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -36,19 +35,21 @@ RUNS = (
 
 
 def digest(text: str) -> str:
-    return syntax.digest(ast.parse(text))
+    return syntax.digest(ast.parse(text), text.encode())
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ('"""Doc."""\ndef f(x):\n    """Doc."""\n    return x+1', "# more\ndef f( x ):\n    return (x + 1)  # why"),
-        ("class A:\n    '''Doc.'''\n    b = 1", "class A():\n    b = 1"),
+        ('"""Doc."""\ndef f(x):\n    return x+1', "'Doc.'\n# more\ndef f( x ):\n    return (x + 1)  # why"),
+        ("class A:\n    '''Doc.'''\n    b = 1", "class A():\n    'Doc.'\n    b = 1"),
         ("del (a, b)", "del a, b"),
-        ("x = 1\n'Of x.'\nif x:\n    'text'\n    y", "x = 1\nif x:\n    y"),
         ("x = 'a' 'b'", 'x = u"ab"'),
         ("x = 0XFF; y = 1_000", "x = 255\ny = 1000"),
-        ("async def f():\n    'Doc.'\n    ...", "async def f(): ..."),
+        ("async def f():\n    ...", "async def f(): ..."),
+        ("import torch\ntorch.jit.script(f)", "import torch  # why\n\ntorch.jit.script(f)  # compiled"),
+        ("text.tokenize(inspect.getsource(f))", "# why\ntext.tokenize(inspect.getsource(f))"),
+        ("x = f(1)", "x = f(1)  # type: ignore[no-untyped-call]"),
     ],
 )
 def test_what_a_formatter_makes_of_a_source_is_the_same(one: str, other: str) -> None:
@@ -78,6 +79,9 @@ def test_what_a_formatter_makes_of_a_source_is_the_same(one: str, other: str) ->
         ("from . import a", "from .. import a"),
         ("match a:\n    case None: ...", "match a:\n    case _: ..."),
         ("f()\nb'bytes'", "f()"),
+        ("def f():\n    'Of f.'", "def f():\n    'Of F.'"),
+        ("class A:\n    b: int\n    'Of b.'", "class A:\n    b: int\n    'About b.'"),  # pydantic reads it
+        ("def f(x):\n    # type: (Tensor) -> Tensor\n    g", "def f(x):\n    # type: (int) -> Tensor\n    g"),
     ],
 )
 def test_what_python_takes_for_something_else_differs(one: str, other: str) -> None:
@@ -93,7 +97,7 @@ def test_every_syntax_of_this_python_has_its_own_digest() -> None:
     """Of the standard library's own grammar test: each top-level statement counts, none equals another by mistake."""
     source = Path(ast.__file__).read_text()
     tree = ast.parse(source)
-    dumps = {ast.dump(node): syntax.digest(ast.Module(body=[node], type_ignores=[])) for node in _bare(tree)}
+    dumps = {ast.dump(node): syntax.digest(ast.Module(body=[node], type_ignores=[]), b"") for node in _bare(tree)}
     assert len(dumps) > 100
     assert len({*dumps.values()}) == len(dumps)
 
@@ -105,41 +109,12 @@ def _bare(tree: ast.Module) -> Iterator[ast.stmt]:
             yield node
 
 
-@pytest.mark.parametrize(
-    ("source", "sight"),
-    [
-        ("parser(description=__doc__)", "own"),
-        ("def f(other): return other.__doc__", "all"),
-        ("getattr(other, '__doc__')", "all"),
-        ("import inspect\ninspect.getsource(f)", "all"),
-        ("from inspect import getsource as g", "all"),
-        ("from torch.jit import script", "all"),
-        ("import inspect\ninspect.signature(f)", "none"),
-    ],
-)
-def test_code_that_can_read_sources_is_known(source: str, sight: str) -> None:
-    assert syntax.sight(ast.parse(source)) == sight
-
-
 def write(root: Path, **modules: str) -> Path:
     for name, text in modules.items():
         (root / "app").mkdir(parents=True, exist_ok=True)
         (root / "app" / f"{name}.py").write_text(text)
     (root / "app" / "__init__.py").touch()
     return root
-
-
-def test_docstrings_count_where_the_code_reads_them(tmp_path: Path) -> None:
-    def digests(main: str, first: str) -> list[str]:
-        root = write(tmp_path, main=main, first=first)
-        found = import_closure(root, "app.main").digests
-        return [found["app/main.py"], found["app/first.py"]]
-
-    own, other = digests('"""A."""\nfrom app import first\nprint(__doc__)', '"""One."""')
-    assert digests('"""B."""\nfrom app import first\nprint(__doc__)', '"""One."""')[0] != own
-    assert digests('"""A."""\nfrom app import first\nprint(__doc__)', '"""Two."""') == [own, other]
-    reads = "from app import first\nprint(first.__doc__)"
-    assert digests(reads, '"""One."""')[1] != digests(reads, '"""Two."""')[1]
 
 
 def test_a_copy_that_differs_in_comments_alone_is_the_code_that_was_hashed(tmp_path: Path) -> None:
@@ -149,9 +124,8 @@ def test_a_copy_that_differs_in_comments_alone_is_the_code_that_was_hashed(tmp_p
     assert matches(root, copy, found)
     write(copy, main="x = 2\n")
     assert not matches(root, copy, found)
-    write(root, main="print(__doc__)\n")
-    write(copy, main="print(__doc__)  # edited\n")
-    assert not matches(root, copy, import_closure(root, "app.main").digests)
+    write(copy, main="'Edited.'\nx = 1\n")
+    assert not matches(root, copy, found)
 
 
 def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
@@ -180,11 +154,10 @@ def files(root: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_comments_docstrings_and_a_formatter_run_change_no_file_of_the_closure(project: Path) -> None:
+def test_comments_and_a_formatter_run_change_no_file_of_the_closure(project: Path) -> None:
     before = closures(project)
     for path in files(project):
         path.write_text(f"# a comment\n{path.read_text()}\n# another\n")
-        path.write_text(re.sub(r'"""(\w)', r'"""Otherwise said: \1', path.read_text()))
     assert closures(project) == before
     ruff = [sys.executable, "-m", "ruff", "format", "--isolated", "--no-cache", "--line-length", "50", str(project)]
     said = subprocess.run(ruff, capture_output=True, text=True, check=True).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -34,14 +33,8 @@ def place(target: str) -> str:
     try:
         found = inspect.unwrap(load(target))
         path = Path(inspect.getsourcefile(found) or "")
-        line = _line(path, found.__name__)
-    except (OSError, TypeError, AttributeError, StopIteration):  # it has no source, or isn't of this file's top level
+        line = inspect.getsourcelines(found)[1]
+    except (OSError, TypeError):  # it has no source
         return target
     shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
     return f"{shown}:{line} {target.partition(':')[2]}"
-
-
-def _line(path: Path, name: str) -> int:
-    """Of what its module defines by that name. inspect's way to it would make every comment count in the key of each
-    run that has this module (pipeline/keys/syntax.py)."""
-    return next(node.lineno for node in ast.parse(path.read_bytes()).body if getattr(node, "name", None) == name)
