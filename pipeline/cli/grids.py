@@ -57,6 +57,8 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
 
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
+    for line in dict.fromkeys(note for trial in space.trials for note in trial.config.notes):
+        say(line)
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
     with trials.alone(folder):
         space = in_order(space, folder.about())

@@ -190,8 +190,9 @@ def argv(spec: AttemptSpec, torchrun: tuple[str, ...], node: _Node) -> tuple[str
     config = ("--config", f"{node.place.run_dir}/config.json")
     if spec.script is None:
         return (*torchrun, "-m", spec.trainer, *config)
-    data = f"{node.place.data_dir}/{spec.pack.inside}" if spec.pack is not None else ""
-    told = ("--script", spec.script, "--node-rank", str(node.node_rank), "--data", data)
+    places = spec.pack.inside if spec.pack is not None else ()
+    data = [word for inside in places for word in ("--data", f"{node.place.data_dir}/{inside}")]
+    told = ("--script", spec.script, "--node-rank", str(node.node_rank), *data)
     return (node.fact.python, "-m", spec.trainer, *config, *told, "--", *torchrun)
 
 

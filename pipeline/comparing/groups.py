@@ -57,11 +57,12 @@ class Group:
 
 
 def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
-    """In the order of their first runs; a run that is named twice counts once."""
+    """In the order of their first runs, those with a finished run first, as the rest is compared with the first; a run
+    that is named twice counts once."""
     found: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
         found.setdefault(_without_seed(run), []).append(run)
-    members = [*found.values()]
+    members = sorted(found.values(), key=lambda group: not any(run.counts for run in group))
     differing = differing_fields([group[0] for group in members])
     return [
         Group(

@@ -79,10 +79,12 @@ class ComparedRun:
 
     @property
     def seed(self) -> Any:
-        """What a script is told as its own goes before Paceline's."""
+        """A script's own goes before Paceline's, which it has only by {seed}."""
         script = self.config.get("program")
         told = script.get("args") if isinstance(script, Mapping) else None
-        return told["seed"] if isinstance(told, Mapping) and "seed" in told else self.config.get("seed")
+        if isinstance(told, Mapping) and told.get("seed", "{seed}") != "{seed}":
+            return told["seed"]
+        return self.config.get("seed")
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class Basis(NamedTuple):
 def to_json(basis: Basis) -> dict[str, Any] | None:
     """What ``from_json`` reads; None where files of this computer decide, or a step, which may be others tomorrow."""
     inputs = basis.inputs
+    if basis.script is not None and basis.script.notes:  # what lies at a path in its arguments
+        return None
     if basis.step is not None or any((basis.resolved.get("init") or {}).values()):
         return None
     if basis.script is None and (inputs is None or inputs.files or inputs.settings["source"] is not None):

@@ -92,6 +92,11 @@ class RunConfig:
         return key_parts(self.resolved, self.cluster)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What counts of the paths in a script's arguments, to be said before it starts."""
+        return self.script.notes if self.script is not None else ()
+
+    @property
     def program(self) -> Program:
         """What torchrun starts."""
         return programs.of(self.resolved)

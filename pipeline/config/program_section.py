@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import data_arguments
 from pipeline.core import program as programs
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.program import SCRIPT
 from pipeline.keys import script_files
+from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig
@@ -50,7 +52,10 @@ def with_script(
         if others:
             raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
         return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
+    words = [*words]
     _refuse_words_of_the_classifier(words)
+    if must_exist:
+        _refuse_unseen_seed(words, section)
     try:
         told = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
@@ -66,7 +71,10 @@ def with_script(
         must_exist=must_exist,
     )
     where = {"script": found.shown or None} if told.script else {}
-    data = {"data": script_files.shown(found.data, root) if found.data is not None else None}
+    arguments = data_arguments.tracked(section["args"], found.data, told.untracked, root)
+    found = found._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
+    shown = [script_files.shown(one.path, root) for one in found.data]
+    data = {"args": arguments.args, "data": shown if len(shown) > 1 else "".join(shown) or None}
     run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
 
@@ -79,6 +87,16 @@ def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
             raise UsageError(
                 f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
                 f"what that is told are its arguments: program.args.{field}=…"
+            )
+
+
+def _refuse_unseen_seed(words: Iterable[str], section: Mapping[str, Any]) -> None:
+    """Several seeds of a script that sees none are one run, several times. Raises UsageError."""
+    for word in words:
+        if word.lstrip("+").partition("=")[0] == "seed" and not names_seed(section):
+            raise UsageError(
+                f"{word}: the script never sees it: none of its arguments and variables has {{seed}}",
+                hint="program.args.seed='{seed}' (its own option for it), or program.env.SEED='{seed}'",
             )
 
 

@@ -150,6 +150,8 @@ def _launch_unless_done(work: Work) -> None:
         attach(work, *attached)
         _leave_if_pruned(run, work.recorder, work.say)
         return
+    for line in run.config.notes if services.hosts is None else ():  # a sweep says it once
+        work.say(line)
     work.say.doing("noting where the run comes from")
     _lay_out(work)
     run_attempts(work)

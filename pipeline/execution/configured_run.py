@@ -51,7 +51,7 @@ class Run(LocatedRun):
         """The data as a launcher takes it; None: it needs none."""
         if self.pack.path is None:
             return None
-        inside = self.pack.inside if isinstance(self.pack, Tree) else ""
+        inside = self.pack.inside if isinstance(self.pack, Tree) else ()
         return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=inside)
 
 

@@ -122,8 +122,9 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
     if config.step is not None and config.step.path is None:
         return Step(name="fetch", done=False, why=f"after step {config.step.name}")
     if config.script is not None:
-        told = f"{config.script.data}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
-        return Step(name="fetch", done=True, why=told or "program.data names none")
+        paths = ", ".join(str(one.path) for one in config.script.data)
+        told = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
+        return Step(name="fetch", done=True, why="; ".join([told or "program.data names none", *config.script.notes]))
     if pack is None or pack.path is None:
         return Step(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
     return Step(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")

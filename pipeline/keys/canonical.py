@@ -7,6 +7,7 @@ needs none of the dataclasses that this asks for later fields.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 
 from pipeline.keys.order import order_in
 from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
-from trainers.script.settings import ScriptConfig
+from trainers.script.settings import ScriptConfig, names
 
 _LATER = {
     "dataset": later_fields(DatasetConfig),
@@ -22,7 +23,7 @@ _LATER = {
     "optimizer": later_fields(OptimizerConfig),
     "program": later_fields(ScriptConfig),
 }
-_NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
+_NOT_OF_A_SCRIPT = ("inputs", "data", "untracked", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 ORDER = "order"
 _BEFORE = ("step",)  # what its data was made with, which counts by its digest
@@ -51,10 +52,17 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if (init := _of_initial_weights(kept.pop("init", None))) is not None:
         kept["init"] = init
     if isinstance(kept.get("program"), dict):
+        if not names_seed(kept["program"]):  # it never sees it
+            kept.pop("seed", None)
         kept["program"] = _of_script(kept["program"])
     if order := order_in(kept):
         kept[ORDER] = order
     return kept
+
+
+def names_seed(script: Mapping[str, Any]) -> bool:
+    """Whether a script is given the seed: one of its arguments or variables has {seed}."""
+    return "seed" in names(json.dumps([script.get("args"), script.get("env")]))
 
 
 def _of_initial_weights(section: Any) -> dict[str, Any] | None:

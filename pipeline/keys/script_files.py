@@ -18,6 +18,7 @@ from pipeline.core.patterns import refuse_odd
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
+from trainers.script.settings import data_paths
 
 OUTSIDE = "_script"
 _Place = Callable[[str, str], Path]  # (field, name) → where that lies
@@ -27,9 +28,17 @@ STARTER = "trainers.script.start"
 _TORCH = "torch"  # torchrun is a part of it, whatever the script imports
 
 
+class DataPath(NamedTuple):
+    """A file or folder that a script is given, absolute, and the ``field`` that names it."""
+
+    field: str
+    path: Path
+
+
 class ScriptFiles(NamedTuple):
     """``file`` is the script, or the program of ``program.command`` (None: one that the hosts have), ``folder`` its own
-    folder; ``data`` is a file or folder. Absolute. ``workdir`` is relative to the snapshot."""
+    folder; ``data`` are files and folders. Absolute. ``workdir`` is relative to the snapshot. ``notes`` say what counts
+    of the paths in its arguments."""
 
     root: Path
     folder: Path
@@ -37,7 +46,8 @@ class ScriptFiles(NamedTuple):
     is_python: bool
     workdir: str
     inputs: tuple[str, ...]
-    data: Path | None
+    data: tuple[DataPath, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -121,7 +131,7 @@ def find(
     workdir: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    data: str | None,
+    data: str | Sequence[str] | None,
     must_exist: bool = True,
 ) -> ScriptFiles:
     """Where all of it lies. Relative names are below ``root``. Unless it ``must_exist`` it may have been moved since.
@@ -148,7 +158,7 @@ def find(
         is_python=bool(script),
         workdir="" if workdir == "." else workdir,
         inputs=tuple(inputs),
-        data=place("program.data", data) if data else None,
+        data=tuple(DataPath("program.data", place("program.data", name)) for name in data_paths(data)),
     )
 
 

@@ -80,6 +80,23 @@ def test_a_difference_is_claimed_where_welchs_interval_leaves_out_zero(tmp_path:
     assert tables.RULE.split(";")[0] in text.replace("\n    ", " ")
 
 
+def test_a_failed_run_is_nothing_to_compare_with(tmp_path: Path, compared: Printed) -> None:
+    keys = [failed(tmp_path, lr=0.5).key, *(trained(tmp_path, 0, lr, accuracy=lr).key for lr in (0.1, 0.9))]
+    assert [group["words"] for group in data(compared, tmp_path, *keys)["configurations"]] == [
+        ["optimizer.lr=0.1"],
+        ["optimizer.lr=0.9"],
+        ["optimizer.lr=0.5"],
+    ]
+
+
+@pytest.mark.parametrize(("args", "seed"), [({"lr": 1}, None), ({"seed": "{seed}"}, 3), ({"seed": 5}, 5)])
+def test_the_seed_of_a_script_is_the_one_that_it_was_given(
+    tmp_path: Path, compared: Printed, args: dict[str, Any], seed: int | None
+) -> None:
+    key = trained(tmp_path, 3, program={"args": args}).key
+    assert data(compared, tmp_path, key)["configurations"][0]["runs"][0]["seed"] == seed
+
+
 def test_one_seed_says_that_no_spread_is_known(tmp_path: Path, compared: Printed) -> None:
     keys = [trained(tmp_path, 0, lr, accuracy=lr).key for lr in (0.1, 0.9)]
     assert "B against A: nothing is claimed: no spread known (n = 1)" in compared(tmp_path, *keys)

@@ -14,7 +14,7 @@ from pipeline.core.places import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
 from pipeline.keys import script_files
-from pipeline.keys.script_files import ScriptFiles
+from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
 
 TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
@@ -41,6 +41,10 @@ def folder(tmp_path: Path) -> Path:
 def found(root: Path, script: str | None, **told: Any) -> ScriptFiles:
     rest = {"command": [], "workdir": "", "inputs": [], "outputs": [], "data": None, **told}
     return script_files.find(root=root, script=script, **rest)
+
+
+def named(path: Path) -> tuple[DataPath]:
+    return (DataPath("program.data", path),)
 
 
 def configured(*words: str) -> RunConfig:
@@ -112,8 +116,8 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
         (moved.parent / name).write_text((folder / name).read_text())
     same = key("program.args.lr=0.1")
     assert same == key("program.args.lr=0.1", script=moved) == key("program.args.lr=0.1", "program.seal=off")
-    others = ["program.args.lr=0.2", "program.args.x=1", "program.env.A=b", "seed=1", "cluster.nproc_per_node=1"]
-    assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 6
+    others = ["program.args.lr=0.2", "program.args.x=1", "program.env.A=b", "cluster.nproc_per_node=1"]
+    assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 5
 
 
 def test_one_value_in_a_list_of_arguments_has_a_name_of_its_own(folder: Path) -> None:
@@ -157,23 +161,23 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     data = tmp_path / "texts"
     data.mkdir()
     with pytest.raises(DataError, match="holds no file"):
-        trees.tree(data, tmp_path / "packs")
+        trees.tree(named(data), tmp_path / "packs")
     (data / "a.txt").write_text("a")
-    one = trees.tree(data, tmp_path / "packs")
+    one = trees.tree(named(data), tmp_path / "packs")
     one.lay_down()
     assert one.path is not None
-    assert (one.path / one.inside / "a.txt").read_text() == "a"
+    assert (one.path / one.inside[0] / "a.txt").read_text() == "a"
     (data / "a.txt").write_text("b")
-    assert trees.tree(data, tmp_path / "packs").digest != one.digest
-    alone = trees.tree(data / "a.txt", tmp_path / "packs")
-    assert (alone.inside, dict(alone.sizes)) == ("content/a.txt", {"content/a.txt": 1})
+    assert trees.tree(named(data), tmp_path / "packs").digest != one.digest
+    alone = trees.tree(named(data / "a.txt"), tmp_path / "packs")
+    assert (alone.inside, dict(alone.sizes)) == (("content/a.txt",), {"content/a.txt": 1})
 
 
 def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_the_file(tmp_path: Path) -> None:
     file = tmp_path / "texts" / "a.txt"
     file.parent.mkdir()
     file.write_text("a")
-    folder, alone = (trees.tree(source, tmp_path / "packs") for source in (file.parent, file))
+    folder, alone = (trees.tree(named(source), tmp_path / "packs") for source in (file.parent, file))
     assert folder.digest != alone.digest
     for one in (folder, alone, alone._replace(path=folder.path)):  # the last: where both once had one digest
         one.lay_down()
@@ -259,18 +263,18 @@ def test_empty_folders_of_data_count_and_links_to_folders_or_to_nothing_are_refu
     data, packs = tmp_path / "data", tmp_path / "packs"
     (data / "sub").mkdir(parents=True)
     (data / "sub/a.txt").write_text("a")
-    one = trees.tree(data, packs).digest
+    one = trees.tree(named(data), packs).digest
     (data / "sub/none").mkdir()
-    assert trees.tree(data, packs).digest != one
+    assert trees.tree(named(data), packs).digest != one
     (data / "sub/none").rmdir()
-    assert trees.tree(data, packs).digest == one
+    assert trees.tree(named(data), packs).digest == one
     (data / "link").symlink_to(data / "sub")
     with pytest.raises(DataError, match="link is a link to a folder, which is not sent"):
-        trees.tree(data, packs)
+        trees.tree(named(data), packs)
     (data / "link").unlink()
     (data / "link").symlink_to("gone.txt")
     with pytest.raises(DataError, match=r"link is a link to gone\.txt, which isn't there"):
-        trees.tree(data, packs)
+        trees.tree(named(data), packs)
 
 
 def test_a_script_without_torchrun_is_one_rank_where_nobody_says_how_many() -> None:
@@ -278,3 +282,55 @@ def test_a_script_without_torchrun_is_one_rank_where_nobody_says_how_many() -> N
     assert config.cluster.world_size == 1
     assert config.resolved["cluster"]["nproc_per_node"] == 1
     assert configured("program.script=dodo.py").cluster.world_size == 2
+
+
+def test_a_path_in_an_argument_is_data_as_if_program_data_named_it(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "sets/x"
+    data.mkdir(parents=True)
+    (data / "a.txt").write_text("1\n2\n")
+
+    def key(*words: str) -> str:
+        config = configured(f"program.script='{folder}/train.py'", f"paths.data={tmp_path}/packs", *words)
+        assert config.script is not None
+        made = prepare(config, ROOT, trees.tree(config.script.data, config.data_dir))
+        assert made is not None
+        return made.key.digest
+
+    named = key(f"program.args.data='{data}'")
+    assert named == key(f"program.data='{data}'", "program.args.data='{data}'")
+    (data / "a.txt").write_text("1\n")
+    assert key(f"program.args.data='{data}'") != named
+    untracked = f"program.untracked=['{data}']"
+    before = key(f"program.args.data='{data}'", untracked)
+    (data / "a.txt").write_text("2\n")
+    assert key(f"program.args.data='{data}'", untracked) == before
+
+
+def test_each_path_in_the_arguments_has_a_placeholder_and_a_line(folder: Path, tmp_path: Path) -> None:
+    for name in ("sets/x/a.txt", "sets/y/b.txt", "written/log.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    paths = {"train": "sets/x", "val": "sets/y", "one": "sets/x/a.txt", "output_dir": "written", "far": "nowhere"}
+    words = [f"program.args.{name}='{tmp_path}/{path}'" for name, path in paths.items()]
+    config = configured(f"program.script='{folder}/train.py'", f"paths.data={tmp_path}/packs", *words)
+    assert config.script is not None
+    args = config.resolved["program"]["args"]
+    assert (args["train"], args["val"], args["one"]) == ("{data}", "{data2}", "{data}/a.txt")
+    assert (args["output_dir"], args["far"]) == (f"{tmp_path}/written", f"{tmp_path}/nowhere")
+    told = {line.partition("=")[0].rpartition(".")[2]: line for line in config.notes}
+    assert "is data: its contents are part of the key, and it is sent to the hosts" in told["train"]
+    assert "is not in the key: by its name the script writes there" in told["output_dir"]
+    assert "isn't here: the key has its name and not its contents" in told["far"]
+    pack = trees.tree(config.script.data, config.data_dir)
+    assert (pack.inside, sorted(pack.sizes)) == (("content", "content2"), ["content/a.txt", "content2/b.txt"])
+    pack.lay_down()
+    assert pack.path is not None
+    assert (pack.path / "content2/b.txt").read_text() == "sets/y/b.txt"
+
+
+def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path) -> None:
+    script = f"program.script='{folder}/train.py'"
+    with pytest.raises(UsageError, match=r"seed=1: the script never sees it.*\n.*program\.args\.seed='\{seed\}'"):
+        configured(script, "seed=1")
+    assert "seed" not in configured(script).key_parts.canonical
+    assert configured(script, "seed=1", "program.env.SEED='{seed}'").key_parts.canonical["seed"] == 1

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.script.settings import ScriptConfig, filled, groups, names
+from trainers.script.settings import ScriptConfig, filled, groups, names, placeholder_of_data
 
 OUTSIDE = "_script"
 """Where the snapshot has the files of a script that lies outside of the project."""
@@ -23,7 +23,7 @@ class Paths:
     run_dir: Path
     work: Path
     script: str
-    data: str
+    data: tuple[str, ...]
     seed: int
     resume: Path | None
 
@@ -71,7 +71,7 @@ def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
 
 def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
     return {
-        "data": paths.data,
+        **{placeholder_of_data(at)[1:-1]: path for at, path in enumerate(paths.data)},
         "run": str(paths.outputs),
         "checkpoints": str(paths.checkpoints),
         "resume": str(paths.resume),

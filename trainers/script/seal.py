@@ -32,7 +32,7 @@ class Places:
         snapshot: the files that the key holds.
         work: the copy in which the script runs.
         script: the script, relative to ``work``.
-        data: {data}, or nothing.
+        data: what {data}, {data2}, … stand for.
         project: the checkout, where it lies on this host.
         origin: the folder of a script that lies outside of the project, where it lies on this host.
     """
@@ -41,7 +41,7 @@ class Places:
     snapshot: Path
     work: Path
     script: str
-    data: str = ""
+    data: tuple[str, ...] = ()
     project: Path | None = None
     origin: Path | None = None
 
@@ -130,12 +130,12 @@ def _holds(folder: Path, *, modules: bool = False) -> bool:
 def zones(places: Places) -> list[tuple[str, str]]:
     """(kind, real path): the innermost zone decides about a file, and where there is none nobody looks."""
     known = [(WORK, places.work), (SKIP, places.run_dir), (PROJECT, places.project), (ORIGIN, places.origin)]
-    folder, name = os.path.split(places.data)
-    skipped = [places.data, *installation()]
+    split = [os.path.split(path) for path in places.data]
+    skipped = [*places.data, *installation()]
     return [
         *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
         *((SKIP, os.path.realpath(path)) for path in skipped if path),
-        *([(SKIP, os.path.join(os.path.realpath(folder), name))] if name else []),  # noqa: PTH118  (a link to one file)
+        *((SKIP, os.path.join(os.path.realpath(folder), name)) for folder, name in split),  # noqa: PTH118  (a link to one file)
     ]
 
 

@@ -43,7 +43,8 @@ class ScriptConfig(ProgramConfig):
         metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
             group step counts steps.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
-        data: a file or folder that is sent to the hosts, where {data} is its place.
+        data: a file or folder that is sent to the hosts, where {data} is its place; of a list, {data}, {data2}, …
+        untracked: files and folders in arguments that lie on every host already: they don't count and aren't sent.
         torchrun: false: one process without torchrun, for a script that takes RANK for a sign of several GPUs.
     """
 
@@ -57,7 +58,8 @@ class ScriptConfig(ProgramConfig):
     env: dict[str, str] = field(default_factory=dict)
     metrics_pattern: str | None = None
     seal: str = "warn"
-    data: str | None = None
+    data: Any = None
+    untracked: list[str] = field(default_factory=list, metadata=LATER)
     torchrun: bool = field(default=True, metadata=LATER)
 
     def __post_init__(self) -> None:
@@ -69,15 +71,16 @@ class ScriptConfig(ProgramConfig):
             _check_variable(name)
         for where, text in self.texts():
             for name in names(text):
-                if name not in PLACEHOLDERS:
+                given = _number_of_data(name)
+                if name not in PLACEHOLDERS and given is None:
                     known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
                     raise ConfigError(
                         f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
                         f"{{{name}}} as it stands"
                     )
-                if name == "data" and not self.data:
+                if given is not None and given >= len(data_paths(self.data)):
                     raise ConfigError(
-                        f"{where}={text}: {{data}} is named and there is none; set program.data=<a file or folder>"
+                        f"{where}={text}: {{{name}}} is named and there is none; set program.data=<a file or folder>"
                     )
         if self.metrics_pattern is not None:
             try:
@@ -107,6 +110,25 @@ def _check_variable(name: str) -> None:
         )
     if _OF_TORCHRUN.fullmatch(name):
         raise ConfigError(f"program.env.{name} is set by what starts the ranks; choose another name")
+
+
+def data_paths(data: Any) -> list[str]:
+    """``program.data`` as a list of paths. Raises ConfigError: it is neither a path nor a list of them."""
+    paths = data if isinstance(data, list | tuple) else [data] if data else []
+    if not all(isinstance(path, str) and path for path in paths):
+        raise ConfigError(f"program.data={data!r} is no path and no list of paths")
+    return [*paths]
+
+
+def placeholder_of_data(number: int) -> str:
+    """That of the paths of ``program.data``, counted from 0: {data}, {data2}, {data3}, …"""
+    return f"{{data{number + 1}}}" if number else "{data}"
+
+
+def _number_of_data(name: str) -> int | None:
+    """Which path of ``program.data`` a placeholder stands for, counted from 0; None for any other placeholder."""
+    found = re.fullmatch(r"data([1-9]\d*)?", name)
+    return None if found is None or found[1] == "1" else int(found[1] or 1) - 1
 
 
 def names(text: str) -> list[str]:

@@ -44,7 +44,7 @@ class Started:
     config: Path
     script: str
     node_rank: int
-    data: str
+    data: tuple[str, ...]
     torchrun: tuple[str, ...]
 
 
@@ -70,11 +70,12 @@ def _parsed(words: Sequence[str]) -> Started:
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     parser.add_argument("--script", default="", help="the script, relative to the snapshot")
     parser.add_argument("--node-rank", type=int, required=True)
-    parser.add_argument("--data", default="", help="where {data} lies on this host")
+    parser.add_argument("--data", action="append", default=[], help="where {data}, {data2}, … lie on this host")
     options = parser.parse_args(words[:at])
     if not words[at + 1 :]:
         parser.error("what starts the script is missing: -- PYTHON -m torch.distributed.run OPTIONS…")
-    return Started(**{**vars(options), "config": options.config.resolve()}, torchrun=tuple(words[at + 1 :]))
+    told = {**vars(options), "config": options.config.resolve(), "data": tuple(filter(None, options.data))}
+    return Started(**told, torchrun=tuple(words[at + 1 :]))
 
 
 class Attempt:

@@ -19,12 +19,12 @@ NOT_ENDED = "could not be ended there: "
 class PackSource:
     """The data pack as the controller holds it: where, and the digest that names it on every node.
 
-    ``inside`` is what of it a script is told to be its data.
+    ``inside`` is what of it a script is given as {data}, {data2}, …
     """
 
     path: Path
     digest: str
-    inside: str = ""
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from trainers.script.settings import ScriptConfig
 
 def _paths(resume: str | None = None) -> Paths:
     where = Path(resume) if resume else None
-    return Paths(run_dir=Path("/r"), work=Path("/w"), script="a/t.py", data="/d", seed=3, resume=where)
+    return Paths(run_dir=Path("/r"), work=Path("/w"), script="a/t.py", data=("/d",), seed=3, resume=where)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
 
 
 def test_a_program_that_is_not_python_is_started_from_the_snapshot(tmp_path: Path) -> None:
-    paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data="", seed=3, resume=None)
+    paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data=(), seed=3, resume=None)
     assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "--", "train", "--n", "1"]
     for place in ("_script/other", "b/train"):
         (tmp_path / place).parent.mkdir()
