@@ -120,7 +120,7 @@ class ScriptStub(Stub):
             super().spec(attempt),
             trainer=SCRIPT.entry,
             script="train.py",
-            pack=PackSource(path=self.pack_dir, digest=self.digest, inside="labels.bin"),
+            pack=PackSource(path=self.pack_dir, digest=self.digest, inside=("labels.bin",)),
             outputs=SCRIPT_OUTPUTS,
             project="/nowhere",
         )

@@ -23,6 +23,7 @@ from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
+from pipeline.keys.script_files import DataPath
 from pipeline.lab import Lab
 from pipeline.lab.state import uplink
 from tests.contract.stub import make
@@ -153,7 +154,9 @@ def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(la
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
     (source / "none" / "here").mkdir(parents=True)
-    found = tree(source, tmp_path / "data")
+    (tmp_path / "words.txt").write_text("one two")
+    named = [DataPath("program.data", source), DataPath("program.args.words", tmp_path / "words.txt")]
+    found = tree(named, tmp_path / "data")
     found.lay_down()
     assert found.path is not None
     pack = PackSource(path=found.path, digest=found.digest, inside=found.inside)
@@ -164,6 +167,9 @@ def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(la
         assert 10e6 < sent_bytes(lab) - before < 13e6
         places = [fact.pack_path for fact in launcher.probe(pack)]
     listed = "find . -printf '%P %y %m\\n' | sort; find . -type f | sort | xargs -d '\\n' sha256sum"
+    assert [on(lab, f"node{at}", f"cat '{place}/content2/words.txt'").stdout for at, place in enumerate(places)] == [
+        "one two"
+    ] * 2
     told = [on(lab, f"node{number}", f"cd '{place}/content' && {listed}").stdout for number, place in enumerate(places)]
     assert "none/here d " in told[0]
     assert "run.sh f 755" in told[0]
