@@ -170,7 +170,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
-    _bring_weights(current)
+    if not attach:
+        _bring_weights(current)
     with waiting(say_usual, "looking up the run"):
         run = current.run
     if run is None:
@@ -273,11 +274,12 @@ def stop() -> None:
     from pipeline.cluster.attempt import stop_run
     from pipeline.runs.lock import ask_to_stop, note_stopped
 
+    by_its_words = not _names_no_run() and "run" not in session().asked.options
     folder = _under_way() if _names_no_run() else session().folder()
     if folder is None:
         say(f"nothing to stop: no run under {relative(session().config.runs_dir)} is under way")
         return
-    cluster = session().cluster_of(folder)
+    cluster = session().config.cluster if by_its_words else session().cluster_of(folder)
     with waiting(say, "ending what runs there"):
         ask_to_stop(folder)
         asked = stop_run(cluster, folder.path, folder.key)

@@ -1,21 +1,46 @@
-"""A run that a verb is told of by its key: its own words, configuration and hosts, read from its folder."""
+"""A run that a verb is told of by its key: its own words and configuration, read from its folder.
+
+A run folder may have come from anybody: it says what a run is, not how anything is reached or started. Launcher,
+interpreter, ssh configuration, tracking server and notices come from conf/ and the words that were typed; of the folder
+only names are taken: the options of groups of conf/, and the labels of hosts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cluster import earlier, launchers, starts
 from pipeline.config.cluster import build_cluster
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
+from pipeline.core.redact import hide
 from pipeline.runs import index
 
 if TYPE_CHECKING:
     from pipeline.cli.invocation import Invocation
+    from pipeline.config.build import RunConfig
     from pipeline.core.specs import Cluster
     from pipeline.runs.folder import RunFolder
+
+_WHERE = ("paths.", "tracking", "cluster")
+"""Words that say where, and don't change what a run is."""
+_NOT_OF_THE_RUN = ("paths", "tracking", "cluster", "notify")
+"""Sections that decide where something goes, or what is started besides the run."""
+_CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
+_REACHES = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
+"""Fields of the cluster without which other hosts, or none, would be reached than those of the run."""
+_OF_RANKS = (
+    *("nproc_per_node", "env", "secrets", "environment", "device", "lease_s", "collective_timeout_s", "stall_s"),
+    *("rendezvous", "rendezvous_dir", "nnodes"),
+)
+_OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
+_DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 
 
 def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -23,10 +48,11 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
     data lies and it is recorded if a word says so.
 
     Raises:
-        UsageError: no such run, it has no configuration, or another word would change it.
+        UsageError: no such run, it has no configuration, another word would change it, or its hosts can't be reached
+            by what conf/ and the words say.
     """
     for word in asked.overrides:
-        if not word.lstrip("+").startswith(("paths.", "tracking")):
+        if not word.lstrip("+").startswith(_WHERE):
             raise UsageError(
                 f"doit {asked.verb} run=… takes no {word!r}: the run has its own configuration",
                 hint=f"doit {asked.verb} with all words of the run and this one, in place of run=",
@@ -39,33 +65,136 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
             f"{folder.path / 'config.json'} can't be read, so only its words tell of run {folder.key}: {error}",
             hint=f"doit {asked.verb} with the words that it was trained with, in place of run=",
         ) from error
-    told = (folder.read_json("provenance.json") or {}).get("overrides")
-    words = tuple(map(str, told)) if isinstance(told, list) else ()
-    told_anew = {"paths"} | {"tracking" for word in asked.overrides if word.lstrip("+").startswith("tracking")}
-    merged = {**resolved, **own, **{name: resolved[name] for name in told_anew}}
-    data = (own.get("paths") or {}).get("data")
+    if asked.verb == "attach":
+        now = _composed(folder, asked)
+        own = {name: value for name, value in own.items() if name not in _NOT_OF_THE_RUN}
+        merged = {**resolved, "tracking": now["tracking"], **own, "cluster": _attached(folder, now["cluster"])}
+    else:  # nothing is reached or started
+        merged = {**resolved, **own, "paths": resolved["paths"], "tracking": resolved["tracking"]}
+    data = _section(folder, "paths").get("data")
     says_where = any(word.lstrip("+").startswith("paths.data") for word in asked.overrides)
     if not says_where and isinstance(data, str) and (root / data).is_dir():
         merged["paths"] = {**resolved["paths"], "data": data}
-    return merged, words
+    return merged, _words(folder)
 
 
-def cluster(folder: RunFolder, root: Path, local_gpus: int, *, must_tell: bool) -> Cluster | None:
-    """The hosts that the run was started on; None where its configuration can't tell them and nobody ``must_tell``.
+def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -> Cluster:
+    """The hosts that the run was started on last, as conf/ and the words reach them.
 
     Raises:
-        UsageError: the run was never started, or it must tell its hosts and can't.
+        UsageError: the run was never started, or what reaches its hosts isn't known.
     """
     path = folder.path / "config.json"
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
-    try:
-        return build_cluster(documents.read(path)["cluster"], root=root, local_gpus=local_gpus)
-    except (documents.DamagedError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        if not must_tell:
-            return None
-        why = f"has no field {error}" if isinstance(error, KeyError) else str(error)
+    raw = _composed(folder, asked)["cluster"]
+    plan = earlier.newest(folder.path)
+    nodes = plan.nodes if plan is not None and plan.launcher == raw["launcher"] else ()
+    if not raw["hosts"] and raw["hostfile"] is None and _has_names(raw["launcher"]):
+        raw = {**raw, "hosts": [_entry(node.host) for node in nodes]}
+    found = build_cluster(raw, root=root, local_gpus=local_gpus)
+    if plan is None or not nodes or not _has_names(found.launcher):
+        return found
+    hosts = starts.way(found, plan, [node.host for node in nodes]).hosts
+    return replace(found, hosts=hosts, spares=())
+
+
+def _composed(folder: RunFolder, asked: Invocation) -> dict[str, Any]:
+    """conf/ with the words that were typed, and the options that the run names where none was.
+
+    Raises UsageError: the run was started with other words about how hosts are reached.
+    """
+    from pipeline.config import compose
+
+    told = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
+    chosen = {word.lstrip("+").partition("=")[0]: word for word in _words(folder) if _CHOICE.fullmatch(word)}
+    typed = {word.lstrip("+~").partition("=")[0] for word in asked.overrides}
+    choices = [word for name, word in chosen.items() if name not in typed]
+    now = compose.resolve(compose.compose_config((*choices, *asked.overrides)))
+    again = " ".join(shlex.quote(hide(word)) for word in told if word.isprintable()) or "cluster=<that of its training>"
+    launcher = now["cluster"]["launcher"]
+    known = _launchers(folder)
+    if known and launcher not in known:
         raise UsageError(
-            f"{path} can't tell the hosts of run {folder.key}: it {why}",
-            hint="doit stop with the words that it was trained with, instead of run=",
-        ) from error
+            f"run {folder.key} was started by cluster.launcher={', '.join(known)}, and these words reach hosts by "
+            f"{launcher}; a run folder doesn't say how",
+            hint=f"doit {asked.verb} run={folder.key} {again}",
+        )
+    here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
+    fields = [word.lstrip("+~").partition("=")[0] for word in told]
+    lacking = [name for name in fields if name in {f"cluster.{field}" for field in _REACHES} - typed and not here]
+    if lacking and "cluster" not in typed:
+        raise UsageError(
+            f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
+            "folder",
+            hint=f"doit {asked.verb} run={folder.key} {again}",
+        )
+    return now
+
+
+def _launchers(folder: RunFolder) -> list[str]:
+    """By which launchers something of the run may be under way."""
+    newest = earlier.newest(folder.path)
+    plans = [start.plan for start in starts.unended(folder.path)] + ([newest] if newest is not None else [])
+    named: list[Any] = [plan.launcher for plan in plans] or [_section(folder, "cluster").get("launcher")]
+    return list(dict.fromkeys(name for name in named if isinstance(name, str) and name.isidentifier()))
+
+
+def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The section ``cluster`` of a run that is followed and never started again: its ranks and the labels of its hosts,
+    and from conf/ and the words how they are reached."""
+    own = _section(folder, "cluster")
+    raw = {**now, **{name: own[name] for name in _OF_RANKS if name in own}, "max_restarts": 0, "min_nodes": 0}
+    if not _has_names(now["launcher"]):
+        return raw
+    try:
+        known = {starts.host_of(str(entry["name"])).label: entry for entry in (*now["hosts"], *now["spares"])}
+        plan = earlier.newest(folder.path)
+        nodes = plan.nodes if plan is not None else ()
+        hosts = own.get("hosts") or [{**_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes]
+        entries = {"hosts": hosts, "spares": own.get("spares") or []}
+        for section, rows in entries.items():
+            raw[section] = [
+                {**known.get(row["name"], {}), **{name: row[name] for name in _OF_HOST if name in row}} for row in rows
+            ]
+    except _DAMAGE as error:
+        raise _damaged(folder.key, error, "attach") from error
+    return {**raw, "hostfile": None}
+
+
+def built(asked: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
+    """What ``make`` makes of ``configuration``. Raises UsageError: it has values that no configuration can have."""
+    try:
+        return make()
+    except _DAMAGE as error:
+        raise _damaged(asked.options["run"], error, asked.verb) from error
+
+
+def _damaged(key: str, error: Exception, verb: str | None) -> UsageError:
+    why = f"it lacks the field {error}" if isinstance(error, KeyError) else str(error)
+    return UsageError(
+        f"config.json of run {key} is no configuration that can be used: {why}",
+        hint=f"doit {verb} with the words that it was trained with, in place of run=",
+    )
+
+
+def _has_names(launcher: str) -> bool:
+    """Whether hosts are named to the launcher."""
+    able = launchers.LAUNCHERS.settings(launcher).capabilities
+    return not able.is_this_computer and not able.hosts_are_granted
+
+
+def _entry(label: str) -> dict[str, Any]:
+    host = starts.host_of(label)
+    return {"name": host.name, "user": host.user, "port": host.port}
+
+
+def _section(folder: RunFolder, name: str) -> dict[str, Any]:
+    found = (folder.read_json("config.json") or {}).get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _words(folder: RunFolder) -> tuple[str, ...]:
+    """Those that the run was started with."""
+    told: Sequence[Any] | Any = (folder.read_json("provenance.json") or {}).get("overrides")
+    return tuple(map(str, told)) if isinstance(told, list) else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,8 @@ class Session:
 
             resolved, words = named_run.configuration(self.asked, resolved, ROOT)
         verb = VERBS.get(self.asked.verb or "")
-        config = build.build(
+        make = partial(
+            build.build,
             resolved,
             words,
             root=ROOT,
@@ -124,6 +125,7 @@ class Session:
             must_exist=verb is None or not verb.chooses,
             steps=_step_source,
         )
+        config = named_run.built(self.asked, make) if self._of_named_run else make()
         if self.asked.verb == "train":
             step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
@@ -287,11 +289,10 @@ class Session:
         return f"{start.said if start else 'init'}: {start.waits if start else ''}, so this run has no key yet"
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
-        """The hosts that a run was started on last, whatever cluster this command line names. Raises UsageError."""
+        """The hosts that a run was started on last, of which no word tells. Raises UsageError."""
         from pipeline.cli import named_run
 
-        found = named_run.cluster(folder, ROOT, _local_gpus(), must_tell="run" in self.asked.options)
-        return found or self.config.cluster  # the words of the run are here, and they name its hosts
+        return named_run.cluster(folder, self.asked, ROOT, _local_gpus())
 
 
 @cache

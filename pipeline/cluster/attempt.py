@@ -196,7 +196,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
     plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec))
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
-        starts.note(plan, hosts.cluster, spec.run_dir)
+        starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
     attempts.register(spec.run_dir, run_id)
     return plan

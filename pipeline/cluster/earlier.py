@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,8 +84,8 @@ def bring(
     for start in _to_bring(run_dir):
         with ExitStack() as stack:
             try:
-                ways = _ways(launcher, facts, start, stack, is_restart=is_restart)
-            except PacelineError as error:  # such as a ssh_config that isn't there any more
+                ways = _ways(launcher, facts, start, run_dir, stack, is_restart=is_restart)
+            except PacelineError as error:  # such as another launcher than the one that it was started by
                 ways, failures = [], {node.host: error.what for node in start.plan.nodes}
             else:
                 failures = {host: why for way in ways for host, why in way.stop(run_dir).items()}
@@ -103,18 +102,17 @@ def bring(
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """End what may still run of the run on hosts that ``cluster`` doesn't have: those that were asked, and what went
-    wrong there. One whose lease is over has nothing that runs."""
+    """End what may still run of the run on hosts that ``cluster`` doesn't have, as it reaches hosts: those that were
+    asked, and what went wrong there. One whose lease is over has nothing that runs."""
     asked, failed = list[str](), dict[str, str]()
-    known = {(cluster.launcher, cluster.ssh_config, host.label) for host in cluster.hosts}
+    known = {host.label for host in cluster.hosts}
     for start in starts.unended(run_dir):
-        way = start.cluster
-        away = [host for host in way.hosts if (way.launcher, way.ssh_config, host.label) not in known] if way else []
-        if way is None or not away:
+        is_same = start.plan.launcher == cluster.launcher
+        labels = [node.host for node in start.plan.nodes if not is_same or node.host not in known]
+        if not labels:
             continue
-        labels = [host.label for host in away]
         try:
-            with closing(launchers.create(dataclasses.replace(way, hosts=tuple(away)))) as launcher:
+            with closing(launchers.create(starts.way(cluster, start.plan, labels))) as launcher:
                 failures = launcher.stop(start.plan.run_key, run_dir.resolve())
         except PacelineError as error:
             failures = dict.fromkeys(labels, error.what)
@@ -132,16 +130,23 @@ def _to_bring(run_dir: Path) -> list[Start]:
     what is ahead of it is seen."""
     found, newest_one = starts.unended(run_dir), left(run_dir)
     if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in found]:
-        found.append(Start(plan=newest_one, cluster=None, heard=(run_dir / "plan.json").stat().st_mtime))
+        found.append(Start(plan=newest_one, heard=(run_dir / "plan.json").stat().st_mtime))
     return found[::-1]
 
 
 def _ways(
-    launcher: Launcher, facts: Sequence[NodeFacts], start: Start, stack: ExitStack, *, is_restart: bool
+    launcher: Launcher,
+    facts: Sequence[NodeFacts],
+    start: Start,
+    run_dir: Path,
+    stack: ExitStack,
+    *,
+    is_restart: bool,
 ) -> list[_Way]:
     """Those that lead to its hosts, first the one to its node 0; none where that one can't be asked.
 
-    A host of now may have had another name then. Raises PacelineError: a launcher can't be made.
+    A host of now may have had another name then; those that are none of them are reached as they are. Raises
+    PacelineError: that can't be.
     """
     plan, here = start.plan, {}
     if not launcher.capabilities.shares_run_dir:  # else it collects nothing
@@ -150,10 +155,10 @@ def _ways(
     ways = []
     if any(node.identity in here for node in nodes):
         ways.append(_Way(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
-    away = {node.host for node in plan.nodes if node.identity not in here}
-    if away and start.cluster is not None and not is_restart:
-        hosts = tuple(host for host in start.cluster.hosts if host.label in away)
-        other = stack.enter_context(closing(launchers.create(dataclasses.replace(start.cluster, hosts=hosts))))
+    away = [node.host for node in plan.nodes if node.identity not in here]
+    if away and starts.is_noted(plan.run_id, run_dir) and not is_restart:
+        cluster = starts.way(launcher.cluster, plan, away)
+        other = stack.enter_context(closing(launchers.create(cluster)))
         ways.append(_Way(launcher=other, plan=plan))
     if plan.nodes[0].identity not in here:  # the other one leads there, if there is one
         ways = ways[::-1] if ways and ways[-1].launcher is not launcher else []
@@ -207,7 +212,7 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
 def is_fetched(run_id: str, run_dir: Path) -> bool:
     """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun that found
     nothing wanted there, or all of it is here."""
-    known, number = attempts.known(run_dir), run_id.rsplit("-", 2)[-2]
+    known, number = attempts.known(run_dir), attempts.number(run_id)
     return (
         run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
     )
@@ -229,10 +234,7 @@ def _noted(run_dir: Path, attempt: int | str) -> str:
 
 def newest(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt; None where it can't be told."""
-    try:
-        return starts.plan_of(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return starts.read_plan(run_dir / "plan.json", run_dir)
 
 
 def left(run_dir: Path) -> LaunchPlan | None:

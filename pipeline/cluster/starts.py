@@ -1,41 +1,46 @@
-"""Starts of a run that nobody has seen the end of: the plan of each, and the way to its hosts.
+"""Starts of a run that nobody has seen the end of: what each is called, and on which hosts it is.
 
-plan.json and config.json tell of the newest start alone, and a run may go on on other hosts than it began on: its key
-doesn't hold their names. So each start whose hosts have copies of the run folder leaves attempts/N/start-*.json before
-anything is started, and the file goes once all that the start has left there is here.
+plan.json tells of the newest start alone, and a run may go on on other hosts than it began on: its key doesn't hold
+their names. So each start whose hosts have copies of the run folder leaves attempts/N/start-*.json before anything is
+started, and the file goes once all that the start has left there is here.
+
+A run folder may have come from anybody, and holds labels alone: run ids, names of hosts, folders that carry the run id.
+How a host is reached (launcher, interpreter, ssh configuration) is never read from it: the words and conf/ say it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import ipaddress
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import launchers
-from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.core.errors import PacelineError
+from pipeline.core import documents
+from pipeline.core.cluster import unfit_name
+from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan, Outputs
+from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
 from pipeline.runs import attempts
 
 _CONNECT_S = 5.0  # to hosts that this command doesn't name: it must not wait long for one that is gone for good
-_OF_CLUSTER = ("launcher", "ssh_config", "workdir", "lease_s")
-_OF_HOST = ("name", "port", "user", "python")
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, PacelineError)
+_NOT_LABELS = ("argv", "env")  # of a node: what was started there
+_RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
+_LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
+_LONGEST = 1000  # characters of any text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """``cluster`` reaches the hosts of ``plan`` with what was configured then (None: a scheduler granted them);
-    ``heard`` is the unix time at which a command last followed it."""
+    """``plan`` has the labels of a start and not what ran there; ``heard`` is the unix time at which a command last
+    followed it."""
 
     plan: LaunchPlan
-    cluster: Cluster | None
     heard: float
 
     @property
@@ -44,12 +49,13 @@ class Start:
         return self.heard + self.plan.lease_s
 
 
-def note(plan: LaunchPlan, cluster: Cluster, run_dir: Path) -> None:
-    """Write down that ``plan`` is about to start, and how its hosts are reached. No secret is among it."""
-    granted = launchers.capabilities(cluster).hosts_are_granted
+def note(plan: LaunchPlan, run_dir: Path) -> None:
+    """Write down that ``plan`` is about to start, and on which hosts."""
     path = _path(plan.run_id, run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"plan": dataclasses.asdict(plan), "cluster": None if granted else _way(cluster)})
+    value = dataclasses.asdict(dataclasses.replace(plan, submission=""))
+    nodes = [{name: field for name, field in node.items() if name not in _NOT_LABELS} for node in value["nodes"]]
+    write_json(path, {**value, "nodes": nodes})
 
 
 def followed(run_id: str, run_dir: Path) -> None:
@@ -70,43 +76,148 @@ def is_noted(run_id: str, run_dir: Path) -> bool:
 
 def unended(run_dir: Path) -> list[Start]:
     """The oldest first; what is damaged is passed over."""
-    found = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path)) is not None]
+    found = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
     order = {run_id: number for number, run_id in enumerate(attempts.known(run_dir))}
     return sorted(found, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
-def plan_of(value: Mapping[str, Any]) -> LaunchPlan:
-    """From its JSON. Raises KeyError, TypeError, ValueError, AttributeError: it is damaged."""
-    nodes = tuple(NodePlan(**node) for node in value["nodes"])
-    outputs: dict[str, Any] = {
-        name: tuple(item) if isinstance(item, list) else item for name, item in value["outputs"].items()
-    }
-    return LaunchPlan(**{**value, "nodes": nodes, "outputs": Outputs(**outputs)})
-
-
-def _path(run_id: str, run_dir: Path) -> Path:
-    _, attempt, nonce = run_id.rsplit("-", 2)
-    return run_dir / "attempts" / attempt / f"start-{nonce}.json"
-
-
-def _read(path: Path) -> Start | None:
+def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
+    """The labels in a plan of ``run_dir``; None where it is missing, damaged, or holds what no plan of it can."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        cluster = None if value["cluster"] is None else _cluster(value["cluster"])
-        return Start(plan=plan_of(value["plan"]), cluster=cluster, heard=path.stat().st_mtime)
-    except _DAMAGE:
+        return plan_of(documents.read(path), run_dir)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 
-def _way(cluster: Cluster) -> dict[str, Any]:
-    hosts = [{name: getattr(host, name) for name in _OF_HOST} for host in cluster.hosts]
-    common = {field.name for field in dataclasses.fields(ClusterConfig)}
-    own = {} if cluster.settings is None else vars(cluster.settings)
-    settings = {name: value for name, value in own.items() if name not in common and value is not None}
-    return {**{name: getattr(cluster, name) for name in _OF_CLUSTER}, "hosts": hosts, "settings": settings}
+def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
+    """From its JSON, each value by its form: what runs on the hosts isn't among it.
+
+    Raises KeyError, TypeError, ValueError, AttributeError: it is damaged, or no plan of this run folder.
+    """
+    run_id = _text(value["run_id"])
+    form = _RUN_ID.fullmatch(run_id)
+    if form is None or form["key"] != value["run_key"] or int(form["attempt"]) != value["attempt"]:
+        raise ValueError(f"{run_id!r} is no run id of attempt {value['attempt']!r} of run {value['run_key']!r}")
+    rows = value["nodes"]
+    if not isinstance(rows, list) or len({row["host"] for row in rows}) != len(rows):
+        raise ValueError("its nodes are no list of different hosts")
+    return LaunchPlan(
+        run_key=form["key"],
+        run_id=run_id,
+        attempt=int(form["attempt"]),
+        launcher=_word(value["launcher"]),
+        master_addr=_address(value["master_addr"]),
+        master_port=_count(value["master_port"]),
+        world_size=_count(value["world_size"]),
+        nodes=tuple(_node(row, number, run_id, run_dir) for number, row in enumerate(rows)),
+        outputs=SCRIPT_OUTPUTS if value["outputs"]["whole"] else TRAINING_OUTPUTS,
+        lease_s=_seconds(value["lease_s"]),
+        stall_s=_seconds(value["stall_s"]),
+        collective_timeout_s=_seconds(value["collective_timeout_s"]),
+        checkpoint_fetch_s=_seconds(value["checkpoint_fetch_s"]),
+    )
 
 
-def _cluster(value: Mapping[str, Any]) -> Cluster:
-    hosts = tuple(Host(**host) for host in value["hosts"])
-    settings = launchers.LAUNCHERS.settings(value["launcher"])(**value["settings"])
-    return Cluster(**{**value, "hosts": hosts, "settings": settings}, connect_timeout_s=_CONNECT_S)
+def way(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
+    """Those of the plan's hosts that ``labels`` names, as ``cluster`` reaches hosts.
+
+    Raises:
+        UsageError: another launcher has started them.
+    """
+    if plan.launcher != cluster.launcher:
+        raise UsageError(
+            f"cluster.launcher={plan.launcher} has started it there, and these words reach hosts by {cluster.launcher}",
+            hint=f"doit stop run={plan.run_key} cluster=<the one that it was trained on>",
+        )
+    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    pythons = {host.python for host in cluster.hosts}
+    python = pythons.pop() if len(pythons) == 1 else None
+    hosts = tuple(known.get(label) or dataclasses.replace(host_of(label), python=python) for label in labels)
+    return dataclasses.replace(cluster, hosts=hosts, spares=(), connect_timeout_s=_CONNECT_S)
+
+
+def host_of(label: str) -> Host:
+    """The host that has this label. Raises ValueError: it is none."""
+    form = _LABEL.fullmatch(_text(label))
+    if form is None:
+        raise ValueError(f"{label!r} is no label of a host")
+    host = Host(name=form["name"], user=form["user"], port=int(form["port"]) if form["port"] else None)
+    if (why := unfit_name(host)) is not None or not 0 < (host.port or 1) < 1 << 16:
+        raise ValueError(f"{label!r} {why or 'has no such port'}")
+    return host
+
+
+def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> NodePlan:
+    if row["node_rank"] != number:
+        raise ValueError(f"node {number} has the rank {row['node_rank']!r}")
+    place, state = _text(row["run_dir"]), _text(row["state_dir"])
+    if not _is_place(place, state, run_id, run_dir):
+        raise ValueError(f"{place!r} is no folder of run {run_id}")
+    return NodePlan(
+        node_rank=number,
+        host=host_of(row["host"]).label,
+        identity=_text(row["identity"]),
+        address=_address(row["address"]),
+        argv=(),
+        env={},
+        run_dir=place,
+        data_dir=_text(row["data_dir"]),
+        state_dir=state,
+        first_rank=_count(row["first_rank"]),
+        nproc_per_node=_count(row["nproc_per_node"]),
+    )
+
+
+def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
+    """Whether a launcher keeps this start there: below a host's workdir, or in the run folder itself."""
+    parts = place.split("/")
+    if not place.startswith(("/", "~/")) or ".." in (*parts, *state.split("/")):
+        return False
+    if parts[-3:-1] == ["runs", run_id] and re.fullmatch(r"node\d+", parts[-1]):
+        return state == f"{place}/agent"
+    own = f"{place}/attempts/{attempts.number(run_id)}/agent-{run_id}"
+    return place == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(own)}(/node\d+)?", state) is not None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise ValueError(f"{str(value)[:40]!r} is no line of text")
+    return value
+
+
+def _word(value: Any) -> str:
+    if re.fullmatch(r"[\w-]*", _text(value)) is None:
+        raise ValueError(f"{value!r} is no name")
+    return str(value)
+
+
+def _address(value: Any) -> str:
+    """An IP address, or a host's name; '' where there is none."""
+    if re.fullmatch(r"[\w.-]*", _text(value)) is None:
+        ipaddress.ip_address(value)
+    return str(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return float(value)
+
+
+def _path(run_id: str, run_dir: Path) -> Path:
+    return run_dir / "attempts" / str(attempts.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
+
+
+def _read(path: Path, run_dir: Path) -> Start | None:
+    plan = read_plan(path, run_dir)
+    if plan is None or _path(plan.run_id, run_dir) != path:
+        return None
+    with suppress(OSError):
+        return Start(plan=plan, heard=path.stat().st_mtime)
+    return None

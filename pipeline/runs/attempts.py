@@ -33,6 +33,11 @@ def prefix_of(run_id: str) -> str:
     return run_id.rsplit("-", 2)[0] + "-"
 
 
+def number(run_id: str) -> int:
+    """Which attempt a run id is of."""
+    return int(run_id.rsplit("-", 2)[1])
+
+
 def known(run_dir: Path) -> list[str]:
     """The run ids of all starts so far, the newest last; none where the file is missing or damaged."""
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.cluster import launchers
+from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
-from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import UNDER_WAY, Cluster
+from pipeline.core.errors import HostError
+from pipeline.core.specs import UNDER_WAY
 from pipeline.execution.configured_run import Run
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
@@ -24,29 +24,17 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
     lock = RunLock(run.folder)
     if not lock.take():
         return
-    cluster = _recorded_cluster(run)
+    cluster, plan = run.config.cluster, earlier.newest(run.folder.path)
+    key = run.key.short
     try:
-        if not _goes_on_in_its_job(run, cluster):
-            stop_run(cluster, run.folder.path, run.key.short)
+        if plan is not None and plan.launcher != cluster.launcher:
+            say(
+                f"WARNING: run {key} was under way by cluster.launcher={plan.launcher}, which these words don't reach: "
+                f"doit stop run={key} cluster=<the one that it was trained on> ends what it has left there"
+            )
+        if not launchers.capabilities(cluster).hosts_are_granted:  # else the next attempt finds its job
+            stop_run(cluster, run.folder.path, key)
     except HostError as error:
         say(f"WARNING: {error}")
     finally:
         lock.release()
-
-
-def _goes_on_in_its_job(run: Run, recorded: Cluster) -> bool:
-    """Whether the next attempt finds a scheduler's job of the last one, and needn't queue again."""
-    is_same = type(recorded.settings) is type(run.config.cluster.settings)
-    return is_same and launchers.capabilities(recorded).hosts_are_granted
-
-
-def _recorded_cluster(run: Run) -> Cluster:
-    """The hosts that its last attempt was started on."""
-    from pipeline.config.cluster import build_cluster
-
-    recorded = (run.folder.read_json("config.json") or {}).get("cluster")
-    gpus = run.config.cluster.hosts[0].nproc_per_node
-    try:
-        return build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
-    except (UsageError, KeyError, TypeError, AttributeError, ValueError):  # damaged: it is laid out anew anyway
-        return run.config.cluster

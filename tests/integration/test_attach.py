@@ -22,7 +22,7 @@ def test_attach_takes_up_a_living_attempt_and_finishes_it(project: Project, lab:
     wait_for_step(project, 40, child)
     child.kill()
     child.communicate(timeout=HANG_S)
-    project.words = ["tracking=none"]  # the run knows its hosts
+    project.words = ["tracking=none", f"cluster.ssh_config='{lab.ssh_config}'"]  # the run knows its hosts' names
     done = project.doit("attach", f"run={project.only_run().name[:6]}")
     assert done.returncode == 0, done.stdout
     assert "attached to attempt 1 on node0, node1" in done.stdout

@@ -29,8 +29,9 @@ def ranks(key: str) -> Iterator[psutil.Process]:
 
 
 def test_what_a_killed_command_left_on_another_host_is_ended_and_gone_on_with(project: Project, lab: Lab) -> None:
-    project.words = [f"cluster.ssh_config='{lab.ssh_config}'", "cluster=pssh", "tracking=none"]
-    by_key = replace(project, words=[])  # the run knows its hosts
+    reached = f"cluster.ssh_config='{lab.ssh_config}'"
+    project.words = [reached, "cluster=pssh", "tracking=none"]
+    by_key = replace(project, words=[])  # the run knows its hosts, and not how they are reached
     words = ("train", "experiment=quickstart", "trainer.epochs=600", "trainer.checkpoint_every_steps=5")
     first = project.start(*words, "cluster.hosts=[node0]")
     wait_for_step(project, 40, first)
@@ -38,6 +39,10 @@ def test_what_a_killed_command_left_on_another_host_is_ended_and_gone_on_with(pr
     first.communicate(timeout=HANG_S)
     key = project.only_run().name
     assert [*ranks(key)], "they train on under their lease"
+    asked = by_key.doit("stop", f"run={key}")
+    assert f"run {key} was started with cluster.ssh_config, which is never taken from a run folder" in asked.stdout
+    assert re.search(rf"doit stop run={key} .*{re.escape(str(lab.ssh_config))}.* cluster=pssh", asked.stdout)
+    by_key.words = [reached]
 
     cut(lab, "node0")
     try:

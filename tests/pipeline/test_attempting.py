@@ -43,7 +43,8 @@ def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoin
     attempts.register(tmp_path, PLAN.run_id)
     node = PLAN.nodes[0]
     assert _from_hosts(run) == f"from the newest checkpoint that attempt 1 has left on {node.host}, if there is one"
-    here = replace(PLAN, nodes=(replace(node, run_dir=str(tmp_path)),))
+    state_dir = f"{tmp_path}/attempts/1/agent-{PLAN.run_id}"
+    here = replace(PLAN, nodes=(replace(node, run_dir=str(tmp_path), state_dir=state_dir),))
     write_json(tmp_path / "plan.json", asdict(here))
     assert _from_hosts(run) == ""
 

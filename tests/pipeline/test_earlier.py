@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from pathlib import Path
@@ -17,8 +18,8 @@ from pipeline.core.specs import SCRIPT_OUTPUTS, LaunchPlan, NodePlan
 from pipeline.runs import attempts
 
 NODE = NodePlan(
-    node_rank=0, host="node0", identity="id of node0", address="", argv=(), env={}, run_dir="", data_dir="",
-    state_dir="", first_rank=0, nproc_per_node=1,
+    node_rank=0, host="node0", identity="id of node0", address="", argv=("evil.sh",), env={"A": "b"},
+    run_dir="", data_dir="", state_dir="", first_rank=0, nproc_per_node=1,
 )  # fmt: skip
 
 
@@ -75,14 +76,17 @@ def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchP
     """As a start does, whose command is killed then."""
     run_id = attempts.new_id("k", run_dir, attempt, "aa")
     nodes = tuple(
-        dataclasses.replace(NODE, node_rank=rank, host=host.label, identity=f"id of {host.name}")
+        dataclasses.replace(
+            NODE, node_rank=rank, host=host.label, identity=f"id of {host.name}",
+            run_dir=f"/w/runs/{run_id}/node{rank}", state_dir=f"/w/runs/{run_id}/node{rank}/agent",
+        )
         for rank, host in enumerate(cluster.hosts)
-    )
+    )  # fmt: skip
     made = LaunchPlan(
-        run_key="k", run_id=run_id, attempt=attempt, launcher="pssh", master_addr="", master_port=1,
+        run_key="k", run_id=run_id, attempt=attempt, launcher=cluster.launcher, master_addr="", master_port=1,
         world_size=1, lease_s=600.0, nodes=nodes, **plan,
     )  # fmt: skip
-    starts.note(made, cluster, run_dir)
+    starts.note(made, run_dir)
     attempts.register(run_dir, run_id)
     return made
 
@@ -179,22 +183,60 @@ def test_stop_asks_the_hosts_of_every_attempt_that_nobody_has_seen_the_end_of(ho
     assert earlier.stop_elsewhere(on("node2"), tmp_path)[1] != {}
 
 
-def test_a_way_that_is_gone_ends_nothing_and_is_said(
-    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(tmp_path, 1, on("node0"))
-    monkeypatch.undo()
+def test_hosts_of_another_launcher_are_not_reached_and_that_is_said(hosts: Hosts, tmp_path: Path) -> None:
+    begin(tmp_path, 1, dataclasses.replace(on("node0"), launcher="mpi"))
     said = bring(hosts, tmp_path, "node2")
-    assert "node0: attempt 1 was started there" in said[0]
-    assert "cluster.ssh_config=lab does not exist" in said[0]
+    assert said[0].startswith(
+        "node0: attempt 1 was started there, and it could not be asked to stop (cluster.launcher=mpi has started it "
+        "there, and these words reach hosts by pssh); its ranks may train on until "
+    )
+    _, failed = earlier.stop_elsewhere(on("node0"), tmp_path)
+    assert list(failed) == ["node0"], "its name means another host to another launcher"
+    assert hosts.told == []
 
 
-def test_the_way_to_the_hosts_holds_no_secret_of_theirs(tmp_path: Path) -> None:
-    begin(tmp_path, 1, on("node0", secrets={"TOKEN": "hunter2"}, env={"TOKEN": "***"}))
+def test_what_is_noted_of_a_start_are_labels_and_hosts_are_reached_as_the_words_say(tmp_path: Path) -> None:
+    begin(tmp_path, 1, on("node0", python="/then/python", secrets={"TOKEN": "hunter2"}, env={"TOKEN": "***"}))
     (path,) = tmp_path.glob("attempts/1/start-*.json")
-    assert "hunter2" not in path.read_text()
+    assert not [word for word in ("hunter2", "evil.sh", "/then/python", "lab", "argv") if word in path.read_text()]
     (start,) = starts.unended(tmp_path)
-    assert start.cluster is not None
-    assert start.cluster.hosts == (Host(name="node0"),)
-    path.write_text("{}")
+    assert start.plan.nodes[0].argv == ()
+    now = dataclasses.replace(on("node1", python="/now/python", user="ann"), ssh_config="now")
+    way = starts.way(now, start.plan, ["node0", "ann@node1", "bob@node2:22"])
+    assert way.ssh_config == "now"
+    assert way.hosts == (
+        Host(name="node0", python="/now/python"),
+        *now.hosts,
+        Host(name="node2", user="bob", port=22, python="/now/python"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run_id", "../../evil-1-aa"), ("run_key", "other"), ("attempt", "1"), ("attempt", 10**30), ("launcher", "a/b"),
+        ("lease_s", "600"), ("lease_s", float("inf")), ("stall_s", True), ("master_addr", "a b"), ("master_port", -1),
+        ("nodes", {}), ("nodes", [None]), ("outputs", None), ("host", "-oProxyCommand=evil.sh"), ("host", "a;b"),
+        ("host", "../../x"), ("host", "node0:99999"), ("host", ["node0"]), ("run_dir", "/home/ann/thesis"),
+        ("run_dir", "/w/runs/x/node0"), ("state_dir", "/w/runs/../../home/ann"), ("identity", "a\nb"),
+        ("identity", "a" * 5000), ("node_rank", 1), ("nproc_per_node", "8"),
+    ],
+)  # fmt: skip
+def test_a_start_whose_labels_have_another_form_is_none(field: str, value: Any, tmp_path: Path) -> None:
+    begin(tmp_path, 1, on("node0"))
+    (path,) = tmp_path.glob("attempts/1/start-*.json")
+    noted = json.loads(path.read_text())
+    (noted if field in noted else noted["nodes"][0])[field] = value
+    path.write_text(json.dumps(noted))
+    assert starts.unended(tmp_path) == []
+
+
+def test_a_start_that_is_no_json_or_lies_elsewhere_is_none(tmp_path: Path) -> None:
+    begin(tmp_path, 1, on("node0"))
+    (path,) = tmp_path.glob("attempts/1/start-*.json")
+    (tmp_path / "attempts" / "2").mkdir()
+    path.rename(tmp_path / "attempts" / "2" / path.name)
+    for number, text in enumerate(("{}", "[" * 99999, '"', '{"run_id": 1' + "0" * 9999 + "}")):
+        (tmp_path / "attempts" / "1" / f"start-{number}.json").write_text(text)
+    (tmp_path / "attempts" / "1" / "start-9.json").symlink_to("/dev/zero")
     assert starts.unended(tmp_path) == []

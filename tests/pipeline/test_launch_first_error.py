@@ -16,6 +16,9 @@ from pipeline.execution.complete import _reason as reason
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
 
 
+RUN_ID = "k-abcdef-1-aa"
+
+
 def node(rank: int) -> NodePlan:
     return NodePlan(
         node_rank=rank,
@@ -24,9 +27,9 @@ def node(rank: int) -> NodePlan:
         address="",
         argv=(),
         env={},
-        run_dir="",
+        run_dir=f"/w/runs/{RUN_ID}/node{rank}",
         data_dir="",
-        state_dir="",
+        state_dir=f"/w/runs/{RUN_ID}/node{rank}/agent",
         first_rank=rank,
         nproc_per_node=1,
     )
@@ -34,7 +37,7 @@ def node(rank: int) -> NodePlan:
 
 PLAN = LaunchPlan(
     run_key="k",
-    run_id="k-1",
+    run_id=RUN_ID,
     attempt=1,
     launcher="pssh",
     master_addr="",

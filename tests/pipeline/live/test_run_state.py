@@ -17,15 +17,17 @@ STEPS = LogLine(
 
 
 def plan(*hosts: str, attempt: int = 1) -> LaunchPlan:
+    run_id = f"k-abcdef-{attempt}-aa"
     nodes = tuple(
         NodePlan(
-            node_rank=number, host=host, identity=host, address=host, argv=(), env={}, run_dir="/r", data_dir="/d",
-            state_dir="/s", first_rank=number, nproc_per_node=1,
+            node_rank=number, host=host, identity=host, address=host, argv=(), env={}, data_dir="/d",
+            run_dir=f"/w/runs/{run_id}/node{number}", state_dir=f"/w/runs/{run_id}/node{number}/agent",
+            first_rank=number, nproc_per_node=1,
         )
         for number, host in enumerate(hosts)
     )  # fmt: skip
     return LaunchPlan(
-        run_key="k", run_id=f"k-{attempt}", attempt=attempt, launcher="pssh", master_addr="a", master_port=1,
+        run_key="k", run_id=run_id, attempt=attempt, launcher="pssh", master_addr="a", master_port=1,
         world_size=len(hosts), lease_s=1.0, nodes=nodes,
     )  # fmt: skip
 
@@ -43,7 +45,7 @@ def heard(*events: tuple[float, object]) -> RunState:
     return state
 
 
-def row(step: int, time_s: float, attempt: str = "k-1", **metrics: float) -> MetricsRow:
+def row(step: int, time_s: float, attempt: str = "k-abcdef-1-aa", **metrics: float) -> MetricsRow:
     named = {name.replace("_", "/", 1): value for name, value in metrics.items()}
     return MetricsRow(time_s=time_s, step=step, epoch=1, metrics=named, attempt=attempt)
 

@@ -45,10 +45,10 @@ def laid_out(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "cf08486f7c19")
     attempt = folder.path / "attempts/1"
     attempt.mkdir(parents=True)
-    (folder.path / "plan.json").write_text(json.dumps(asdict(plan("node0", "[red]x"))))
+    (folder.path / "plan.json").write_text(json.dumps(asdict(plan("node0", "node1"))))
     (attempt / "node0.log").write_text("0 | epoch 1/20\n- | torchrun's own\n0 | half a li")
     row = RankRow(rank=0, host="node0", step=7, phase=2, for_s=0.5, own_s=1.0)
-    rank_beats.write(attempt, [row], (), {"node0": USAGE, "[red]x": USAGE})
+    rank_beats.write(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
     return folder
 
 
@@ -60,7 +60,7 @@ def test_files_tell_plan_lines_and_beats_each_once(tmp_path: Path) -> None:
     assert [event.text for event in found if isinstance(event, LogLine)] == ["epoch 1/20", "torchrun's own"]
     beats = {event.host: event for event in found if isinstance(event, NodeBeat)}
     assert beats["node0"].ranks[0].step == 7
-    assert beats["[red]x"].usage == USAGE
+    assert beats["node1"].usage == USAGE
     assert list(files.look()) == []
     with (folder.path / "attempts/1/node0.log").open("a") as log:
         log.write("ne\n")
