@@ -88,9 +88,9 @@ def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
     raw = _composed(folder, asked)["cluster"]
-    plan = earlier.newest(folder.path)
-    nodes = plan.nodes if plan is not None and plan.launcher == raw["launcher"] else ()
-    if not raw["hosts"] and raw["hostfile"] is None and _has_names(raw["launcher"]):
+    plan, launcher = earlier.newest(folder.path), raw["launcher"]
+    nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
+    if not raw["hosts"] and raw["hostfile"] is None and _has_names(launcher):
         raw = {**raw, "hosts": [_entry(node.host) for node in nodes]}
     found = build_cluster(raw, root=root, local_gpus=local_gpus)
     if plan is None or not nodes or not _has_names(found.launcher):
