@@ -55,7 +55,8 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, say: Callable[[str], None]) -> b
     silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
     if silent:
         raise HostError(
-            f"whether attempt {plan.attempt} still runs on {', '.join(silent)} can't be asked: {[*silent.values()][0]}",
+            f"whether attempt {plan.attempt} still runs on {', '.join(silent)} can't be asked: "
+            f"{next(iter(silent.values()))}",
             hint="the same command again",
             hosts=[*silent],
         )
