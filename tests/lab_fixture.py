@@ -46,6 +46,25 @@ def firewall(lab: Lab, host: str, verdict: str) -> Iterator[None]:
 
 
 @contextmanager
+def uplink_cut(lab: Lab) -> Iterator[None]:
+    """No host and this computer reach each other; the hosts reach each other as before."""
+    argv = ["ip", "-n", lab.switch, "link", "set", "uplink"]
+    subprocess.run([*argv, "down"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*argv, "up"], check=True)
+
+
+@contextmanager
+def answers_lost(lab: Lab, host: str) -> Iterator[None]:
+    """What the host sends to this computer is lost on the way; all else comes through."""
+    here = lab.subnet.rpartition(".")[0] + ".1"
+    with _filtered(lab, host, f"ip daddr {here} drop", hook="output"):
+        yield
+
+
+@contextmanager
 def large_packets_lost(lab: Lab, host: str) -> Iterator[None]:
     """A router before the host drops what is larger than 600 bytes, but for ssh's, and nobody is told."""
     with _filtered(lab, host, f"tcp dport 22 accept; tcp sport 22 accept; {_OVER_ETH0} meta length > 600 drop"):
@@ -56,13 +75,13 @@ _OVER_ETH0 = 'iifname "eth0" meta l4proto tcp'
 
 
 @contextmanager
-def _filtered(lab: Lab, host: str, rules: str) -> Iterator[None]:
-    """The host's incoming packets meet ``rules``. Skips the test where the machine has no nftables."""
+def _filtered(lab: Lab, host: str, rules: str, hook: str = "input") -> Iterator[None]:
+    """The host's incoming packets (``hook``: others) meet ``rules``. Skips the test where there is no nftables."""
     program = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
     if program is None:
         pytest.skip("needs nft: apt-get install nftables")
     nft = ["ip", "netns", "exec", lab.host(host).namespace, program]
-    table = f"table inet paceline_test {{ chain input {{ type filter hook input priority 0; {rules}; }}; }}"
+    table = f"table inet paceline_test {{ chain met {{ type filter hook {hook} priority 0; {rules}; }}; }}"
     subprocess.run([*nft, "-f", "-"], input=table, text=True, check=True)
     try:
         yield

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.specs import LaunchPlan
 
 _SEEN = {
-    "answers": "its ssh server answers {who}: the host is alive, and only the way to it from here is broken",
+    "answers": "its ssh server answers {who}: the host is alive, but can't be reached from here",
     "silent": "the host is alive, as {who} sees, but its ssh server says nothing: frozen, or overloaded",
     "refuses": "the host is alive, as {who} sees, but no ssh server listens there any more",
     "unreachable": "{who} can't reach it either: the host, or its link, is down",
 }
+
+_DEAD = ("unreachable", "silent")
 
 
 def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
@@ -19,6 +21,14 @@ def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
     identity = next((node.identity for node in plan.nodes if node.host == host), "")
     address, _, port = [*identity.split(" "), "", ""][1].rpartition(":")
     return (address, int(port)) if port.isdecimal() and port != "0" else None
+
+
+def is_dead(host: str, asked_of: Sequence[str], seen: Mapping[str, Sequence[str]], others: Sequence[str]) -> bool:
+    """Whether all ``others`` were asked of a host and none of them is answered there, so that its ranks are cut off."""
+    if host not in asked_of or not others or not set(others) <= seen.keys():
+        return False
+    at = asked_of.index(host)
+    return all(at < len(seen[other]) and seen[other][at] in _DEAD for other in others)
 
 
 def described(lost: Sequence[str], seen: Mapping[str, Sequence[str]]) -> list[str]:

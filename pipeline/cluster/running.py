@@ -22,7 +22,18 @@ from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import PRUNE, Event, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
+from pipeline.core.specs import (
+    PRUNE,
+    Event,
+    LaunchPlan,
+    LogLine,
+    MetricsLine,
+    NodeAnswers,
+    NodeExit,
+    NodeFacts,
+    NodeLost,
+    NodeSilent,
+)
 from pipeline.runs import attempts, rank_beats
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step
 from pipeline.runs.metrics_file import cut_torn_line
@@ -31,6 +42,7 @@ STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for th
 NOTE_S = 2.0
 _POLL_S = 0.5
 _ASKED_OF = 3  # lost hosts: the others have a moment to answer
+_ASK_AGAIN_S, _ANSWERED_S = 5.0, 3.5  # between two questions of them; after which those answers that came will do
 
 Ends = dict[str, NodeExit | NodeLost]
 Progress = LaunchPlan | Event | Verdict
@@ -47,7 +59,8 @@ class Watchers:
 
     ``on_line``: ranks' lines. ``on_note``: what is remarkable about the hosts, once. ``on_facts``: what the hosts told,
     before anything starts. ``on_job``: what a batch scheduler was asked for and does. ``on_launch``: that begins, and
-    what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_end``: all
+    what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_wait``: hosts
+    are silent and waited for (the same kind of words; '': no longer). ``on_end``: all
     have ended well (their hosts are free from then on, though the outputs aren't here yet). ``on_checkpoint``: the run
     folder has a new one, and after a bad end the last (None: nobody wants to know). ``on_event``: the plan
     when it is followed, each event of its nodes, and the verdict on ranks that no longer move.
@@ -59,6 +72,7 @@ class Watchers:
     on_job: Callable[[str], None] = nothing
     on_launch: Callable[[Callable[[], str]], None] = nothing
     on_start: Callable[[], None] = nothing
+    on_wait: Callable[[str], None] = nothing
     on_end: Callable[[], None] = nothing
     on_checkpoint: Callable[[], None] | None = None
     on_event: Callable[[Progress], None] = nothing
@@ -92,6 +106,10 @@ class RunningAttempt:
         self.seen: dict[str, tuple[str, ...]] = {}  # host that was asked → what it said of each of them
         self.gone: tuple[str, ...] = ()  # of these, those that no fresh connection reached either
         self.left = ""  # hosts that could not be asked to stop
+        self.silent: dict[str, NodeSilent] = {}  # hosts of which nothing is known at the moment
+        self._waited_for: set[str] = set()  # of these, those of which that has been said
+        self._replaceable = spec.replaceable
+        self._asked_at = 0.0  # when the others were asked of them
         self.order: list[str] = []  # hosts as their ends came in
         self._on_checkpoint = watchers.on_checkpoint or nothing
         is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
@@ -174,6 +192,7 @@ class RunningAttempt:
                     pruning = True
                 if deadline is None:
                     self._judge(following)
+                self._weigh_silence(following, is_over=deadline is not None or any(map(_bad, self.ends.values())))
                 if deadline is None and (self.verdict is not None or any(map(_bad, self.ends.values()))):
                     self._ask_others(following)
                     following.stop()
@@ -207,13 +226,53 @@ class RunningAttempt:
         """What ``NodeBeat.saved`` is elsewhere: of a script nobody knows what its checkpoints are called."""
         return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
 
+    def _weigh_silence(self, following: Following, *, is_over: bool) -> None:
+        """Whether the silent hosts are lost: the run ``is_over`` without them, or others see that they are dead. Where
+        nobody can tell, their ranks may train on under their lease, and they are waited for."""
+        others = [node.host for node in self.plan.nodes if node.host not in self.silent and node.host not in self.ends]
+        now = time.monotonic()
+        if self.silent and not is_over and others and now - self._asked_at > _ASK_AGAIN_S:
+            self._asked_at = now
+            self._ask(following, [*self.silent])
+        late = now - self._asked_at > _ANSWERED_S
+        witnesses = [host for host in others if host in self.seen] if late else others
+        for host in [*self.silent]:
+            is_alone = not others and self.plan.nnodes == 1
+            unknown = lost_hosts.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
+            if is_over or unknown or lost_hosts.is_dead(host, self.lost, self.seen, witnesses):
+                self._take(NodeLost(host=host, reason=self.silent[host].reason))
+        if late or not others or set(others) <= self.seen.keys():
+            self._say_silence()
+
+    def _say_silence(self) -> None:
+        """Of each silent host once why it is waited for, and until when at most."""
+        new = [host for host in self.silent if host not in self._waited_for]
+        for host in new:
+            ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
+            until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
+            line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
+            seen = {who: said[self.lost.index(host) :][:1] for who, said in self.seen.items() if host in self.lost}
+            self.watchers.on_job("\n".join([line, *lost_hosts.described([host], seen)]))
+        if new:
+            self._waited_for.update(new)
+            self._say_wait()
+
+    def _say_wait(self) -> None:
+        hosts = ", ".join(sorted(self._waited_for))
+        self.watchers.on_wait(f"waiting for {hosts}, whose ranks may train on" if hosts else "")
+
     def _ask_others(self, following: Following) -> None:
-        """Whether the other nodes still reach those that no longer answer here."""
-        lost = {host: lost_hosts.ssh_server(self.plan, host) for host, end in self.ends.items() if _is_lost(end)}
-        servers = {host: server for host, server in lost.items() if server is not None}
-        self.lost = [*servers][:_ASKED_OF]
+        """Whether the other nodes still reach those that no longer answer here, unless they have told so already."""
+        lost = [host for host, end in self.ends.items() if isinstance(end, NodeLost) and not end.answers]
+        if not self.seen or not set(lost) <= set(self.lost):
+            self._ask(following, lost)
+
+    def _ask(self, following: Following, silent: Sequence[str]) -> None:
+        servers = {host: lost_hosts.ssh_server(self.plan, host) for host in silent}
+        known = {host: server for host, server in servers.items() if server is not None}
+        self.lost, self.seen = [*known][:_ASKED_OF], {}
         if self.lost:
-            following.look([servers[host] for host in self.lost])
+            following.look([known[host] for host in self.lost])
 
     def _not_fetched(self, error: OSError) -> None:
         self.watchers.on_line(not_brought(self.plan, self.run_dir, error))
@@ -291,13 +350,27 @@ class RunningAttempt:
                 self.seen[event.host] = event.peers
             else:
                 self.watch.seen(event)
+        elif isinstance(event, NodeSilent):
+            self.silent[event.host] = event
+            self._asked_at = 0.0
+        elif isinstance(event, NodeAnswers):
+            self.silent.pop(event.host, None)
+            if event.host in self._waited_for:
+                self._waited_for.remove(event.host)
+                self.watchers.on_job(f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost")
+                self._say_wait()
         else:
-            self.ends[event.host] = event
-            self.watch.ended(event.host)
-            self.order.append(event.host)
-            kind = {"event": type(event).__name__}
-            if self._folder_is_ours():  # nor is it made anew for this where it was removed
-                write_json(self.log_dir / f"{event.host}.exit.json", {**kind, **dataclasses.asdict(event)})
+            self._take(event)
+
+    def _take(self, end: NodeExit | NodeLost) -> None:
+        """Note how a node has ended."""
+        self.silent.pop(end.host, None)
+        self.ends[end.host] = end
+        self.watch.ended(end.host)
+        self.order.append(end.host)
+        kind = {"event": type(end).__name__}
+        if self._folder_is_ours():  # nor is it made anew for this where it was removed
+            write_json(self.log_dir / f"{end.host}.exit.json", {**kind, **dataclasses.asdict(end)})
 
     def _end_everything(self) -> None:
         """Stop by a command of its own what the streams could not end; it also keeps a late start from beginning."""

@@ -190,10 +190,27 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, or its agent died without leaving an exit code."""
+    """The node no longer answers, or its agent died without leaving an exit code (``answers``: the host told so)."""
+
+    host: str
+    reason: str
+    answers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSilent:
+    """Nothing has come from the node for some seconds; its ranks may train on, and the stream is tried again."""
 
     host: str
     reason: str
 
 
-Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeExit | NodeLost
+@dataclass(frozen=True, kw_only=True)
+class NodeAnswers:
+    """A node that was silent for ``silent_s`` answers again; nothing of what it had to say is lost."""
+
+    host: str
+    silent_s: float
+
+
+Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeSilent | NodeAnswers | NodeExit | NodeLost

@@ -74,7 +74,14 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     watchers = _watchers(work, plan.attempt, notes=False)
     try:
-        attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
+        replaceable = bool(cluster.spares) and cluster.max_restarts > 0
+        attach_attempt(
+            plan,
+            _spec(work, plan.attempt, replaceable=replaceable),
+            closing(Hosts(cluster)),
+            watchers,
+            work.services.stop,
+        )
     except TrainingError as error:
         number = journal.attempts(run.folder.journal)  # a later one may have been planned, and not have started
         last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
@@ -107,7 +114,7 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
         work.lock.check()
         note(work.run, State.PLANNED, number)
         try:
-            _attempt(work, number, restarts, notes=not restarts.begun)
+            _attempt(work, number, restarts, notes=not restarts.begun, is_last=number == last)
             return
         except HostError as error:
             raise _or_without_it(error, work.run) from error
@@ -129,7 +136,7 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
     work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
 
 
-def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> None:
+def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
     """One attempt; where one of a run that has begun finds hosts silent, spares take their places. Raises HostError
     without."""
     services, watchers = work.services, _watchers(work, number, notes=notes)
@@ -137,7 +144,9 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
         work.say.doing("asking the hosts")
         way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
         try:
-            run_attempt(_spec(work, number, is_restart=restarts.begun), way, watchers, services.stop)
+            replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and not is_last)
+            spec = _spec(work, number, is_restart=restarts.begun, replaceable=replaceable)
+            run_attempt(spec, way, watchers, services.stop)
             return
         except HostError as error:
             lines = restarts.replace(error.hosts) if restarts.replaces else []
@@ -188,7 +197,7 @@ def _or_without_it(error: HostError, run: Run) -> HostError:
     return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
 
 
-def _spec(work: Work, number: int, *, is_restart: bool = False) -> AttemptSpec:
+def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: bool = False) -> AttemptSpec:
     run = work.run
     return AttemptSpec(
         run_dir=run.folder.path.resolve(),
@@ -200,6 +209,7 @@ def _spec(work: Work, number: int, *, is_restart: bool = False) -> AttemptSpec:
         threads_per_rank=work.services.threads_per_rank,
         versions=run.key.parts["environment"],
         is_restart=is_restart,
+        replaceable=replaceable,
         script=run.config.script.path if run.config.script is not None else None,
         project=str(run.root),
     )
@@ -222,6 +232,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_facts=partial(_on_facts, work),
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
+        on_wait=lambda what: say.doing(what or partial(progress.under_way, work.run.folder)),
         on_end=partial(_on_end, work),
         on_event=_on_event(work),
         on_checkpoint=work.mirror.push if work.mirror is not None else None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.core.beats import PHASES, WAITING, NodeBeat, RankBeat, Usage
-from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, Waiting
+from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodeSilent, Waiting
 from pipeline.runs.metrics_file import MetricsRow
 
 LOSSES = ("train/loss", "loss", "val/loss")
@@ -33,7 +33,7 @@ class Said:
     text: str
 
 
-RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | MetricsRow | Saved | Said | Waiting
+RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | NodeSilent | MetricsRow | Saved | Said | Waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,14 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
                 began=None,
                 left_s=None,
             )
-        case NodeExit() | NodeLost():
-            over = LOST if isinstance(event, NodeLost) else "ended" if event.code == 0 else f"failed ({event.code})"
+        case NodeExit() | NodeLost() | NodeSilent():
+            over = (
+                LOST
+                if isinstance(event, NodeLost | NodeSilent)
+                else "ended"
+                if event.code == 0
+                else f"failed ({event.code})"
+            )
             known = state.hosts.get(event.host) or HostState(ranks=0)
             return _with_host(state, event.host, replace(known, over=over))
 

@@ -12,19 +12,25 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.cluster import plan as plan_module
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.running import Watchers
 from pipeline.core import leftovers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub
-from tests.lab_fixture import on
+from tests.lab_fixture import answers_lost, on, uplink_cut
 from tests.waiting import HANG_S, promised_s
 
 pytestmark = pytest.mark.lab
@@ -86,6 +92,40 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
         restore(lab, "node1")
     assert pssh.left(stub) == 0
     assert times[0] < promised_s(10)
+
+
+@pytest.mark.parametrize(
+    ("broken", "silent", "seen"),
+    [
+        (uplink_cut, ["node0", "node1"], ""),
+        pytest.param(
+            partial(answers_lost, host="node1"), ["node1"], "its ssh server answers node0", marks=pytest.mark.long
+        ),
+    ],
+    ids=["no way to any host", "no answers of one host"],
+)
+def test_a_break_between_here_and_hosts_ends_nothing_and_is_said(
+    pssh: Bench, lab: Lab, broken: Callable[..., AbstractContextManager[None]], silent: list[str], seen: str
+) -> None:
+    counting = "print('up', flush=True)\nfor i in range(130): print(i, flush=True); time.sleep(0.1)\n"
+    stub, said = pssh.stub(counting + RUN_TO_END, stand_in=True), list[str]()
+
+    def break_it() -> None:
+        with broken(lab):
+            time.sleep(9)
+
+    breaking = threading.Thread(target=break_it)
+    lines = Then(breaking.start)
+    hosts = Hosts(replace(pssh.cluster, connect_timeout_s=5.0))
+    run_attempt(stub.spec(), closing(hosts), Watchers(on_line=lines.append, on_job=said.append))
+    breaking.join()
+    for rank in (0, 1):
+        assert [line.text for line in lines if line.rank == rank and line.text.isdigit()] == [*map(str, range(130))]
+    waits = r"its ranks may train on until \d\d:\d\d:\d\d \(cluster.lease_s=600\), so it is waited for"
+    told = [line for line in said if "no longer answers: " in line]
+    assert sorted(line.split()[0] for line in told) == silent
+    assert all(re.search(waits, line) and seen in line for line in told), told
+    assert sorted(line.split()[0] for line in said if " answers again, after " in line) == silent
 
 
 KEEPS_A_CHECKPOINT = """

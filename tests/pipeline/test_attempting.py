@@ -68,7 +68,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
     restarts = Restarts(cluster, goes_on=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
-        attempting._attempt(work, 2, restarts, notes=False)
+        attempting._attempt(work, 2, restarts, notes=False, is_last=True)
     assert said == (
         ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
     )

@@ -19,7 +19,7 @@ from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.local import LocalLauncher
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core import threads
-from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost
+from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
 from tests.waiting import HANG_S
 
 
@@ -68,11 +68,16 @@ def followed(tmp_path: Path, body: str) -> list[Event]:
 
 
 def hear(
-    program: str, wound: Callable[[Streams], None] = lambda _: None, *, slow_s: float = 0.0, silent_s: float = 0.0
+    program: str,
+    wound: Callable[[Streams], None] = lambda _: None,
+    *,
+    slow_s: float = 0.0,
+    silent_s: float = 0.0,
+    lease_s: float = 0.0,
 ) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node = Connection(host="node0", argv=[sys.executable, "-c", program], slow_s=slow_s, silent_s=silent_s)
-    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d")
+    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d", lease_s)
     try:
         wound(following)
         heard: list[Event] = []
@@ -140,6 +145,17 @@ def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatc
     (lost,) = hear("print('this host is down today, token=hf_" + "a" * 20 + "', flush=True)")
     assert isinstance(lost, NodeLost)
     assert lost.reason == "no longer answers: it says 'this host is down today, token=***', which is no answer"
+
+
+@pytest.mark.slow
+def test_a_node_that_answers_no_more_is_silent_at_first_and_lost_once_the_lease_of_its_ranks_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(streams, "_SILENT_S", 1.0)
+    monkeypatch.setattr(streams, "LOST_S", 1.0)
+    program = NODE.format(once="1", flag=str(tmp_path / "was here"), body="if first:\n    log(0, 20)\nsys.exit()")
+    heard = [event for event in hear(program, lease_s=4.0) if not isinstance(event, LogLine)]
+    assert [type(event) for event in heard] == [NodeSilent, NodeLost]
 
 
 @pytest.mark.slow

@@ -254,7 +254,8 @@ class AgentLauncher(Launcher, ABC):
             with lock:
                 return opened(tuple(offsets.items()))
 
-        return Streams(connections, opening, emit, metrics_at, token)
+        lease_s = 0.0 if self.capabilities.is_this_computer else plan.lease_s  # here no network can break
+        return Streams(connections, opening, emit, metrics_at, token, lease_s)
 
     def connection(self, host: Host) -> Connection:
         """To a live agent on one host; what comes after a broken one shares nothing with it."""

@@ -80,7 +80,7 @@ def parse_stream(
         if "exit" in value:
             return node_end(host, value["exit"], now - float(value["now"]))
         if "error" in value:
-            return NodeLost(host=host, reason=str(value["error"]))
+            return NodeLost(host=host, reason=str(value["error"]), answers=True)
         if "look" in value:
             return node_look(host, value["look"])
         return node_beat(host, value) if "beat" in value else None
@@ -110,7 +110,7 @@ def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | 
     """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
     reason = _escaped(str(value["reason"]))
     if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
-        return NodeLost(host=host, reason=reason)
+        return NodeLost(host=host, reason=reason, answers=True)
     errors = tuple(
         RankError(
             rank=int(error["rank"]),

@@ -37,7 +37,8 @@ class AttemptSpec:
     ``pack`` is None for what needs no data. ``outputs`` are what
     rank 0 leaves. ``threads_per_rank`` is how many threads a rank of each node takes (empty: what its cores allow).
     ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
-    same command has had the hosts before, so where they are busy now it takes its turn.
+    same command has had the hosts before, so where they are busy now it takes its turn. ``replaceable``: another host
+    would take the place of one that can't be reached, so its ranks' lease isn't waited for.
     """
 
     run_dir: Path
@@ -49,6 +50,7 @@ class AttemptSpec:
     threads_per_rank: Sequence[int] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     is_restart: bool = False
+    replaceable: bool = False
     script: str | None = None
     project: str = ""
 

@@ -18,12 +18,13 @@ from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
 from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.redact import hide
-from pipeline.core.specs import Event, MetricsLine, NodeLost
+from pipeline.core.specs import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 
-LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits in, others are down within 10
+LOST_S = 5.0  # of silence: ssh notices after 3 to 4, one try to reconnect begins, others are down within 10
 BEAT_S = 1.0
 _SILENT_S = 4.0  # the agent says something every second: a connection that doesn't is made anew
 _RETRY_S = 0.3
+_RETRY_LATER_S = 1.0  # once it has been said that the node is silent
 _AT_FIRST = 2  # times as slow: right after the start a host has torchrun and its ranks to begin as well
 
 
@@ -34,6 +35,8 @@ class Streams:
         opening: byte offsets to go on from → what the agent reads first.
         metrics_at: bytes of metrics.jsonl that are here already.
         token: what the agents' answers carry, as ``opening`` tells them.
+        lease_s: for how long ranks of a node that is silent train on; until then it is tried again. 0: it counts as
+            lost.
     """
 
     def __init__(
@@ -43,12 +46,15 @@ class Streams:
         emit: Callable[[Event], None],
         metrics_at: int,
         token: str,
+        lease_s: float = 0.0,
     ) -> None:
         self._stopping = threading.Event()
         self._pruning = False
         self._closing = threading.Event()
         self._emit = emit
-        self._streams = [_Stream(item, opening, emit, self._closing, metrics_at, token) for item in connections]
+        self._streams = [
+            _Stream(item, opening, emit, self._closing, metrics_at, token, lease_s) for item in connections
+        ]
         for stream in self._streams:
             threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
@@ -105,7 +111,9 @@ class _Stream:
         closing: threading.Event,
         metrics_at: int,
         token: str,
+        lease_s: float,
     ) -> None:
+        self._lease_s = lease_s
         self._connection, self._argv, self.label = connection, connection.argv, connection.host
         self._opening, self._emit, self._closing, self._token = opening, emit, closing, token
         self._offsets = {"log": 0, "metrics": metrics_at}
@@ -113,11 +121,12 @@ class _Stream:
         self._opened = False  # the agent has been told what to follow: from here on it reads beats
         self._answered = False  # on this connection
         self._ever_answered = False
+        self._silence_told = False
         self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
         self._said = ""
 
     def read(self) -> None:
-        """Until the node's end is known: read, and reconnect for a few seconds where the stream breaks."""
+        """Until the node's end is known: read, and reconnect where the stream breaks while its ranks may live."""
         while not self._closing.is_set():
             try:
                 if self._follow():
@@ -126,12 +135,20 @@ class _Stream:
                 self._said = threads.described(error)
             finally:
                 self._hang_up()
-            if self._lost_s > max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s):
+            limit_s = max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s)
+            if self._lost_s > limit_s and (not self._ever_answered or self._lost_s > self._lease_s):
                 break
-            self._closing.wait(_RETRY_S)
+            if self._lost_s > limit_s and not self._silence_told:
+                self._silence_told = True
+                self._emit(NodeSilent(host=self.label, reason=self._silence))
+            self._closing.wait(_RETRY_LATER_S if self._silence_told else _RETRY_S)
             self._argv = self._connection.retry()
         if not self._closing.is_set():
-            self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
+            self._emit(NodeLost(host=self.label, reason=self._silence))
+
+    @property
+    def _silence(self) -> str:
+        return f"no longer answers: {self._said or 'the connection ended'}"
 
     @property
     def _slow_s(self) -> float:
@@ -156,6 +173,9 @@ class _Stream:
                 self._said = ""  # what a login script has printed before says nothing of an end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
                 return False  # what stood between got lost: the next connection brings it
+            if self._silence_told:
+                self._silence_told = False
+                self._emit(NodeAnswers(host=self.label, silent_s=self._lost_s))
             self._silent_s = self._lost_s = 0.0
             if isinstance(answer, Lines):
                 self._pass_on(answer)
