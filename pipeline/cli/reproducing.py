@@ -86,6 +86,11 @@ def reproduce_run(folder: RunFolder) -> None:
         keep=is_on(asked.options, "keep"),
         say=say,
     )
+    if verdict.nothing:
+        raise PacelineError(
+            f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}",
+            hint="paceline.log(step, loss=…) or a file in {run} gives it something to compare",
+        )
     settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
         say(settled)

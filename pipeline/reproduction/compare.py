@@ -1,9 +1,12 @@
-"""A run and its reproduction compared: weights, metrics and steps, then what may have made them differ. Pure."""
+"""A run and its reproduction compared: weights, metrics and steps, then what may have made them differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any
 
 from pipeline.keys.diff import Difference, differences
@@ -13,7 +16,14 @@ from pipeline.runs.provenance import LOCK
 
 _COMPARED = ("weights_sha256", "steps", "epochs")
 _OF_SCRIPT = "outputs/"
-_LOGS = (".jsonl", ".log")  # they and TensorBoard's hold the times at which they were written
+_LOGS = (".jsonl", ".log", "training_args.bin")  # they and TensorBoard's hold the times at which they were written
+_UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
+_TIME = re.compile(
+    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|eta|throughput|fps"
+    rf"|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
+    rf"|(it|steps?|tokens?|samples?|images?)/{_UNIT})$"
+)
+"""A metric that is a time or a rate by its name: no two runs have it alike."""
 _RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
@@ -22,7 +32,8 @@ _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide not
 class Verdict:
     """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why.
 
-    ``compared``: what stands for the weights; of a script they are its outputs.
+    ``compared``: what stands for the weights; of a script they are its outputs. ``times``: metrics that were left out,
+    as they are times or rates or the user said so. ``nothing``: the run has left nothing that could differ.
     """
 
     run: str
@@ -31,23 +42,37 @@ class Verdict:
     key: tuple[Difference, ...]
     surroundings: tuple[Difference, ...]
     compared: str = "weights_sha256"
+    times: tuple[str, ...] = ()
+    nothing: bool = False
 
     @property
     def reproduced(self) -> bool:
-        return not self.outcome
+        return not self.outcome and not self.nothing
 
 
-def compare(recipe: Recipe, again: RunFolder) -> Verdict:
-    """Field by field: what came out, the parts of the key, and what the hosts had installed."""
+def compare(recipe: Recipe, again: RunFolder, ignored: Sequence[str] = ()) -> Verdict:
+    """Field by field: what came out, the parts of the key, and what the hosts had installed.
+
+    ``ignored``: patterns of names of metrics that are not compared.
+    """
     found, parts = again.read_result(), again.read_json("key.json") or {}
     result = found.fields if found is not None else {}
+    old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
+    times, same = list[str](), list[str]()
+    if recipe.result.get("program"):
+        same = _same_json(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
+        names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
+        times = [name for name in sorted(names) if _TIME.search(name) or any(fnmatch(name, one) for one in ignored)]
+        old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
     provenance = again.read_json("provenance.json") or {}
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
     return Verdict(
         run=recipe.folder.key,
         compared="outputs" if recipe.result.get("program") else "weights_sha256",
         again=again.key,
-        outcome=tuple(differences(_outcome(recipe.result, recipe.parts), _outcome(result, recipe.parts))),
+        times=tuple(times),
+        nothing=bool(recipe.result.get("program")) and not {*old, *new} - {*_COMPARED, *_RANKS} and not same,
+        outcome=tuple(differences({"config": old}, {"config": new})),
         key=tuple(differences(recipe.parts, parts)),
         surroundings=tuple(
             differences(
@@ -58,10 +83,31 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
 
 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``differences`` takes it: all under one part, so that each line shows field, old and new."""
+    """What came out, by name."""
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
     made = {name: file["sha256"] for name, file in _outputs(result).items()}
-    return {"config": {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}}
+    return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
+
+
+def _same_json(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
+    """Those of the files that say the same but for times, rates and the place of the run folder."""
+    names = [name for name in names if name.startswith(_OF_SCRIPT) and name.endswith(".json")]
+    return [name for name in names if (told := _without_times(first, name)) and told == _without_times(second, name)]
+
+
+def _without_times(folder: RunFolder, name: str) -> str | None:
+    """The text of a JSON file without times; None where it is none."""
+    try:
+        text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
+        return json.dumps(_timeless(json.loads(text)), sort_keys=True)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(item) for name, item in value.items() if not _TIME.search(name)}
+    return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,11 +135,18 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def text(verdict: Verdict) -> str:
     """The verdict for a terminal."""
     lines = []
-    if verdict.reproduced:
+    if verdict.nothing:
+        lines.append(
+            f"NOTHING TO COMPARE {verdict.run}: the script left neither a metric (times aside) nor a file in {{run}} "
+            "(logs aside); it stays unproven"
+        )
+    elif verdict.reproduced:
         lines.append(f"REPRODUCED {verdict.run}: {verdict.compared}, metrics and steps are equal")
     else:
         lines.append(f"NOT REPRODUCED {verdict.run}: {len(verdict.outcome)} field(s) differ")
         lines += [f"  {item}" for item in verdict.outcome]
+    if verdict.times:
+        lines.append(f"not compared: {', '.join(verdict.times)}")
     if verdict.again != verdict.run:
         lines.append(f"its key is {verdict.again} here, because of:")
         lines += [f"  {item}" for item in verdict.key]

@@ -31,7 +31,8 @@ from pipeline.reproduction.compare import Verdict, compare
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs.folder import RunFolder
 
-WHERE = ("cluster", "paths", "tracking", "dataset.source")
+IGNORED = "program.ignore_metrics"
+WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
 """What a reproduction may be told anew: none of it counts in the key, but for how the ranks are spread."""
 FOLDER = ".reproduced"
 _ADDRESSES = ("ssh_config", "hostfile")  # files of the cluster group, relative to the project
@@ -77,9 +78,17 @@ def reproduce(
         words, secrets = secret_words.by_environment(words)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
         code = _train([*words, *where, *_threads(recipe)], secrets, project=project, database=work / "doit.db")
-    verdict = compare(recipe, _made(recipe, code, work))
+    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides))
     write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
     return verdict
+
+
+def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:
+    """Metrics that aren't compared: as this call says, else as the run was told."""
+    typed = [word.partition("=")[2] for word in given if _name(word) == IGNORED]
+    if typed:
+        return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
+    return [*((recipe.config.get("program") or {}).get("ignore_metrics") or ())]
 
 
 def _say_what_differs(recipe: Recipe, say: Say) -> None:

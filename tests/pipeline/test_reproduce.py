@@ -11,8 +11,8 @@ from doit.doit_cmd import DoitMain
 
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import sha256_bytes
-from pipeline.keys.content_key import ContentKey
+from pipeline.core.files import sha256_bytes, write_atomic, write_json
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.reproduction import reproduce
 from pipeline.reproduction.compare import compare, text
 from pipeline.reproduction.recipe import Recipe, read
@@ -41,6 +41,51 @@ def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
         f"REPRODUCED {KEY.short}: weights_sha256, metrics and steps are equal",
         "its key is the same",
     ]
+
+
+def script_run(path: Path, metrics: dict[str, float], **outputs: str) -> RunFolder:
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
+    folder = RunFolder(path / key.short)
+    files = {f"outputs/{name.replace('_json', '.json')}": text for name, text in outputs.items()}
+    for name, text in {**files, "metrics.jsonl": "x", "outputs.json": "x", "config.yaml": "x"}.items():
+        write_atomic(folder.path / name, text.replace("HERE", str(folder.path.resolve())))
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {})):
+        write_json(folder.path / name, value)
+    folder.write_result(
+        key=key, summary={"metrics": metrics}, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None
+    )
+    return folder
+
+
+def script_recipe(folder: RunFolder) -> Recipe:
+    result = folder.read_result()
+    assert result is not None
+    return Recipe(folder=folder, result=result.fields, parts={}, config={}, provenance={}, patch=b"")
+
+
+def test_times_and_rates_of_a_script_and_what_the_user_names_are_not_compared(tmp_path: Path) -> None:
+    same = {"eval/loss": 0.5, "timestep": 3.0, "loss_s": 1.0}
+    times = ("eval/runtime", "eval/samples_per_second", "epoch_time", "duration", "images_per_s", "train_s")
+    state = '{"loss": 1, "at": "HERE/outputs", "log": [{"eval_runtime": %s}]}'
+    first, second = (
+        script_run(tmp_path / name, {**same, **dict.fromkeys(times, at), "gpu/mb": at}, state_json=state % at)
+        for name, at in (("first", 1.5), ("second", 2.5))
+    )
+    assert [item.field for item in compare(script_recipe(first), second).outcome] == ["gpu/mb"]
+    verdict = compare(script_recipe(first), second, ["gpu/*"])
+    assert verdict.reproduced
+    assert "not compared: duration, epoch_time, eval/runtime, eval/samples_per_second, gpu/mb" in text(verdict)
+    other = script_run(tmp_path / "other", {**same, "timestep": 4.0}, state_json='{"loss": 2}')
+    differing = [item.field for item in compare(script_recipe(first), other, ["gpu/*"]).outcome]
+    assert differing == ["outputs/state.json", "timestep"]
+
+
+def test_a_script_that_left_only_logs_and_times_has_nothing_to_compare(tmp_path: Path) -> None:
+    first, second = (script_run(tmp_path / name, {"time": 1.0}, **{"a.log": name}) for name in ("first", "second"))
+    verdict = compare(script_recipe(first), second)
+    assert not verdict.reproduced
+    assert text(verdict).startswith(f"NOTHING TO COMPARE {first.key}: the script left neither a metric (times aside)")
 
 
 @pytest.mark.slow

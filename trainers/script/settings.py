@@ -42,6 +42,7 @@ class ScriptConfig(ProgramConfig):
         env: variables of its environment.
         metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
             group step counts steps.
+        ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
         data: a file or folder that is sent to the hosts, where {data} is its place; of a list, {data}, {data2}, …
         untracked: files and folders in arguments that lie on every host already: they don't count and aren't sent.
@@ -57,6 +58,7 @@ class ScriptConfig(ProgramConfig):
     outputs: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     metrics_pattern: str | None = None
+    ignore_metrics: list[str] = field(default_factory=list, metadata=LATER)
     seal: str = "warn"
     data: Any = None
     untracked: list[str] = field(default_factory=list, metadata=LATER)
