@@ -226,7 +226,8 @@ def environment(
 
 
 def _python_path(code: str, behind: str) -> dict[str, str]:
-    """The snapshot comes first whatever ``cluster.env`` says, or other code than the hashed one would run.
+    """The snapshot comes first whatever ``cluster.env`` says, or other code than the hashed one would run. It has what
+    is imported from relative folders, which are of the project.
 
     Raises:
         UsageError: a folder that PYTHONPATH can't hold.
@@ -236,4 +237,5 @@ def _python_path(code: str, behind: str) -> dict[str, str]:
             f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
             hint="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
         )
-    return {"PYTHONPATH": ":".join(filter(None, [code, behind]))}
+    absolute = [entry for entry in behind.split(":") if entry.startswith("/")]
+    return {"PYTHONPATH": ":".join([code, *absolute])}

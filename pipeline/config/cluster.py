@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +39,9 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     granted = settings.capabilities.hosts_are_granted
     _refuse_unknown_fields(raw)
     entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
-    hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
-    spares = tuple(_host(entry, raw, nproc, secrets, "cluster.spares") for entry in raw["spares"])
+    make = functools.partial(_host, raw=raw, nproc=nproc, secrets=secrets, root=root)
+    hosts = tuple(make(entry) for entry in entries)
+    spares = tuple(make(entry, field="cluster.spares") for entry in raw["spares"])
     check_places(raw["workdir"], hosts, spares)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _check_restarts(raw, settings.capabilities, len(hosts))
@@ -225,7 +227,13 @@ def _text_of(path: Path, told: str) -> str:
 
 
 def _host(
-    entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: frozenset[str], field: str = "cluster.hosts"
+    entry: dict[str, Any],
+    *,
+    raw: dict[str, Any],
+    nproc: int,
+    secrets: frozenset[str],
+    root: Path,
+    field: str = "cluster.hosts",
 ) -> Host:
     """One Host of a field: what the entry leaves open comes from the cluster."""
     own = entry.get("nproc_per_node")
@@ -235,6 +243,7 @@ def _host(
         **_environment(raw["env"], "cluster.env"),
         **_environment(entry.get("env") or {}, f"{field} {entry['name']}: env"),
     }
+    _refuse_no_import_folder(env.get("PYTHONPATH", ""), root)
     shown, secret = split(env, secrets, raw.get("secrets") or ())
     return Host(
         name=entry["name"],
@@ -247,6 +256,16 @@ def _host(
         env=shown,
         secrets=secret,
     )
+
+
+def _refuse_no_import_folder(path: str, root: Path) -> None:
+    """Relative entries of PYTHONPATH are folders of the project. Raises UsageError."""
+    for entry in filter(None, path.split(":")):
+        if not (root / entry).is_dir() and not entry.startswith("/"):  # an absolute one may be there on hosts alone
+            raise UsageError(
+                f"cluster.env.PYTHONPATH names {entry}, and there is no folder {root / entry}",
+                hint="a folder relative to the project, or an absolute path",
+            )
 
 
 def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:

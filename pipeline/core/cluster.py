@@ -110,6 +110,6 @@ class Cluster:
 
     @property
     def python_path(self) -> tuple[str, ...]:
-        """The folders that ``env`` of the hosts puts on PYTHONPATH."""
+        """The folders that ``env`` of the hosts puts on PYTHONPATH; relative ones are of the project."""
         entries = [entry for host in self.hosts for entry in host.env.get("PYTHONPATH", "").split(":")]
-        return tuple(dict.fromkeys(entry for entry in entries if entry.startswith("/")))
+        return tuple(dict.fromkeys(entry for entry in entries if entry))

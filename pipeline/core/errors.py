@@ -76,11 +76,11 @@ def os_reason(error: OSError) -> str:
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
 
 
-def nearest(word: str, options: Iterable[str]) -> str | None:
+def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
     """The option most like ``word``, or None where nothing is alike."""
     import difflib  # only for this: every command imports this module first of all
 
-    found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word, list(options), n=1, cutoff=likeness)
     return found[0] if found else None
 
 

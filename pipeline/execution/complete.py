@@ -150,12 +150,24 @@ def _launch_unless_done(work: Work) -> None:
         attach(work, *attached)
         _leave_if_pruned(run, work.recorder, work.say)
         return
-    for line in run.config.notes if services.hosts is None else ():  # a sweep says it once
+    for line in _notes(run) if services.hosts is None else ():  # a sweep says it once
         work.say(line)
     work.say.doing("noting where the run comes from")
     _lay_out(work)
     run_attempts(work)
     _leave_if_pruned(run, work.recorder, work.say)
+
+
+def _notes(run: Run) -> list[str]:
+    """What a user should know of a script's key before hours of training."""
+    if not run.unresolved:
+        return [*run.config.notes]
+    names = ", ".join(run.unresolved[:5]) + (f" and {len(run.unresolved) - 5} more" if len(run.unresolved) > 5 else "")
+    return [
+        *run.config.notes,
+        f"WARNING: not in the project and not installed here, so the key counts it as absent: {names}; folders with "
+        "modules belong in cluster.env.PYTHONPATH",
+    ]
 
 
 def _summary_lacks(run: Run) -> bool:

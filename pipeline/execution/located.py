@@ -28,13 +28,15 @@ _UNKEYED_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedRun:
-    """``sources`` are the files of the run's code. ``sealed``: a run that read what its key lacks isn't finished."""
+    """``sources`` are the files of the run's code, ``unresolved`` imports of it that lead nowhere here. ``sealed``: a
+    run that read what its key lacks isn't finished."""
 
     key: ContentKey
     sources: Mapping[str, Path]
     folder: RunFolder
     root: Path
     sealed: bool = False
+    unresolved: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str | None:
@@ -174,4 +176,5 @@ def locate(
         folder=RunFolder(basis.runs_dir / key.short),
         root=root,
         sealed=script is not None and told.get("seal") != "off",
+        unresolved=code.unresolved,
     )

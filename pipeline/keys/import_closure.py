@@ -38,12 +38,14 @@ class Closure(NamedTuple):
     """The files that a run imports, by their paths in the code snapshot, sorted.
 
     ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
-    they import, and ``absent`` for a module that is missing and that the code can do without.
+    they import, and ``absent`` for a module that is missing and that the code can do without. ``unresolved`` are those
+    of the missing ones that a script imports without such provision.
     """
 
     digests: Mapping[str, str]
     sources: Mapping[str, Path]
     versions: Mapping[str, str]
+    unresolved: tuple[str, ...] = ()
 
 
 class ScriptEntry(NamedTuple):
@@ -94,13 +96,14 @@ def import_closure(
         digests={path: reading.digest for path, reading in sorted(walk.found.items())},
         sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
         versions=walk.versions(),
+        unresolved=tuple(sorted(walk.unresolved)),
     )
 
 
 def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
     """The snapshot holds what the run imports of the project; behind it the ranks would find the rest, unhashed."""
     for entry in behind:
-        if os.path.realpath(entry) == os.path.realpath(root):
+        if os.path.realpath(root / entry) == os.path.realpath(root):
             raise UsageError(
                 f"cluster.env.PYTHONPATH names the project's own folder {entry}, of which a run has its own copy",
                 hint=f"leave {entry} out of it",
@@ -146,6 +149,7 @@ class _Walk:
         self.places: dict[str, str] = {}
         self.outside: dict[str, set[str]] = defaultdict(set)
         self.absent: set[str] = set()
+        self.unresolved: set[str] = set()
         self._seen = {*seen}
         self._tops: dict[str, tuple[tuple[str, ...], Found | None]] = {}
         self._files: dict[str, _File | None] = {}
@@ -251,6 +255,9 @@ class _Walk:
     def _missing(self, item: Import, path: str) -> None:
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
+            own = self.script is not None and Path(self.places[path]).is_relative_to(self.script.folder)
+            if item.kind != "optional" and (own or self._is_of_project(path)):
+                self.unresolved.add(f"{item.name} ({path}:{item.line})")
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"
         without = f"try: import {item.name} … except ImportError"

@@ -49,11 +49,12 @@ class Found(NamedTuple):
 
 
 class Installed:
-    """Of the interpreter that runs this. ``behind`` are folders that the ranks' PYTHONPATH names as well."""
+    """Of the interpreter that runs this. ``behind`` are folders that the ranks' PYTHONPATH names as well,
+    relative ones of the project."""
 
     def __init__(self, root: Path, behind: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
-        self._behind = [entry for entry in behind if Path(entry).is_dir()]
+        self._behind = [str(root / entry) for entry in behind if (root / entry).is_dir()]
         self._memory = Remembered(root, "installed", most=_MOST)
         self._new: dict[str, Any] = {}
 

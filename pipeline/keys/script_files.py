@@ -25,6 +25,7 @@ _Place = Callable[[str, str], Path]  # (field, name) → where that lies
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
+_LIKENESS = 0.7  # of the name of another file: nope is no opt
 _TORCH = "torch"  # torchrun is a part of it, whatever the script imports
 
 
@@ -69,7 +70,7 @@ class ScriptFiles(NamedTuple):
             UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
         """
         own = import_closure(self.root, STARTER, behind)
-        digests, sources = dict(own.digests), dict(own.sources)
+        digests, sources, unresolved = dict(own.digests), dict(own.sources), own.unresolved
         versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
@@ -77,11 +78,17 @@ class ScriptFiles(NamedTuple):
             digests |= found.digests
             sources |= found.sources
             versions |= found.versions
+            unresolved = found.unresolved
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
         self._refuse_other_workdir(sources)
-        return Closure(digests=dict(sorted(digests.items())), sources=dict(sorted(sources.items())), versions=versions)
+        return Closure(
+            digests=dict(sorted(digests.items())),
+            sources=dict(sorted(sources.items())),
+            versions=versions,
+            unresolved=unresolved,
+        )
 
     @property
     def _prefix(self) -> str:
@@ -192,7 +199,7 @@ def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
 def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
     path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
     if must_exist and not path.exists():
-        close = nearest(path.name, _names_beside(path))
+        close = nearest(path.name, _names_beside(path), _LIKENESS)
         raise UsageError(f"{field}={name}: there is no {path}" + (f"; did you mean {close}?" if close else ""))
     return path
 

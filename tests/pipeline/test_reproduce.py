@@ -48,8 +48,8 @@ def script_run(path: Path, metrics: dict[str, float], **outputs: str) -> RunFold
     key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
     folder = RunFolder(path / key.short)
     files = {f"outputs/{name.replace('_json', '.json')}": text for name, text in outputs.items()}
-    for name, text in {**files, "metrics.jsonl": "x", "outputs.json": "x", "config.yaml": "x"}.items():
-        write_atomic(folder.path / name, text.replace("HERE", str(folder.path.resolve())))
+    for name, content in {**files, "metrics.jsonl": "x", "outputs.json": "x", "config.yaml": "x"}.items():
+        write_atomic(folder.path / name, content.replace("HERE", str(folder.path.resolve())))
     for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {})):
         write_json(folder.path / name, value)
     folder.write_result(

@@ -63,6 +63,7 @@ def test_a_script_outside_of_the_project_is_in_the_key_with_all_that_it_imports_
     assert own(files) == [f"_script/{name}" for name in ("configs/a.yaml", *modules)]
     assert (files.path, files.workdir) == ("_script/train.py", "_script")
     assert closure.versions["wandb_that_nobody_has"] == "absent"
+    assert closure.unresolved == ("wandb_that_nobody_has (_script/train.py:3)",)
     assert closure.versions["torch"] != "absent"
     assert {"trainers/script/start.py", "paceline.py"} <= {*closure.sources}
     of_the_trainer = ("trainers/models", "trainers/distributed", "trainers/core/config.py", "pipeline/")
@@ -205,6 +206,10 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
         (["program.script=dodo.py", "program.args.x='{nope}'"], "program.args.x={nope}: {nope} is no placeholder"),
         (["program.script=dodo.py", "program.args=[-x,'{nope}']"], "program.args[1]={nope}: {nope} is no placeholder"),
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
+        (
+            ["program.script=dodo.py", "cluster.env.PYTHONPATH=pub/nope"],
+            "cluster.env.PYTHONPATH names pub/nope, and there is no folder",
+        ),
         (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
         (
             ["program.script=dodo.py", "program.args.commit=12e4567"],
@@ -334,3 +339,21 @@ def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path)
         configured(script, "seed=1")
     assert "seed" not in configured(script).key_parts.canonical
     assert configured(script, "seed=1", "program.env.SEED='{seed}'").key_parts.canonical["seed"] == 1
+
+
+def test_a_relative_folder_of_pythonpath_is_of_the_project_and_its_modules_are_in_the_snapshot(folder: Path) -> None:
+    for name in ("trainers", "paceline.py"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "pub/mingpt").mkdir(parents=True)
+    (folder / "pub/mingpt/gpt.py").write_text("")
+    (folder / "train.py").write_text("import gpt\n")
+    closure = found(folder, "train.py").closure(["pub/mingpt"])
+    assert "gpt.py" in closure.sources
+    assert closure.unresolved == ()
+    assert found(folder, "train.py").closure().unresolved == ("gpt (train.py:1)",)
+
+
+def test_no_file_of_another_name_is_suggested_for_data_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "opt").mkdir()
+    with pytest.raises(UsageError, match=r"program\.data=nope: there is no .*/nope$"):
+        found(tmp_path, None, command=["train"], data="nope")

@@ -34,8 +34,8 @@ class ScriptConfig(ProgramConfig):
     Attributes:
         script: the Python file, relative to the folder where the command is typed, or to the project.
         command: instead of script, a program that isn't Python, with what precedes args.
-        args: a mapping, each entry --name value (true: --name alone, false or null: left out, a list: --name a b); or
-            a list, taken literally.
+        args: a mapping, each entry --name value (-n of one letter; true: --name alone, false or null: left out, a list:
+            --name a b); or a list, taken literally.
         workdir: the folder in the snapshot in which it is started; empty: the snapshot's own.
         inputs: globs of the files that it reads, relative to the project or to the script's folder.
         outputs: globs of what it shall leave, relative to workdir or {run}.
@@ -170,11 +170,12 @@ def _placed(args: Any) -> list[tuple[str, list[str]]]:
 
 
 def _option(name: str, field_: str, value: Any) -> list[str]:
+    flag = f"-{name}" if len(name) == 1 else f"--{name}"
     if value is True:
-        return [f"--{name}"]
+        return [flag]
     if isinstance(value, list):
-        return [f"--{name}", *(_word(field_, item) for item in value)]
-    return [f"--{name}", _word(field_, value)]
+        return [flag, *(_word(field_, item) for item in value)]
+    return [flag, _word(field_, value)]
 
 
 def _word(field_: str, value: Any) -> str:

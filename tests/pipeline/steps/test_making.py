@@ -68,7 +68,7 @@ def test_the_order_of_arguments_counts_where_they_become_words(project: StepProj
         project.step("function", f"{function}args: {args}\n")
         project.make("words")
         project.make("function")
-        assert (project.out("words") / "x").read_text() == ("--b 2 --a 1" if args[1] == "b" else "--a 1 --b 2")
+        assert (project.out("words") / "x").read_text() == ("-b 2 -a 1" if args[1] == "b" else "-a 1 -b 2")
     assert (project.out("function") / "x").read_text() == "a b"
     assert len([line for line in project.said if line.startswith("made step function")]) == 1
 

@@ -31,6 +31,7 @@ def _paths(resume: str | None = None) -> Paths:
         (["go", "{resume}"], ["go"], ["go", "/c"]),
         (["--from={resume}", "{{data}} {data} {seed}"], ["{data} /d 3"], ["--from=/c", "{data} /d 3"]),
         (["{run}", "{checkpoints}"], ["/r/outputs", "/r/checkpoints"], ["/r/outputs", "/r/checkpoints"]),
+        ({"b": 8, "v": True}, ["-b", "8", "-v"], ["-b", "8", "-v"]),
         (None, [], []),
     ],
 )
@@ -45,7 +46,7 @@ def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
 
 def test_a_program_that_is_not_python_is_started_from_the_snapshot(tmp_path: Path) -> None:
     paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data=(), seed=3, resume=None)
-    assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "--", "train", "--n", "1"]
+    assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "--", "train", "-n", "1"]
     for place in ("_script/other", "b/train"):
         (tmp_path / place).parent.mkdir()
         (tmp_path / place).touch()
