@@ -56,7 +56,14 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
             waiting += [(item, guarded) for item in node.orelse]
             continue
         inside = guarded or (isinstance(node, _FORGIVERS) and _forgives(node))
-        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if not isinstance(item, _EMPTY)]
+        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if _may_tell(item)]
+
+
+def _may_tell(node: ast.AST) -> bool:
+    """A docstring may begin with a module's name, and is no import of it."""
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    return not isinstance(node, _EMPTY)
 
 
 def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:

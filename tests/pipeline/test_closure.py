@@ -56,6 +56,11 @@ def test_a_module_named_by_a_bare_string_counts(tmp_path: Path) -> None:
     assert "app/one.py" in names(tmp_path, "app.main")
 
 
+def test_a_docstring_that_begins_with_a_modules_name_is_no_import(tmp_path: Path) -> None:
+    write(tmp_path, main='"""app.one: what it is not."""\n\ndef f():\n    "app.one"\n', one="")
+    assert "app/one.py" not in names(tmp_path, "app.main")
+
+
 def test_third_party_packages_are_named_without_the_standard_library(tmp_path: Path) -> None:
     write(tmp_path, main="import os.path\nimport torch.nn\nfrom numpy import array\n")
     assert sorted(import_closure(tmp_path, "app.main").versions) == ["numpy", "torch"]
