@@ -184,7 +184,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if not launchers.capabilities(cluster).is_this_computer:
         local_agent.forget()
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
-    services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
+    services = training.alone()
     with showing.of_run(run) as shown, telling.of_run(run, shown.say) as told:
         shown.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
         if idle := without_use(cluster):
@@ -208,14 +208,6 @@ def _bring_weights(current: Session) -> None:
 
     bring(current.config, ROOT, argv=sys.argv, say=say)
     current.forget_pack()
-
-
-def _threads(given: str | None) -> tuple[int, ...]:
-    """``4,4`` → a number for each node. Raises UsageError."""
-    words = given.split(",") if given is not None else []
-    if not all(map(is_count, words)):
-        raise UsageError(f"threads_per_rank={given} must be a whole number from 1 for each node: threads_per_rank=4,4")
-    return tuple(map(int, words))
 
 
 def evaluate() -> None:

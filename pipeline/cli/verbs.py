@@ -106,7 +106,6 @@ VERBS: Mapping[str, Verb] = {
         "what still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
         "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
-            "threads_per_rank": Option("N,N,…", "threads of each rank, one number per node; default: by its cores"),
             "preflight.deep": Option("1", "first run all checks of doit preflight deep=1"),
         },
         examples=(

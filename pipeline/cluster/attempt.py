@@ -18,7 +18,6 @@ from pipeline.cluster import (
     lost_hosts,
     occupancy,
     preflight,
-    rank_threads,
     starts,
 )
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
@@ -28,11 +27,10 @@ from pipeline.cluster.plan import render
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.cluster.stalls import OF_HOSTS, stall_text
 from pipeline.cluster.validation import validate
-from pipeline.core.errors import HostError, TrainingError, UsageError
+from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
-from pipeline.core.tables import counted
 from pipeline.runs import attempts
 
 
@@ -42,8 +40,7 @@ def run_attempt(
     """Run the trainer on all nodes to its end; the plan that did it. The outputs are in ``spec.run_dir`` then.
 
     Written there: plan.json, attempts/N/<host>.log and .exit.json, and on launchers whose nodes don't share the folder
-    metrics.jsonl and rank 0's outputs. A checkpoint's number of threads goes before ``spec.threads_per_rank``, and
-    trainer.shards before both.
+    metrics.jsonl and rank 0's outputs.
 
     Args:
         way: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts. Entered once
@@ -52,7 +49,7 @@ def run_attempt(
 
     Raises:
         HostError: a host can't be had, can't take part or can't be started.
-        UsageError: the ranks can't share the global batch, or are to have other threads than trainer.shards fixes.
+        UsageError: the ranks can't share the global batch.
         TrainingError: names the host, rank and traceback of the first error.
         Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
     """
@@ -116,7 +113,6 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         for note in leftover.clear(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)
-    spec = _with_threads(spec, hosts.cluster)
     for port in hosts.ports():
         signals.check()
         plan = _planned(spec, hosts, facts, port)
@@ -170,24 +166,6 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
     config = json.loads((spec.run_dir / "config.json").read_text(encoding="utf-8"))
     found: dict[str, Any] = config.get(section, {})
     return found
-
-
-def _with_threads(spec: AttemptSpec, cluster: Cluster) -> AttemptSpec:
-    """With the threads per rank that a checkpoint here was computed with, which decide the last bits of the weights.
-
-    None where they are of another number of nodes. Raises UsageError: others than trainer.shards fixes.
-    """
-    shards = _configured(spec, "trainer").get("shards", 0)
-    threads = rank_threads.of_shards(shards, cluster.nnodes)
-    fixed = cluster.hosts[0].env.get(rank_threads.VARIABLE, "1")
-    if shards and any(str(count) != fixed for count in spec.threads_per_rank):
-        raise UsageError(
-            f"threads_per_rank={','.join(map(str, spec.threads_per_rank))}: with trainer.shards={shards} each rank has "
-            f"{counted(int(fixed) if fixed.isdecimal() else 1, 'thread')} on any host; set another number for all of "
-            "them, as a part of the key, by cluster.env.OMP_NUM_THREADS"
-        )
-    threads = threads or rank_threads.of_checkpoints(spec.run_dir) or tuple(spec.threads_per_rank)
-    return dataclasses.replace(spec, threads_per_rank=threads if len(threads) == cluster.nnodes else ())
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:

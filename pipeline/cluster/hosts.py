@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pipeline.cluster import encryption, launchers, preflight, rank_threads
+from pipeline.cluster import encryption, launchers, preflight
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
 from pipeline.core import places
@@ -98,7 +98,6 @@ class Hosts:
         lines = [
             *filter(None, [self._note]),
             *rank_environment.left_behind(seen, whose=whose),
-            *rank_threads.shortages(plan, facts),
             *encryption.warnings(self.cluster, facts),
             *preflight.warnings(self.checks()),
         ]

@@ -101,7 +101,7 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         fact,
         run_dir=place.run_dir,
         device=meeting.cluster.device,
-        threads=spec.threads_per_rank[node.node_rank] if spec.threads_per_rank else None,
+        one_thread=spec.script is None and meeting.cluster.device != "cuda",
         network=_network(node, meeting.cluster),
     )
     return NodePlan(
@@ -202,18 +202,20 @@ def environment(
     *,
     run_dir: str,
     device: str = "auto",
-    threads: int | None = None,
+    one_thread: bool = False,
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
 
-    A node that several runs share gives each its part of the cores, unless ``threads`` are said. ``network`` are the
-    variables that say over which one the ranks speak.
+    A rank has as many threads as its part of the cores, or ``one_thread``: where processors compute, the number of
+    threads decides the last bits of a result, and a host's cores must not. ``network`` are the variables that say over
+    which one the ranks speak.
     """
+    threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
     env = {
         **rank_environment.ALWAYS,
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
-        "OMP_NUM_THREADS": str(threads or max(1, fact.cpus // (host.nproc_per_node * host.shared_by))),
+        "OMP_NUM_THREADS": str(threads),
     }
     return {
         **env,

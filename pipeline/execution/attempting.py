@@ -206,7 +206,6 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
         trainer=run.config.program.entry,
         pack=run.pack_source,
         outputs=TRAINING_OUTPUTS if run.config.program.is_ours else SCRIPT_OUTPUTS,
-        threads_per_rank=work.services.threads_per_rank,
         versions=run.key.parts["environment"],
         is_restart=is_restart,
         replaceable=replaceable,

@@ -33,14 +33,9 @@ from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
 
 
-def alone(threads_per_rank: Sequence[int] = ()) -> RunServices:
+def alone() -> RunServices:
     """The services of a run that is no part of a sweep."""
-    return RunServices(
-        evaluate=evaluate_in_child,
-        recorder=own_recorder,
-        provenance=collect_provenance,
-        threads_per_rank=threads_per_rank,
-    )
+    return RunServices(evaluate=evaluate_in_child, recorder=own_recorder, provenance=collect_provenance)
 
 
 def train(

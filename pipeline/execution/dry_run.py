@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipeline import tracking
-from pipeline.cluster import launchers, rank_threads
+from pipeline.cluster import launchers
 from pipeline.cluster.agent.processors import count_cpus
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
@@ -178,8 +178,6 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     key = run.key.short if run else "<key>"
     run_dir = config.runs_dir.absolute() / key
     attempt = journal.attempts(run_dir / "journal.jsonl") + 1
-    shards = config.train.trainer.shards
-    taken = rank_threads.of_shards(shards, cluster.nnodes) or rank_threads.of_checkpoints(run_dir)
     spec = AttemptSpec(
         run_dir=run_dir,
         run_key=key,
@@ -188,7 +186,6 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         pack=run.pack_source if run else None,
         script=config.script.path if config.script is not None else None,
         project=str(config.script.root) if config.script is not None else "",
-        threads_per_rank=taken,
     )
     plan = render(
         cluster,
@@ -199,7 +196,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         place=launchers.placing(cluster).place,
     )
     plan = dataclasses.replace(plan, submission=launchers.placing(cluster).submission(spec))
-    if launchers.capabilities(cluster).is_this_computer or taken:
+    if launchers.capabilities(cluster).is_this_computer or (spec.script is None and cluster.device != "cuda"):
         return plan
     nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]
     return dataclasses.replace(plan, nodes=tuple(nodes))

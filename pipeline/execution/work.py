@@ -29,7 +29,7 @@ class RunServices:
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
     called when the hosts are free again, before outputs, report and record are complete (never where another command
     has finished the run meanwhile); ``code`` are the files that
-    the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
+    the snapshot is copied from (None: the run's own); ``hosts`` and ``stop`` are those of
     run_attempt. ``on_event`` is told each event of an attempt and its plan, ``on_wait`` each second what is waited for
     and since when (in place of a line now and then): both for a view, and neither may wait for anything.
     """
@@ -41,7 +41,6 @@ class RunServices:
     code: Mapping[str, Path] | None = None
     hosts: Hosts | None = None
     stop: Stop | None = None
-    threads_per_rank: Sequence[int] = ()
     on_event: Callable[[Progress], None] = nothing
     on_wait: Callable[[Waiting], None] | None = None
 

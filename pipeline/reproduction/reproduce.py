@@ -77,7 +77,7 @@ def reproduce(
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         words, secrets = secret_words.by_environment(words)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
-        code = _train([*words, *where, *_threads(recipe)], secrets, project=project, database=work / "doit.db")
+        code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides))
     write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
     return verdict
@@ -272,12 +272,6 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
 def _quoted(text: str) -> str:
     """As a Hydra value."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _threads(recipe: Recipe) -> list[str]:
-    """The threads of each rank, which are not in the key and decide the last bits; a run of long ago doesn't say."""
-    nodes = recipe.result.get("nodes") or []
-    return ["threads_per_rank=" + ",".join(str(node["threads_per_rank"]) for node in nodes)] if nodes else []
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:

@@ -197,7 +197,7 @@ def test_each_fault_of_gpus_infiniband_and_software_is_named_with_what_mends_it(
 def test_limits_of_a_control_group_are_named(lab: Lab, limited: None) -> None:
     said = of_node1(lab, Host(name="node0"), Host(name="node1"))
     assert said["cores"].startswith(
-        "warning: its control group allows 0.5 of 1 core to 1 rank (wanted: 1, for which the ranks take threads); a "
+        "warning: its control group allows 0.5 of 1 core to 1 rank (wanted: 1, which programs there see); a "
     )
     assert re.match(
         r"warning: [\d.]+ [GM]iB of the 0\.5 GiB that its control group allows \(wanted: at least 1\.0 GiB\); end what",

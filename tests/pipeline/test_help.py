@@ -24,7 +24,6 @@ def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
 )
 def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples(words: list[str]) -> None:
     page = pages.asked(words) or ""
-    assert "  threads_per_rank=N,N,…  threads of each rank" in page
     assert "  model=  Which network" in page
     assert "  * resnet18      ResNet-18 (He et al. 2016)" in page
     assert "    quickstart        Real images, no download" in page

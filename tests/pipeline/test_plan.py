@@ -40,11 +40,11 @@ def cluster(*nproc: int, **change: object) -> Cluster:
     return replace(Cluster(launcher="pssh", hosts=hosts), **change)  # type: ignore[arg-type]
 
 
-def rendered(what: Cluster, *found: NodeFacts) -> LaunchPlan:
+def rendered(what: Cluster, *found: NodeFacts, script: str | None = None) -> LaunchPlan:
     return render(
         what,
         found,
-        AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=2, trainer="trainers.classifier"),
+        AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=2, trainer="trainers.classifier", script=script),
         run_id="abc-2-ff",
         master_port=found[0].free_port,
         place=lambda host, *_: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
@@ -75,9 +75,16 @@ def test_command_is_static_rendezvous_with_the_nodes_own_address() -> None:
     assert argv[-4:] == ("-m", "trainers.classifier", "--config", "/w/node1/config.json")
 
 
-def test_environment_shares_the_cpus_and_names_the_interface_in_both_dialects() -> None:
+def test_cores_decide_the_threads_of_a_script_and_beside_gpus_alone() -> None:
     env = rendered(cluster(3, 3), facts(0), facts(1)).nodes[1].env
-    assert env["OMP_NUM_THREADS"] == "2"
+    assert env["OMP_NUM_THREADS"] == "1"
+    for device, script in (("cuda", None), ("cpu", "train.py")):
+        env = rendered(cluster(3, 3, device=device), facts(0), facts(1), script=script).nodes[1].env
+        assert env["OMP_NUM_THREADS"] == "2"  # of eight cores
+
+
+def test_environment_names_the_interface_in_both_dialects() -> None:
+    env = rendered(cluster(3, 3), facts(0), facts(1)).nodes[1].env
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
     assert env["PYTHONPATH"] == "/w/node1/code"
 

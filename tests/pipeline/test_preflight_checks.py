@@ -118,8 +118,8 @@ WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
         "cores of a control group",
         ONE,
         {"cgroup": {"cpus": 1.5, "memory_bytes": None, "memory_used_bytes": None}},
-        "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, for which the ranks take "
-        "threads); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
+        "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, which programs there "
+        "see); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks",
     ),
     (
         "a host name on loopback",

@@ -239,10 +239,3 @@ def test_secrets_are_told_anew_by_the_environment_or_named(tmp_path: Path, monke
         "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}'",
         "++cluster.env={PROXY: '${oc.env:PROXY}', A: 1}",
     ]
-
-
-def test_the_threads_of_each_rank_are_those_of_the_run(tmp_path: Path) -> None:
-    nodes = [{"threads_per_rank": 4}, {"threads_per_rank": 2}]
-    made = recipe(tmp_path)
-    assert reproduce._threads(replace(made, result={**made.result, "nodes": nodes})) == ["threads_per_rank=4,2"]
-    assert reproduce._threads(made) == []

@@ -17,22 +17,21 @@ _BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def take_cores(ranks: Ranks, threads: int | None = None) -> None:
-    """Bind this process and choose its number of threads. Call it before the first of them starts: only threads that
-    begin later stay on these cores.
+def take_cores(ranks: Ranks) -> int:
+    """Bind this process and choose its number of threads: OMP_NUM_THREADS, which the plan sets, else one. Call it
+    before the first of them starts: only threads that begin later stay on these cores.
 
-    Args:
-        threads: how many unless OMP_NUM_THREADS says another number; None: as many as this rank's share of the cores.
+    Returns:
+        How many cores of this rank's share its threads leave idle.
     """
     given = _given()
-    asked = os.environ.get("OMP_NUM_THREADS")
-    if asked is None:
-        torch.set_num_threads(threads or max(1, (len(given) or os.cpu_count() or 1) // ranks.local_world_size))
-    elif asked.isdecimal() and int(asked) not in (0, torch.get_num_threads()):
-        torch.set_num_threads(int(asked))  # torch takes no more than there are cores, but a run goes on as it began
+    asked = os.environ.get("OMP_NUM_THREADS", "1")
+    if asked.isdecimal() and int(asked) not in (0, torch.get_num_threads()):
+        torch.set_num_threads(int(asked))  # torch takes no more than there are cores, which must not decide
     mine = share(given, ranks.local_rank, ranks.local_world_size)
     if mine and _undecided() and torch.get_num_threads() <= len(mine):
         os.sched_setaffinity(0, mine)
+    return max(0, len(given) // ranks.local_world_size - torch.get_num_threads())
 
 
 def share(cores: list[int], local_rank: int, local_world_size: int) -> list[int]:

@@ -51,7 +51,7 @@ def run(path: Path) -> None:
         config = load(path)
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
-    take_cores(read_ranks(), threads=1 if config.trainer.shards else None)  # cores must not decide with shards
+    idle = take_cores(read_ranks())
     try:
         pack = open_pack(run_dir / "data")
     except DamagedPackError as damage:
@@ -66,6 +66,8 @@ def run(path: Path) -> None:
         stack.callback(trainer.close)
         trainer.watch = watch
         trainer.say(_first_line(config, trainer))
+        if idle and node.device.type == "cpu":
+            trainer.say(_idle_cores(idle, node.ranks))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
         check.result()  # before the first image is looked at
@@ -137,6 +139,16 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
         f"{steps.total} steps{_strategy(trainer)}{_initial(trainer)}"
+    )
+
+
+def _idle_cores(idle: int, ranks: Ranks) -> str:
+    threads = torch.get_num_threads()
+    cores = idle + threads
+    ranks_for_all = f"cluster.nproc_per_node={cores * ranks.local_world_size}"
+    return (
+        f"each rank computes with {_counted(threads, 'thread')} and has {cores} cores, whose number must not decide "
+        f"the weights; {ranks_for_all} or cluster.env.OMP_NUM_THREADS={cores} uses them all, as a part of the key"
     )
 
 

@@ -34,8 +34,7 @@ class AttemptSpec:
     ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
     from 1. ``trainer`` is the module that each rank runs, or, where there is a ``script`` (its path in the snapshot, ''
     for another program), the one that starts torchrun with it on each node; ``project`` is the checkout that it is of.
-    ``pack`` is None for what needs no data. ``outputs`` are what
-    rank 0 leaves. ``threads_per_rank`` is how many threads a rank of each node takes (empty: what its cores allow).
+    ``pack`` is None for what needs no data. ``outputs`` are what rank 0 leaves.
     ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
     same command has had the hosts before, so where they are busy now it takes its turn. ``replaceable``: another host
     would take the place of one that can't be reached, so its ranks' lease isn't waited for.
@@ -47,7 +46,6 @@ class AttemptSpec:
     trainer: str
     pack: PackSource | None = None
     outputs: Outputs = TRAINING_OUTPUTS
-    threads_per_rank: Sequence[int] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     is_restart: bool = False
     replaceable: bool = False

@@ -42,8 +42,8 @@ def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
             name="cores",
             state=State.WARNING,
             seen=f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}",
-            wanted=f"{fact.cpus}, for which the ranks take threads",
-            hint="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
+            wanted=f"{fact.cpus}, which programs there see",
+            hint="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks",
         )
     few = fact.cpus < host.nproc_per_node
     return Check(
