@@ -11,12 +11,11 @@ import hashlib
 import io
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import cast
 
-from pipeline.core import documents, git, leftovers
+from pipeline.core import documents, git, leftovers, tars
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes, write_atomic
 from pipeline.core.redact import hide
@@ -47,9 +46,9 @@ _BOUND = (
     "plan.json",
 )  # a digest of their bytes stands elsewhere
 _AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
-_BLOCK_BYTES = 1 << 20
 _LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
-_MOST_MEMBERS = 100_000
+_LARGEST_JSON = 256 << 20  # which is read as a whole
+_LARGEST_MANIFEST = 64 << 20  # 160 bytes for each of the most files
 
 
 def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
@@ -102,14 +101,15 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
         UsageError: it is no such archive, was altered, or holds something that none of ours holds.
     """
     try:
-        _read_through(archive)
-        with tarfile.open(archive, "r:gz") as tar:
-            members = _checked(tar, archive)
-            _check_digests(tar, members, archive)
-            tar.extractall(place, members=members, filter="data")
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
+        top = _checked(archive)
+        _check_digests(archive, top)
+        place.mkdir(parents=True, exist_ok=True)
+        with _members_of(archive) as members:
+            for member in members:
+                member.write(place)
+    except (OSError, *tars.DAMAGE) as error:
         raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
-    folder = RunFolder(place / PurePosixPath(members[0].name).parts[0])
+    folder = RunFolder(place / top)
     folder.refuse_newer()
     try:
         key, result = folder.read_key(), folder.read_result()
@@ -123,14 +123,13 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
     return folder
 
 
-def _read_through(archive: Path) -> None:
-    """To the end, where the checksum of all that was packed stands. Raises what gzip raises, ValueError."""
-    total = 0
+@contextmanager
+def _members_of(archive: Path) -> Iterator[Iterator[tars.Member]]:
+    """Read to the end, where the checksum of all that was packed stands. Raises OSError, and what reading a tar may."""
     with gzip.open(archive) as packed:
-        while block := packed.read(_BLOCK_BYTES):
-            total += len(block)
-            if total > _LARGEST_BYTES:
-                raise ValueError(f"it unpacks to more than {_LARGEST_BYTES >> 30} GiB")
+        yield tars.members(packed, most_bytes=_LARGEST_BYTES)
+        if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):  # tar fills up with zeros, far fewer than that
+            raise tars.UnfitError("something stands behind its last file")
 
 
 def _accepted(folder: RunFolder) -> dict[str, bytes]:
@@ -154,16 +153,24 @@ def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
     return documents.sealed(about).encode()
 
 
-def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive: Path) -> None:
+def _check_digests(archive: Path, top: str) -> None:
     """Each file against the manifest, and none more or less than that names. Raises UsageError, DamagedError."""
-    top = PurePosixPath(members[0].name).parts[0]
-    by_name = {member.name.removeprefix(f"{top}/"): member for member in members}
+    by_name, written = dict[str, str](), b""
+    with _members_of(archive) as members:
+        for member in members:
+            name, digest = member.name.removeprefix(f"{top}/"), hashlib.sha256()
+            if name == MANIFEST:
+                written = b"".join(member.blocks())
+            for block in member.blocks() if name != MANIFEST else ():
+                digest.update(block)
+            by_name[name] = digest.hexdigest()
     if MANIFEST not in by_name:
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
             hint="doit export run=KEY once more where the run's folder is",
         )
-    manifest = documents.open_sealed(_content(tar, by_name.pop(MANIFEST)))
+    del by_name[MANIFEST]
+    manifest = documents.open_sealed(written)
     files = manifest.get("files")
     if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):
         raise UsageError(
@@ -176,18 +183,8 @@ def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive
             raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", hint=_AGAIN)
         if name not in by_name:
             raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", hint=_AGAIN)
-        if _sha256(tar, by_name[name]) != files[name]:
+        if by_name[name] != files[name]:
             raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", hint=_AGAIN)
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read() if file is not None else b""
-
-
-def _sha256(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    file = cast("io.BufferedReader | None", tar.extractfile(member))
-    return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else sha256_bytes(b"")
 
 
 def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
@@ -245,26 +242,31 @@ def _packed(key: str, members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _checked(tar: tarfile.TarFile, archive: Path) -> list[tarfile.TarInfo]:
-    """All members, or UsageError at the first that is not as ``export`` writes it. Read before anything is written."""
-    members: list[tarfile.TarInfo] = []
-    seen: set[str] = set()
-    total = 0
-    for member in tar:
-        path = PurePosixPath(member.name)
-        total += member.size
-        if not member.isreg():
-            raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")
-        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in member.name:
-            raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
-        if members and path.parts[0] != PurePosixPath(members[0].name).parts[0]:
-            raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
-        if member.name.casefold() in seen:
-            raise UsageError(f"run={archive} holds {member.name!r} twice")
-        seen.add(member.name.casefold())
-        if total > _LARGEST_BYTES or len(members) >= _MOST_MEMBERS:
-            raise UsageError(f"run={archive} unpacks to more than {_LARGEST_BYTES >> 30} GiB or {_MOST_MEMBERS} files")
-        members.append(member)
-    if not members or len(PurePosixPath(members[0].name).parts[0]) != KEY_LENGTH:
+def _checked(archive: Path) -> str:
+    """The folder that all members lie in, or UsageError at the first that is not as ``export`` writes it. Read before
+    anything is written."""
+    seen = set[str]()
+    top = ""
+    with _members_of(archive) as members:
+        for member in members:
+            parts = PurePosixPath(member.name).parts
+            if member.is_folder:
+                raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")
+            if len(parts) < 2:
+                raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
+            if parts[0] != (top := top or parts[0]):
+                raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
+            if member.name.casefold() in seen:
+                raise UsageError(f"run={archive} holds {member.name!r} twice")
+            seen.add(member.name.casefold())
+            if member.size > (most := _most_bytes(parts)):
+                raise UsageError(f"run={archive}: {member.name!r} has {member.size:,} bytes, of at most {most:,}")
+    if len(top) != KEY_LENGTH:
         raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
-    return members
+    return top
+
+
+def _most_bytes(parts: tuple[str, ...]) -> int:
+    if parts[1:] == (MANIFEST,):
+        return _LARGEST_MANIFEST
+    return _LARGEST_JSON if parts[-1].endswith(".json") else _LARGEST_BYTES

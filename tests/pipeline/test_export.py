@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import random
+import re
 import tarfile
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,8 @@ from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished, key_of
+from tests.pipeline.hostile_tars import hostile, huge
+from tests.waiting import promised_s
 
 CONFIG = {**finished_folder.CONFIG, "tracking": {"uri": "https://me:secret@host/x"}}
 KEY = key_of(CONFIG).short
@@ -71,15 +76,16 @@ def test_a_run_comes_back_as_it_was_without_weights_and_passwords(folder: RunFol
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ([named(f"{KEY}/../../evil")], "leads out of the run's folder"),
-        ([named("/etc/evil")], "leads out of the run's folder"),
+        ([named(f"{KEY}/../../evil")], "leads out of its folder"),
+        ([named("/etc/evil")], "leads out of its folder"),
+        ([named("evil")], "leads out of the run's folder"),
         ([named(f"{KEY}/link", tarfile.SYMTYPE)], "is no plain file"),
         ([named(f"{KEY}/link", tarfile.LNKTYPE)], "is no plain file"),
         ([named(f"{KEY}/pipe", tarfile.FIFOTYPE)], "is no plain file"),
         ([named(f"{KEY}/a"), named("ba9876543210/a")], "holds more than one run"),
         ([named("some/file")], "is no exported run"),
         ([], "is no exported run"),
-        ([named(f"{KEY}/a"), named(f"{KEY}/a")], "holds '[0-9a-f]+/a' twice"),
+        ([named(f"{KEY}/a"), named(f"{KEY}/a")], "'[0-9a-f]+/a' is in it twice"),
         ([named(f"{KEY}/a"), named(f"{KEY}/A")], "holds '[0-9a-f]+/A' twice"),
         ([named(f"{KEY}/a")], "has no manifest.json: it isn't an exported run, or an older Paceline wrote it"),
     ],
@@ -228,3 +234,29 @@ def test_an_export_of_a_run_that_was_never_trained_says_so(tmp_path: Path) -> No
     never = RunFolder(tmp_path / "0123456789ab")
     with pytest.raises(PacelineError, match=r"run 0123456789ab was never trained here: .*\n  try: doit train with the"):
         export.export(never, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
+
+
+@pytest.mark.parametrize("case", hostile(f"{KEY}/a"))
+def test_a_hostile_archive_is_refused_at_once_and_with_little_memory(case: str, tmp_path: Path) -> None:
+    sent, why = hostile(f"{KEY}/a")[case]
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(sent, 1))
+    refuses_at_once(tmp_path, f"can't be read as an exported run: .*{re.escape(why)}")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar.gz"]
+
+
+def test_a_manifest_of_6_gib_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    header = huge(f"{KEY}/manifest.json", tarfile.REGTYPE, 6 << 30)
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(header + bytes(64 << 20), 1))
+    refuses_at_once(tmp_path, r"manifest\.json' has 6,442,450,944 bytes, of at most 67,108,864")
+
+
+def refuses_at_once(folder: Path, why: str) -> None:
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(UsageError, match=why):
+            export.unpack(folder / "x.tar.gz", folder / "place", root=folder)
+        assert time.monotonic() - began < promised_s(1)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

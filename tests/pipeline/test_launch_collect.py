@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import SCRIPT_OUTPUTS
 from pipeline.runs.checkpoints import go_on_from_checkpoint
+from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.small_disk import mounted
 from tests.waiting import promised_s
@@ -245,3 +248,71 @@ def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_pat
     (shards / "__0_0.distcp").write_bytes(b"altered")
     with pytest.raises(TrainingError, match=r"damaged on the way: step-00000002\.pt"):
         collect(node, run_dir)
+
+
+ANSWERS = SAYS_TAR.replace("time.sleep(600)", "sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())")
+NOT_ASKED_FOR = (
+    "data/train_images.npy", "attempts/1/start-aa.json", "config.json", "plan.json", "code/trainers/classifier.py",
+    "checkpoints/evil.sh", "checkpoints/step-1.pt/x", "outputs/x", "slurm/x/request", ".agents/x.json",
+    "metrics.jsonl.x",
+)  # fmt: skip
+
+
+def trees(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("case", [*hostile("checkpoints/step-1.pt"), *NOT_ASKED_FOR])
+def test_of_a_hostile_answer_nothing_is_taken_and_the_host_is_named(case: str, tmp_path: Path) -> None:
+    sent, why = hostile("checkpoints/step-1.pt").get(
+        case, (raw(of("metrics.jsonl"), of(case)), f"it sent {case!r}, which it was not asked for")
+    )
+    (tmp_path / "answer").write_bytes(sent)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train_images.npy").write_text("the shared pack")
+    run_dir = make(tmp_path / "run")
+    (run_dir / "data").symlink_to(tmp_path / "pack")
+    before = trees(tmp_path)
+    argv = [sys.executable, "-c", ANSWERS, str(tmp_path / "answer")]
+    with pytest.raises(TrainingError, match=f"node0: its outputs could not be collected: .*{re.escape(why)}"):
+        receive(to(argv), asked(tmp_path), run_dir, final=True)
+    assert receive(to(argv), asked(tmp_path), run_dir, final=False) is False
+    assert trees(tmp_path) == before
+    assert not Path("/tmp/evil-absolute").exists()
+
+
+@pytest.mark.parametrize("linked", ["checkpoints", "outputs"])
+def test_outputs_are_not_written_through_a_link_of_the_run_folder(linked: str, tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), make(tmp_path / "run")
+    (node / linked).mkdir(exist_ok=True)
+    (node / linked / "new").write_text("new")
+    precious = make(tmp_path / "precious")
+    (precious / "thesis.tex").write_text("years")
+    (run_dir / linked).symlink_to(precious)
+    why = f"{run_dir / linked} is a link, and outputs are written into the run folder alone"
+    with pytest.raises(TrainingError, match=re.escape(why)):
+        receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
+    assert [path.name for path in precious.iterdir()] == ["thesis.tex"]
+
+
+def test_what_comes_can_not_be_executed_and_a_link_to_a_file_comes_as_its_content(tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), tmp_path / "run"
+    (node / "outputs" / "deep").mkdir(parents=True)
+    (node / "outputs" / "deep" / "w.sh").write_text("#!/bin/sh\n")
+    (node / "outputs" / "deep" / "w.sh").chmod(0o6777)
+    (node / "outputs" / "last").symlink_to("deep/w.sh")
+    os.link(node / "outputs" / "deep" / "w.sh", node / "outputs" / "other")
+    (node / "outputs" / "loop").symlink_to(".")
+    (node / "outputs" / "gone").symlink_to("nowhere")
+    os.utime(node / "outputs" / "deep" / "w.sh", (1e9, 1e9))
+    receive(to(AGENT), asked(node), make(run_dir), final=True, outputs=SCRIPT_OUTPUTS)
+    came = {path.name: path for path in (run_dir / "outputs").rglob("*") if not path.is_dir()}
+    assert sorted(came) == ["last", "other", "w.sh"]
+    for path in came.values():
+        assert stat.S_ISREG(path.lstat().st_mode)
+        assert path.lstat().st_mode & 0o7111 == 0
+        assert path.read_text() == "#!/bin/sh\n"
+        assert path.lstat().st_mtime == 1e9

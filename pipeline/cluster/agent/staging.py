@@ -2,7 +2,7 @@
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
-# ruff: noqa: PTH112, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH211
+# ruff: noqa: PTH112, PTH113, PTH114, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
 from __future__ import annotations
 
 import contextlib
@@ -233,7 +233,7 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 
 def collect(request: Json) -> None:
     """Send the named files of the run folder as a tar behind one answer line; with ``until_s`` none that was written to
-    later: it may be half of one."""
+    later: it may be half of one. Of a link to a file its content goes: the controller takes plain files alone."""
     import tarfile
 
     run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
@@ -242,8 +242,19 @@ def collect(request: Json) -> None:
         return item if until_s is None or item.isdir() or item.mtime <= until_s else None
 
     say(tar=True)
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:
         for pattern in request["patterns"]:
-            for path in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
-                archive.add(path, arcname=os.path.relpath(path, run_dir), filter=settled)
+            for found in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
+                for path in plain_below(found):
+                    archive.add(path, arcname=os.path.relpath(path, run_dir), recursive=False, filter=settled)
     sys.stdout.buffer.flush()
+
+
+def plain_below(path: str) -> Iterator[str]:
+    """A file, or a folder with all that lies in it; neither linked folders nor what is no file."""
+    if os.path.isfile(path):
+        yield path
+    elif os.path.isdir(path) and not os.path.islink(path):
+        yield path
+        for name in sorted(os.listdir(path)):
+            yield from plain_below(os.path.join(path, name))

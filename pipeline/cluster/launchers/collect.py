@@ -1,4 +1,8 @@
-"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed."""
+"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed.
+
+The host may be anybody's by now: of its answer only plain files are taken whose names were asked for, and they are put
+where no link leads out of the run folder.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,17 @@ import errno
 import os
 import select
 import shutil
-import tarfile
 import tempfile
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from pipeline.cluster.launchers.answers import parse
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message, new_token
-from pipeline.core import leftovers, process
+from pipeline.core import leftovers, process, tars
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
 from pipeline.runs.checkpoints import DAMAGE, read_verified
@@ -24,7 +29,9 @@ from pipeline.runs.checkpoints import DAMAGE, read_verified
 SILENT_S = 10.0
 _LOOK_S = 0.5
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
-_FAILURES = (OSError, PacelineError, ValueError, tarfile.TarError, EOFError)
+_FAILURES = (OSError, PacelineError, *tars.DAMAGE)
+_MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
+_LONGEST_LINE = 1 << 20
 
 
 def receive(
@@ -56,6 +63,7 @@ def receive(
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
         for name in outputs.whole if outputs.until_s is None else ():
+            _refuse_links(run_dir, run_dir / name)
             _drop_others(run_dir / name, temporary / name)
         came = _settle(temporary, run_dir, needed[-1])
         if not outputs.whole:
@@ -112,13 +120,32 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: f
             raise PacelineError(_last_words(child))
         if "error" in answer:
             raise PacelineError(str(answer["error"]))
-        with tarfile.open(fileobj=cast(IO[bytes], came), mode="r|") as archive:
-            archive.extractall(folder, filter="data")
+        for member in tars.members(came, most_bytes=_MOST_BYTES):
+            if not _is_asked_for(member, request["patterns"]):
+                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
+            member.write(folder)
     finally:
         child.kill()  # also one that is stopped; where all has come, it has nothing left to do
         child.wait()
         child.stdout.close()
         child.stderr.close()
+
+
+def _is_asked_for(member: tars.Member, patterns: Sequence[str]) -> bool:
+    """Whether a pattern names the file, or a folder that it lies in, or it is such a folder."""
+    return any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns)
+
+
+def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
+    if not pattern:  # a name without wildcards may be that of a folder, with all that lies in it
+        return not parts
+    if pattern[0] == "**":
+        return any(_fits(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
+    if not parts:
+        return member.is_folder
+    if not fnmatchcase(parts[0], pattern[0]):
+        return False
+    return (pattern[1:] == [] and "*" not in pattern[0]) or _fits(parts[1:], pattern[1:], member)
 
 
 class Patient:
@@ -142,6 +169,8 @@ class Patient:
             if not more:
                 return data
             data += more
+            if len(data) > _LONGEST_LINE:
+                raise ValueError(f"a line of its answer has more than {_LONGEST_LINE:,} bytes")
         end = data.index(b"\n") + 1
         self._rest = data[end:] + self._rest
         return data[:end]
@@ -191,13 +220,23 @@ def _drop_others(here: Path, came: Path) -> None:
 
 
 def _settle(temporary: Path, run_dir: Path, last: str) -> list[Path]:
-    """Rename every file into place, ``last`` as the last; their names."""
+    """Rename every file into place, ``last`` as the last; their names. Raises UnfitError: a link leads elsewhere."""
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(came, key=lambda name: str(name) == last):
         target = run_dir / name
+        _refuse_links(run_dir, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
     return came
+
+
+def _refuse_links(run_dir: Path, folder: Path) -> None:
+    """Raises UnfitError: between the run folder and ``folder`` is a link, through which others' files would change."""
+    for parent in (folder, *folder.parents):
+        if parent == run_dir:
+            return
+        if parent.is_symlink():
+            raise tars.UnfitError(f"{parent} is a link, and outputs are written into the run folder alone")
 
 
 def _drop_older(run_dir: Path, came: list[Path]) -> None:

@@ -1,0 +1,159 @@
+"""Plain files out of a tar whose sender need not be trusted: read as a stream, within bounds, and written by us.
+
+tarfile alone reads whatever a header says that it has (a pax header of 4 GiB is read into memory), and its filters
+decide by paths that were resolved before anything is written. Here only plain files and folders with relative names
+pass, each name once, and a file is made where nothing is.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, cast
+
+BLOCK_BYTES = 1 << 20
+_HEADER_BYTES = 1 << 20  # of one member, with all that tar knows of long names
+_MOST_MEMBERS = 100_000
+_LATEST = float(1 << 33)  # unix seconds
+
+DAMAGE = (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, RecursionError)
+"""What reading members may raise, besides OSError."""
+
+
+class UnfitError(ValueError):
+    """A member that no sender of ours writes; ``str`` says which, and why."""
+
+
+class Readable(Protocol):
+    """Anything that a tar can be read from; it may give less than was asked for, and nothing only at its end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """``name`` is relative, without ``..``. ``content`` can be read until the next member is asked for."""
+
+    name: str
+    size: int
+    mtime: float
+    is_folder: bool
+    content: Readable
+
+    def blocks(self) -> Iterator[bytes]:
+        """Its bytes. Raises UnfitError: there are fewer than its header says."""
+        left = self.size
+        while left:
+            data = self.content.read(min(left, BLOCK_BYTES))
+            if not data:
+                raise UnfitError(f"{self.name!r} is cut off")
+            left -= len(data)
+            yield data
+
+    def write(self, folder: Path) -> None:
+        """Lay it below ``folder``, which nobody else writes to, as a file that can't be executed. Raises OSError."""
+        path = folder / self.name
+        if self.is_folder:
+            path.mkdir(parents=True, exist_ok=True)
+            return
+        if self.size > shutil.disk_usage(folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            for data in self.blocks():
+                file.write(data)
+        os.utime(path, (self.mtime, self.mtime))  # which of a script's checkpoints is the newest
+
+
+def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
+    """The files and folders of a tar that isn't packed, in their order.
+
+    Args:
+        most_bytes: of the whole tar.
+
+    Raises:
+        UnfitError: a member that isn't plain, or more than the bounds.
+        OSError, and those of ``DAMAGE``: it can't be read as a tar.
+    """
+    source = _Bounded(stream, most_bytes)
+    names = set[str]()
+    with tarfile.open(fileobj=cast(Any, source), mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            if member.size < 0 or member.size > most_bytes:
+                raise UnfitError(f"{member.name[:200]!r} has {member.size:,} bytes, of at most {most_bytes:,}")
+            _refuse_unplain(member)
+            if member.name in names:
+                raise UnfitError(f"{member.name[:200]!r} is in it twice")
+            names.add(member.name)
+            if len(names) > _MOST_MEMBERS:
+                raise UnfitError(f"it holds more than {_MOST_MEMBERS:,} files")
+            source.allowed = member.size + _HEADER_BYTES
+            yield Member(
+                name=member.name,
+                size=0 if member.isdir() else member.size,
+                mtime=min(max(float(member.mtime), 0.0), _LATEST) if math.isfinite(member.mtime) else 0.0,
+                is_folder=member.isdir(),
+                content=source,
+            )
+            source.allowed = _HEADER_BYTES
+    if source.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a broken header for the end
+        raise UnfitError("it is cut off")
+
+
+def _refuse_unplain(member: tarfile.TarInfo) -> None:
+    name, path = member.name, PurePosixPath(member.name)
+    if not (member.isreg() or member.isdir()) or member.issparse():
+        raise UnfitError(f"{name[:200]!r} is no plain file")
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+        raise UnfitError(f"{name[:200]!r} leads out of its folder")
+    if str(path) != name or len(os.fsencode(name)) > 4000 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UnfitError(f"{name[:200]!r} is no name of a file")
+
+
+class _Bounded:
+    """What tarfile reads from: forward only, never more at once than is ``allowed`` before the next member."""
+
+    def __init__(self, stream: Readable, most_bytes: int) -> None:
+        self._stream, self._left, self._at = stream, most_bytes, 0
+        self.allowed, self.last = _HEADER_BYTES, b""
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self.allowed:
+            raise UnfitError(f"a header of it has {size:,} bytes, of at most {_HEADER_BYTES:,}")
+        self.allowed -= size
+        self.last = self._take(size)
+        return self.last
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        while self._at < at and self._take(min(at - self._at, BLOCK_BYTES)):
+            pass
+        if self._at != at:
+            raise UnfitError("it is cut off")
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The stream is its opener's."""
+
+    def _take(self, size: int) -> bytes:
+        parts, left = list[bytes](), size
+        while left and (data := self._stream.read(left)):
+            parts.append(data)
+            left -= len(data)
+        self._at += size - left
+        self._left -= size - left
+        if self._left < 0:
+            raise UnfitError("it unpacks to more than is allowed")
+        return b"".join(parts)
