@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from pipeline.core.beats import LOADING, WAITING, Collectives, RankLook
+from pipeline.core.beats import LOADING, SCRIPT, WAITING, Collectives, RankLook
 from pipeline.core.tables import counted
 
 SPINS_FROM = 0.5
@@ -22,6 +22,8 @@ OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
 """The kinds for which the host is to blame, not the code: the same run may end well there another time."""
 
 _IN_COLLECTIVE = "/torch/distributed/"
+_WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
+"""DistributedDataParallel waits in C++ for buffers and, in the backward pass, for gradients."""
 _UNREAD_FROM = 16 << 10
 _DROPPED_FROM = 3  # times that the kernel has sent the same bytes again in vain: 1.5 s at least
 
@@ -63,6 +65,14 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
     if link is not None:
         return link
     return _pending(ranked, nccl, idle_s) if nccl.pending else _apart(ranked, idle_s)
+
+
+def is_held_up(looks: Sequence[RankLook]) -> bool:
+    """True if ranks of a script that do nothing are a hang: one is stopped, or one waits in a collective.
+
+    A script may also wait for a person, a licence or a download that stands still: it may go on by itself.
+    """
+    return any(_is_stopped(look) or _waits(look) for look in looks)
 
 
 def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float) -> Verdict | None:
@@ -132,11 +142,19 @@ def _is_stopped(look: RankLook) -> bool:
 
 def _waits(look: RankLook) -> bool:
     """In a collective: by its own word, or (one that the model has made) by its stack."""
-    return look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3])
+    if look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3]):
+        return True
+    computes = look.beat.phase != SCRIPT or look.cpu >= SPINS_FROM or look.state == "R"
+    return not computes and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
 
 
 def _place(look: RankLook) -> tuple[int, int]:
     return look.beat.step, look.beat.collectives
+
+
+def _own_line(look: RankLook) -> str:
+    """The innermost line of a script's rank that is neither Python's nor torch's: the collective that it is in."""
+    return _at(look) if look.beat.phase == SCRIPT else ""
 
 
 def _kind(look: RankLook) -> str:
@@ -239,9 +257,9 @@ def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
 
 def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     """All are in a collective: the rank that is in another one than most others (of two, the one that is ahead)."""
-    groups: dict[tuple[int, ...], list[RankLook]] = {}
+    groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
     for look in looks:
-        groups.setdefault((*_place(look), look.beat.phase), []).append(look)
+        groups.setdefault((*_place(look), look.beat.phase, _own_line(look)), []).append(look)
     first = looks[0]
     if len(groups) == 1:
         text = (
@@ -249,9 +267,16 @@ def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
             f"between them has anything to send{_at(first)}"
         )
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
-    place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key]))
+    place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
     other = max(others, key=_place)
+    if culprit.beat.phase == SCRIPT:  # which of them went on can't be seen
+        text = (
+            f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
+            f"{_ranks(others)}: it stands{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
+            "collectives in the same order"
+        )
+        return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
     ahead = (_place(culprit), culprit.beat.phase) > (_place(other), other.beat.phase)
     what = "went on without a collective" if ahead else "is in a collective"
     text = (
@@ -267,7 +292,9 @@ def _head(idle_s: float) -> str:
 
 
 def _where(look: RankLook) -> str:
-    """``step 58 (loading data)``."""
+    """``step 58 (loading data)``; of a script nobody knows its steps."""
+    if look.beat.phase == SCRIPT:
+        return "the script"
     step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
     return f"{step} ({look.beat.doing})"
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.cluster.stalls import Verdict, judge, slow_network
-from pipeline.core.beats import ENDING, SAVING, WAITING, NodeBeat, NodeLook, RankBeat
+from pipeline.cluster.stalls import Verdict, is_held_up, judge, slow_network
+from pipeline.core.beats import ENDING, SAVING, SCRIPT, WAITING, NodeBeat, NodeLook, RankBeat
 
 LOOK_S = 8.0
 """How long the nodes have to answer a look; what those said that did is judged then."""
@@ -75,6 +75,9 @@ class Watch:
             ask()
         looks = [rank for look in self._looks.values() for rank in look.ranks]
         if len(self._looks) == len(self.nodes) or (now - self._asked > LOOK_S and looks):
+            if _of_script(ranks) and not is_held_up(looks):
+                self.idle_s, self._asked = 0.0, None  # looked at again after another stall_s
+                return None
             return judge(looks, self.hosts, self.idle_s) if looks else None
         return None
 
@@ -102,6 +105,8 @@ class Watch:
         return None
 
     def _limit_s(self, ranks: list[RankBeat]) -> float:
+        if _of_script(ranks):
+            return self.stall_s
         waits = any(rank.phase == WAITING for rank in ranks)
         if not self._begun() and not waits:  # imports, compilation, an entry that measures: nobody can say how long
             return math.inf
@@ -118,6 +123,10 @@ class Watch:
 
     def _ranks(self) -> list[RankBeat]:
         return [rank for node in self.nodes.values() for rank in node.ranks]
+
+
+def _of_script(ranks: list[RankBeat]) -> bool:
+    return any(rank.phase == SCRIPT for rank in ranks)
 
 
 def _moves(told: NodeBeat) -> list[tuple[int, int]]:

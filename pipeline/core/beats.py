@@ -15,16 +15,18 @@ PHASES = (
     "evaluating",
     "saving a checkpoint",
     "writing the results",
+    "running the script",
 )
 """What a rank is at, by the number that it writes (trainers/distributed/heartbeat.py)."""
-STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING = range(len(PHASES))
+STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = range(len(PHASES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankBeat:
-    """Where one rank stands. ``step`` counts from 1 (0: none begun yet), ``moves`` grows whenever anything changed, the
-    last time ``for_s`` seconds ago. ``collectives`` are those it has come to, ``own_s`` what its own part of its steps
-    took, without the waiting for others."""
+    """Where one rank stands. ``step`` counts from 1 (0: none begun yet), ``moves`` grows whenever anything changed (of
+    a script: at each look at which its processes had done anything), the last time ``for_s`` seconds ago.
+    ``collectives`` are those it has come to, ``own_s`` what its own part of its steps took, without the waiting for
+    others."""
 
     rank: int
     pid: int

@@ -1,4 +1,6 @@
-"""A line every five seconds of silence: what a command is waiting for, so that nobody takes it for dead."""
+"""A line after five seconds of silence: what a command is waiting for, so that nobody takes it for dead.
+
+While nothing else is said the next ones come after 10, 20, 40 and then every 60 seconds."""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Waiting
 
 EVERY_S = 5.0
+_LONGEST = 12  # times EVERY_S
 _TOLD_S = 1.0
 
 
 class Heartbeat:
-    """Passes lines on to ``say``; after ``every_s`` without one it says what ``doing`` was told last.
+    """Passes lines on to ``say``; after ``every_s`` without one it says what ``doing`` was given last, then ever more
+    rarely until something else is said.
 
     Used as a context manager around the work. Callable from any thread.
 
@@ -37,16 +41,17 @@ class Heartbeat:
         self._say, self._every_s, self._on_wait = say, every_s, on_wait
         self._what: Callable[[], str] = lambda: "working"
         self._heard = self._since = time.monotonic()
+        self._pause_s = every_s
         self._over = threading.Event()
 
     def __call__(self, text: str) -> None:
-        self._heard = time.monotonic()
+        self._heard, self._pause_s = time.monotonic(), self._every_s
         self._say(text)
 
     def doing(self, what: str | Callable[[], str]) -> None:
         """``what`` is waited for from now on: words that follow "still", or what makes them when they are needed."""
         self._what = what if callable(what) else lambda: what
-        self._since = time.monotonic()
+        self._since, self._pause_s = time.monotonic(), self._every_s
 
     def __enter__(self) -> Heartbeat:
         threads.start(self._beat, name="heartbeat", on_error=self._say)
@@ -62,9 +67,11 @@ class Heartbeat:
             from pipeline.core.specs import Waiting  # a finished run waits for nothing
 
             self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
-        while not self._over.wait(max(0.05, self._heard + self._every_s - time.monotonic())):
-            if time.monotonic() - self._heard >= self._every_s:
+        while not self._over.wait(max(0.05, min(self._every_s, self._heard + self._pause_s - time.monotonic()))):
+            if time.monotonic() - self._heard >= self._pause_s:
+                longer_s = min(2 * self._pause_s, _LONGEST * self._every_s)
                 self(f"still {self._what()} ({time.monotonic() - self._since:.0f} s)")
+                self._pause_s = longer_s
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from pipeline.core.beats import PHASES, WAITING, RankBeat, Usage
+from pipeline.core.beats import PHASES, SCRIPT, WAITING, RankBeat, Usage
 from pipeline.core.tables import counted
 
 FILE = "ranks.json"
 SLOWER = 1.2  # times the median: what hosts of one kind differ by is less
 LEAST_LOST_S = 2.0  # less says nothing of a host
+IDLE_S = 5.0  # for which a script's rank did nothing: less is a wait between two batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,12 @@ def usages(folder: Path) -> dict[str, Usage]:
 
 
 def lagging(told: Sequence[RankRow]) -> str:
-    """``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``."""
+    """``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``; of a script
+    ``2 at work``, or which do nothing."""
     if not told:
         return ""
+    if any(row.phase == SCRIPT for row in told):
+        return _of_script(told)
     first, last = min(row.step for row in told), max(row.step for row in told)
     steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
     behind = [row for row in told if row.step < last]
@@ -88,6 +92,14 @@ def lagging(told: Sequence[RankRow]) -> str:
     shown = [f"rank {row.rank} on {row.host} (step {row.step}, {_doing(row)} {row.for_s:.0f} s)" for row in slow[:3]]
     more = f" and {counted(len(slow) - 3, 'more rank')}" if len(slow) > 3 else ""
     return f"{steps}; behind: {', '.join(shown)}{more}"
+
+
+def _of_script(told: Sequence[RankRow]) -> str:
+    idle = [row for row in told if row.for_s >= IDLE_S]
+    at_work = f"{len(told) - len(idle)} at work" if len(idle) < len(told) else ""
+    shown = [f"rank {row.rank} on {row.host} for {row.for_s:.0f} s" for row in idle[:3]]
+    more = f" and {counted(len(idle) - 3, 'more rank')}" if len(idle) > 3 else ""
+    return "; ".join(filter(None, [at_work, f"idle: {', '.join(shown)}{more}" if idle else ""]))
 
 
 def slow_ranks(told: Sequence[RankRow]) -> list[str]:

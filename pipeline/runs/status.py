@@ -17,7 +17,6 @@ from pipeline.runs.result import AlteredError
 
 _METRICS = "metrics.jsonl"
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
-_FIRST_METRIC = "waiting for the script's first metric"
 
 
 def status(folder: RunFolder) -> str:
@@ -77,12 +76,21 @@ def under_way(folder: RunFolder) -> str:
     if (absent := meeting.awaited(folder)) is not None:
         return absent
     if not folder.program.is_ours:
-        return _FIRST_METRIC
+        return f"running the script; {_no_metric(folder)}"
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
     step = checkpoints.newest_step(folder.path)
     start = f"checkpoint of step {step}" if step else "beginning"
     return f"starting again from the {start}; the ranks import torch and read the data"
+
+
+def _no_metric(folder: RunFolder) -> str:
+    """What shows that a script goes on before it has logged a metric, which it may never do: its newest line."""
+    numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
+    logs = folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log")
+    ages_s = [time.time() - seen.st_mtime for path in logs if (seen := path.stat()).st_size]
+    line = f"its last line came {max(0.0, min(ages_s)):.0f} s ago" if ages_s else "no line either"
+    return f"no metric so far, {line}"
 
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
@@ -163,7 +171,7 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
-        first = "the ranks import torch and read the data" if folder.program.is_ours else _FIRST_METRIC
+        first = "the ranks import torch and read the data" if folder.program.is_ours else _no_metric(folder)
         doing = meeting.awaited(folder) or first
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}

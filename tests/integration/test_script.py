@@ -76,6 +76,16 @@ paceline.log(1, loss=1)
 time.sleep(600)
 """
 
+STANDS_STILL = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(3):
+    if step == 2 and dist.get_rank() == 1:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(1))
+"""
+
 WAITS_FOR_THE_MIRROR = """
 import pathlib, sys, time, paceline
 (paceline.checkpoints() / "model.bin").write_text("saved")
@@ -347,3 +357,18 @@ def test_what_goes_wrong_in_a_script_is_told_once(project: Project, lines: str, 
     assert done.returncode == 1
     assert len(re.findall(said, done.stdout, re.MULTILINE | re.DOTALL)) == 1, done.stdout
     assert not (project.only_run() / "result.json").exists()
+
+
+def test_a_script_whose_rank_stands_still_while_another_waits_for_it_is_ended_and_the_rank_named(
+    project: Project,
+) -> None:
+    (project.folder / "my scripts/train.py").write_text(STANDS_STILL)
+    project.whole = True  # the interpreter that the stand-in of torchrun forks runs no sitecustomize
+    done = project.doit("train", "cluster.stall_s=5")
+    assert done.returncode == 1
+    assert re.search(
+        r"ERROR: training failed on localhost: no rank has moved for \d+ s: rank 1 on localhost hangs in the script: "
+        r"it sleeps \(\S+\) at \S*train\.py:7 in <module>; rank 0 on localhost waits for it\n"
+        r"where it stands, innermost first:\n  \S+/train\.py:7 in <module>\n",
+        done.stdout,
+    ), done.stdout

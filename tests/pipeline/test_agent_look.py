@@ -20,7 +20,7 @@ from pipeline.cluster.launchers.beat_answers import node_beat, node_look
 from pipeline.cluster.stalls import judge
 from pipeline.core.beats import NodeLook
 from tests.waiting import HANG_S
-from trainers.distributed.heartbeat import Heartbeat, Phase
+from trainers.distributed.heartbeat import STACKS_SIGNAL, Heartbeat, Phase
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -110,11 +110,11 @@ def test_a_look_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     beat = Heartbeat()
     beat.publish(folder)
-    before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    before = signal.signal(STACKS_SIGNAL, signal.SIG_DFL)
     try:
         (row,) = look({"state_dir": str(tmp_path), "first_rank": 0}, [])["ranks"]
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        signal.signal(STACKS_SIGNAL, before)
     assert (row["pid"], row["stack"]) == (os.getpid(), [])
 
 

@@ -27,6 +27,25 @@ def test_silence_is_filled_with_what_is_waited_for() -> None:
     assert re.fullmatch(r"still asking the hosts \(\d+ s\)", said[0])
 
 
+def test_a_long_silence_is_filled_ever_more_rarely_until_a_line_comes() -> None:
+    said: list[tuple[float, str]] = []
+    third = threading.Event()
+
+    def hear(text: str) -> None:
+        said.append((time.monotonic(), text))
+        if len(said) == 3:
+            third.set()
+
+    with Heartbeat(hear, every_s=0.1) as heartbeat:
+        heartbeat.doing("running the script")
+        assert third.wait(HANG_S)
+        heartbeat("step 50 loss 0.3")
+        assert heartbeat._pause_s == 0.1
+    (first, _), (second, _), (last, _) = said[:3]
+    assert second - first >= 0.19
+    assert last - second >= 0.39
+
+
 def test_lines_that_come_in_time_stand_alone() -> None:
     said: list[str] = []
     with Heartbeat(said.append, every_s=30.0) as heartbeat:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -49,11 +51,16 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
 def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> None:
     write_json(running.path / "config.json", {"program": {"name": "script", "args": {"resume": "{resume}"}}})
     attempts.register(running.path, "second")
-    assert progress.under_way(running) == "waiting for the script's first metric"  # rows of the first attempt are there
+    waits = "running the script; no metric so far, no line either"
+    assert progress.under_way(running) == waits  # rows of the first attempt are there
     (running.path / "metrics.jsonl").unlink()
-    assert progress.under_way(running) == "waiting for the script's first metric"
+    assert progress.under_way(running) == waits
+    log = running.path / "attempts" / "2" / "a.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("0 | step 50 loss 0.3\n")
+    os.utime(log, (time.time() - 7.2,) * 2)
     with held(running.lock):
-        assert "  step     none yet: waiting for the script's first metric" in progress.status(running)
+        assert "  step     none yet: no metric so far, its last line came 7 s ago" in progress.status(running)
 
 
 def test_a_run_that_is_just_being_prepared_says_so(tmp_path: Path) -> None:

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.stalls import OF_HOSTS, judge, slow_network, stall_text
-from pipeline.core.beats import COMPUTING, LOADING, PHASES, UPDATING, WAITING, Collectives, RankBeat, RankLook, Socket
+from pipeline.cluster.stalls import OF_HOSTS, is_held_up, judge, slow_network, stall_text
+from pipeline.core.beats import (
+    COMPUTING,
+    LOADING,
+    PHASES,
+    SCRIPT,
+    UPDATING,
+    WAITING,
+    Collectives,
+    RankBeat,
+    RankLook,
+    Socket,
+)
 from trainers.distributed.heartbeat import Phase
 
 HOSTS = {f"10.0.0.{number}": f"node{number}" for number in range(8)}
@@ -36,6 +47,9 @@ def nccl(given: int, ended: int = 15, name: str = "all_reduce of 1000 Float") ->
     return (Collectives(group="1", given=3, ended=3), row)
 
 
+IN_BACKWARD = ("/venv/lib/torch/autograd/graph.py:9 in _engine_run_backward", "/run/code/train.py:14 in <module>")
+SCRIPTED: dict[str, Any] = {"phase": SCRIPT, "step": 0, "collectives": 0}
+ASLEEP = {**SCRIPTED, "stack": ("/run/code/train.py:8 in load",), "sleeps_in": "hrtimer_nanosleep"}
 ON_GPU: dict[str, Any] = {"phase": COMPUTING, "state": "R", "cpu": 1.0}
 SLEEPING: dict[str, Any] = {"phase": LOADING, "collectives": 59, "sleeps_in": "hrtimer_nanosleep"}
 CASES = {
@@ -44,6 +58,23 @@ CASES = {
         1,
         "stopped",
         "kill -CONT 1001",
+    ),
+    "a script's rank asleep": (
+        [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **ASLEEP)],
+        1,
+        "sleeps",
+        "rank 1 on node1 hangs in the script: it sleeps (hrtimer_nanosleep) at code/train.py:8 in load; rank 0 on",
+    ),
+    "a script's rank in another collective": (
+        [
+            rank(0, **SCRIPTED, stack=IN_BACKWARD),
+            rank(1, **SCRIPTED, stack=IN_MODEL),
+            rank(2, **SCRIPTED, stack=IN_MODEL),
+        ],
+        0,
+        "skipped",
+        "rank 0 on node0 is in another collective than rank 1 on node1 and rank 2 on node2: it stands at "
+        "code/train.py:14 in <module>, rank 1 on node1 and rank 2 on node2 at trainers/net.py:12 in forward; every",
     ),
     "stopped in a collective": (
         [rank(0), rank(1), rank(2, state="T"), rank(3)],
@@ -195,3 +226,18 @@ def test_both_halves_have_the_same_phases() -> None:
     assert [phase.value for phase in Phase] == list(range(len(PHASES)))
     assert (Phase.LOADING, Phase.COMPUTING, Phase.WAITING, Phase.UPDATING) == (LOADING, COMPUTING, WAITING, UPDATING)
     assert {"slow link", "stopped"} < set(OF_HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("looks", "held"),
+    [
+        ([rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **ASLEEP)], True),
+        ([rank(0, **ASLEEP), rank(1, **ASLEEP, state="T")], True),
+        ([rank(0, **ASLEEP), rank(1, **ASLEEP)], False),  # both wait for something that nobody knows
+        ([rank(0, **SCRIPTED, stack=IN_BACKWARD, cpu=0.9), rank(1, **ASLEEP)], False),  # it computes
+    ],
+)
+def test_a_script_that_does_nothing_hangs_only_if_a_rank_is_stopped_or_waits_for_another(
+    looks: list[RankLook], held: bool
+) -> None:
+    assert is_held_up(looks) is held

@@ -6,7 +6,18 @@ import pytest
 
 from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.watching import Watch
-from pipeline.core.beats import COMPUTING, SAVING, STARTING, WAITING, NodeBeat, NodeLook, RankBeat, RankLook, Socket
+from pipeline.core.beats import (
+    COMPUTING,
+    SAVING,
+    SCRIPT,
+    STARTING,
+    WAITING,
+    NodeBeat,
+    NodeLook,
+    RankBeat,
+    RankLook,
+    Socket,
+)
 
 
 class Attempt:
@@ -17,7 +28,7 @@ class Attempt:
         self.watch = Watch(hosts=hosts, stall_s=stall_s, collective_timeout_s=collective_timeout_s)
         self.now, self.asked = 1000.0, 0
         self.moves = [0, 0]
-        self.answering = ["node0", "node1"]
+        self.answering, self.state = ["node0", "node1"], "T"
         self.own_s = 0.0
 
     def second(self, *, moves: bool, step: int = 5, phases: tuple[int, int] = (WAITING, COMPUTING)) -> Verdict | None:
@@ -34,7 +45,8 @@ class Attempt:
     def ask(self) -> None:
         self.asked += 1
         for number, host in enumerate(self.answering):
-            look = RankLook(beat=self.beat(number, 5, WAITING), host=host, state="T" if number else "S")
+            phase = WAITING if self.state == "T" else SCRIPT
+            look = RankLook(beat=self.beat(number, 5, phase), host=host, state=self.state if number else "S")
             self.watch.seen(NodeLook(host=host, ranks=(look,)))
 
     def held(self, at_most: int, **how: object) -> tuple[int, Verdict | None]:
@@ -145,3 +157,17 @@ def test_ranks_that_work_most_of_the_time_are_not_looked_at() -> None:
         assert attempt.second(moves=True, step=second) is None
         assert attempt.watch.slow_network(attempt.now, attempt.ask) is None
     assert attempt.asked == 0
+
+
+def test_a_script_is_judged_after_stall_s_and_looked_at_again_where_nobody_waits() -> None:
+    attempt = Attempt()
+    scripts: dict[str, object] = {"step": 0, "phases": (SCRIPT, SCRIPT)}
+    for _ in range(5):
+        assert attempt.second(moves=True, **scripts) is None  # type: ignore[arg-type]
+    seconds, verdict = attempt.held(60, **scripts)
+    assert verdict is not None
+    assert (verdict.host, 30 <= seconds <= 32) == ("node1", True)
+    waiting = Attempt()
+    waiting.state = "S"
+    assert waiting.held(100, **scripts)[1] is None
+    assert waiting.asked == 3

@@ -1,7 +1,7 @@
 """Where this rank stands, in memory that the node agent reads: its step, what it is at, since when.
 
 Eight numbers in a memfd, which the agent opens through /proc: a store into memory is all that a step pays, no disk
-can hold it up, and nothing is left behind. At SIGUSR2 all threads' stacks are written to a file for the agent.
+can hold it up, and nothing is left behind. At STACKS_SIGNAL all threads' stacks are written to a file for the agent.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # a rank that hangs while it imports torch is to be seen as w
 FILE, STACKS = "beat", "stacks"
 """Beside the rank's error file: the way to the numbers, and the file for the stacks."""
 
+STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""A script may have a handler of its own for SIGUSR2, which schedulers send before they take a host away."""
+
 _CELLS = 8
 _PID, _STEP, _PHASE, _MOVES, _SINCE_NS, _COLLECTIVES, _OWN_NS = range(7)  # the last cell is free
 
@@ -39,6 +42,7 @@ class Phase(enum.IntEnum):
     EVALUATING = 5
     SAVING = 6
     ENDING = 7
+    RUNNING_A_SCRIPT = 8  # trainers/script/rank_hook.py
 
 
 _OWN = (
@@ -68,7 +72,7 @@ class Heartbeat:
             cells[_PID], cells[_SINCE_NS] = os.getpid(), time.monotonic_ns()
             self._cells = cells
             stacks = os.open(folder / STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
+            faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
 
     def enter(self, phase: Phase) -> None:
         """This rank is at ``phase`` from now on (or still: that it moves is seen as well)."""

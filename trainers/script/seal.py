@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.script import seal_hook
+from trainers.script import rank_hook, seal_hook
 from trainers.script.arguments import OUTSIDE
 from trainers.script.seal_hook import ABSENT, ASKED, FOLDER, ORIGIN, PACKAGE, PATTERN, PROJECT, READ, SKIP, WORK
 
@@ -78,8 +78,9 @@ class Seal:
             "since_ns": started.stat().st_ctime_ns,
             "watches": watches,
         }
-        text = Path(seal_hook.__file__).read_text(encoding="utf-8")
-        (self.site / "sitecustomize.py").write_text(f"{text}\nbegin(**{arguments!r})\n", encoding="utf-8")
+        hooks = [Path(str(hook.__file__)).read_text(encoding="utf-8") for hook in (seal_hook, rank_hook)]
+        text = "\n".join([*hooks, f"publish()\nbegin(**{arguments!r})\n"])
+        (self.site / "sitecustomize.py").write_text(text, encoding="utf-8")
 
     def unkeyed(self, *, ended_well: bool) -> list[Unkeyed]:
         """What the run's processes noted, by path.

@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 
-from .beats import newest_change, newest_checkpoint, read_beats
+from .activity import Beats
+from .beats import newest_change, newest_checkpoint
 from .look import look
 from .node import own_node
 from .processes import POLL_S, end_tree, send_all, start_time
@@ -76,6 +77,7 @@ class Looks:
 def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
     supervisor, usage = Silence(os.path.join(state, "beat")), Usage(node["run_dir"])
+    beats = Beats(node)
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
@@ -93,7 +95,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             beat = time.monotonic()
             newest = newest_change if request.get("of_script") else newest_checkpoint
             saved = newest(node["run_dir"]) if "metrics" in files else 0
-            say(beat=time.time(), ranks=read_beats(node), saved=saved, usage=usage.look())
+            say(beat=time.time(), ranks=beats.read(), saved=saved, usage=usage.look())
         time.sleep(POLL_S)
 
 

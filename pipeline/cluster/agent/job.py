@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .beats import read_beats
+from .activity import Beats
 from .look import look
 from .node import own_node
 from .probe import interfaces, probe
@@ -181,9 +181,9 @@ class JobNode:
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
         """Write where the ranks stand, once a second. A folder that was removed needs none."""
         path = os.path.join(self.folder, f"beats-{self.number}")
-        usage = Usage(node["run_dir"])
+        usage, beats = Usage(node["run_dir"]), Beats(node)
         while not over.wait(BEAT_S):
-            ranks = read_beats(node)
+            ranks = beats.read()
             told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": ranks, "usage": usage.look()})
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(told)

@@ -25,7 +25,16 @@ _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _PY_SPY = re.compile(r"^ *(\S.*) \((.*):(\d+)\)$")
 _ESTABLISHED = "01"
+_STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2  # heartbeat.STACKS_SIGNAL
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
+
+
+_looked = [0.0]
+
+
+def looked_since(at: float) -> bool:
+    """Whether ranks have written their stacks since ``at`` (of ``time.monotonic``): they did nothing else for it."""
+    return _looked[0] >= at
 
 
 def look(node: Json, peers: list[list[object]] | None) -> Json:
@@ -34,11 +43,13 @@ def look(node: Json, peers: list[list[object]] | None) -> Json:
     if peers:
         return {"ranks": [], "peers": [_answers(str(address), int(str(port))) for address, port in peers]}
     beats = read_beats(node)
+    _looked[0] = time.monotonic()
     begun = {beat["pid"]: _stat(beat["pid"]) for beat in beats}
     sizes = {beat["pid"]: _ask_for_stacks(beat) if peers is not None else None for beat in beats}
     dumps = [_ask_for_collectives(beat) if peers is not None else None for beat in beats]
     until = time.monotonic() + flight_recorder.LONGEST_S
     time.sleep(WINDOW_S)
+    _looked[0] = time.monotonic()
     ranks = [_seen(beat, begun[beat["pid"]], sizes[beat["pid"]]) for beat in beats]
     if not any(rank["state"] in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
         for rank, dump in zip(ranks, dumps):  # noqa: B905 - Python 3.9 has no strict
@@ -86,8 +97,8 @@ def _ask_for_stacks(beat: Json) -> int | None:
     handler for it, and would end."""
     try:
         size = os.path.getsize(beat["stacks"])
-        if not LINUX or _catches(beat["pid"], signal.SIGUSR2):
-            os.kill(beat["pid"], signal.SIGUSR2)
+        if not LINUX or _catches(beat["pid"], _STACKS_SIGNAL):
+            os.kill(beat["pid"], _STACKS_SIGNAL)
             return size
     except OSError:
         pass

@@ -1,0 +1,84 @@
+"""What the processes of a script's rank do, seen from outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.agent.activity import Beats
+from tests.waiting import HANG_S
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+RANK = """
+import os, subprocess, sys, time
+from trainers.script import rank_hook
+rank_hook.publish()
+print("up", flush=True)
+for line in sys.stdin:
+    if line.strip() == "child":
+        subprocess.run([sys.executable, "-c", "sum(range(30_000_000))"])
+    if line.strip() == "write":
+        open(sys.argv[1], "w").write("x")
+    print("done", flush=True)
+"""
+
+
+class Rank:
+    """A process that is a rank of a script, and what the agent of its node sees."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        place = self.state / "ranks" / "x" / "attempt_0" / "0"
+        place.mkdir(parents=True)
+        argv = [sys.executable, "-c", RANK, str(folder / "data")]
+        env = {"LOCAL_RANK": "0", "TORCHELASTIC_ERROR_FILE": str(place / "error.json"), "PYTHONPATH": "."}
+        root = Path(__file__).parents[2]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(argv, cwd=root, env=env, text=True, **pipes)  # type: ignore[call-overload]
+        assert self.process.stdout.readline() == "up\n"
+        self.beats = Beats({"state_dir": str(self.state), "run_dir": str(folder), "first_rank": 4})
+        self.row()
+
+    def row(self) -> dict[str, int]:
+        (row,) = self.beats.read()
+        return row
+
+    def moves_while(self, word: str) -> int:
+        before = self.row()["moves"]
+        if word:
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+            assert self.process.stdout.readline() == "done\n"
+        return self.row()["moves"] - before
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    one = Rank(tmp_path)
+    yield one
+    one.process.kill()
+    one.process.wait(HANG_S)
+
+
+def test_a_rank_is_seen_by_its_number_and_counts_as_idle_while_it_waits(rank: Rank) -> None:
+    time.sleep(0.1)
+    rank.row()
+    first = rank.row()
+    time.sleep(0.3)
+    then = rank.row()
+    assert (first["rank"], first["pid"], first["phase"]) == (4, rank.process.pid, 8)
+    assert (then["moves"], then["for_s"] >= 0.3) == (first["moves"], True)
+
+
+def test_work_of_a_child_a_file_and_a_line_of_the_log_are_moves(rank: Rank) -> None:
+    rank.moves_while("write")
+    assert rank.moves_while("child") == 1
+    assert rank.moves_while("write") == 1
+    (rank.state / "log").write_text("0 | step 50 loss 0.3\n")
+    assert rank.moves_while("") == 1

@@ -1,0 +1,48 @@
+"""Lets the node agent see a script's rank: its process id in memory, and at a signal its threads' stacks in a file.
+
+``trainers.script.seal`` writes this file into the ``sitecustomize.py`` of the run, with a line that calls ``publish``;
+so it runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank
+that can't be seen trains all the same. trainers/distributed/heartbeat.py describes the numbers.
+"""
+
+# It runs at the start of each process: os.path is loaded by then, pathlib isn't.
+# ruff: noqa: PTH112, PTH118, PTH120, PTH211, SIM105
+import os
+import sys
+
+RUNNING_A_SCRIPT = 8  # heartbeat.Phase
+_CELLS, _PID, _PHASE = 8, 0, 2
+
+
+def publish() -> None:
+    """Do so in the process that torchrun started as a rank; what that starts inherits its variables and isn't one."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not error_file or "LOCAL_RANK" not in os.environ:
+        return
+    folder = os.path.dirname(error_file)
+    beat = os.path.join(folder, "beat")
+    if os.path.lexists(beat) or not os.path.isdir(folder):
+        return
+    try:
+        _publish(folder, beat)
+    except Exception:  # no folder, no memory, a Python without faulthandler
+        pass
+
+
+def _publish(folder: str, beat: str) -> None:
+    import faulthandler
+    import signal
+
+    cells = [0] * _CELLS
+    cells[_PID], cells[_PHASE] = os.getpid(), RUNNING_A_SCRIPT
+    data = b"".join(cell.to_bytes(8, sys.byteorder, signed=True) for cell in cells)
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("paceline-beat")
+        os.write(descriptor, data)
+        os.symlink("/proc/%d/fd/%d" % (os.getpid(), descriptor), beat)  # noqa: UP031  (gone with the process)
+    else:
+        with open(beat, "wb") as file:  # noqa: PTH123
+            file.write(data)
+    stacks = os.open(os.path.join(folder, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    number = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+    faulthandler.register(number, stacks, all_threads=True)
