@@ -56,6 +56,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         collective_timeout_s=raw["collective_timeout_s"],
         stall_s=raw["stall_s"],
         max_restarts=raw["max_restarts"],
+        restart_wait_s=raw.get("restart_wait_s", Cluster.restart_wait_s),  # absent in the record of an older run
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
         environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
@@ -89,9 +90,10 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
         ("stall_s", 5.0),
         ("checkpoint_fetch_s", 0.0),
         ("max_restarts", 0),
+        ("restart_wait_s", 0.0),
         ("min_nodes", 0),
     ):
-        if not least <= raw[name] < math.inf:
+        if not least <= raw.get(name, least) < math.inf:
             raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
 
 

@@ -81,6 +81,7 @@ class Cluster:
     collective_timeout_s: float = 600.0
     stall_s: float = 300.0
     max_restarts: int = 0
+    restart_wait_s: float = 300.0
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, STOP, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
-from pipeline.execution.restarts import Restarts
+from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.work import Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
@@ -137,11 +137,12 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
 
 
 def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
-    """One attempt; where one of a run that has begun finds hosts silent, spares take their places. Raises HostError
-    without."""
+    """One attempt; where one of a run that has begun finds hosts silent, spares take their places, or they are waited
+    for. Raises HostError: neither helps."""
     services, watchers = work.services, _watchers(work, number, notes=notes)
+    waits = Waits(restarts.cluster.restart_wait_s) if restarts.begun and services.hosts is None else Waits(0.0)
     while True:
-        work.say.doing("asking the hosts")
+        work.say.doing(waits.doing or "asking the hosts")
         way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
         try:
             replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and not is_last)
@@ -150,6 +151,15 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
             return
         except HostError as error:
             lines = restarts.replace(error.hosts) if restarts.replaces else []
+            if not lines and error.hosts and (again_s := waits.next(time.monotonic())) is not None:
+                if not waits.doing:
+                    until = f"{clock(time.time() + waits.limit_s)} (cluster.restart_wait_s={waits.limit_s:g})"
+                    names = ", ".join(error.hosts)
+                    work.say(f"{error}\nattempt {number} waits until {until} for {names}, which took part before")
+                    waits.doing = f"waiting for {names} to answer"
+                    work.say.doing(waits.doing)
+                time.sleep(again_s)
+                continue
             if not lines:
                 if restarts.replaces and (idle := restarts.passed_over(error.hosts)):
                     raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error

@@ -10,6 +10,8 @@ from pipeline.cluster import spares
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import TrainingError
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+
 
 class Restarts:
     """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
@@ -42,7 +44,7 @@ class Restarts:
 
     def not_asked(self, now: float) -> str:
         """Where an earlier attempt may have left ranks, as the end of a sentence that there are none; '': nowhere."""
-        late = [f"{host} until {_clock(ends)}" for host, ends in self._gone.items() if ends > now]
+        late = [f"{host} until {clock(ends)}" for host, ends in self._gone.items() if ends > now]
         if not late:
             return ""
         return f", but perhaps on {', '.join(late)} (cluster.lease_s={self.cluster.lease_s:g}), which couldn't be asked"
@@ -65,5 +67,23 @@ class Restarts:
         return [] if self._keeps_hosts else spares.passed_over(self.cluster, gone)
 
 
-def _clock(unix_time: float) -> str:
+class Waits:
+    """The pauses between tries of hosts that don't answer: longer and longer ones, for ``limit_s`` together."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self.doing = limit_s, ""
+        self._pause_s = _FIRST_PAUSE_S
+        self._ends: float | None = None
+
+    def next(self, now: float) -> float | None:
+        """Seconds until the next try; None: none is left. ``now`` is of a clock that only goes forward."""
+        self._ends = now + self.limit_s if self._ends is None else self._ends
+        if now >= self._ends:
+            return None
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return min(pause_s, self._ends - now)
+
+
+def clock(unix_time: float) -> str:
+    """``13:45:12``, of this computer."""
     return time.strftime("%H:%M:%S", time.localtime(unix_time))

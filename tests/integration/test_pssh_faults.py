@@ -168,8 +168,9 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
         registered = json.loads((stub.run_dir / "plan.json").read_text())["nodes"][1]["state_dir"]
         on(lab, "node1", f"kill -9 $(grep -o '\"pid\": [0-9]*' '{registered}/agent.json' | tr -dc 0-9)")
 
-    with pytest.raises(TrainingError, match="node1 the node agent was killed"):
+    with pytest.raises(TrainingError, match="node1 the node agent was killed; the host itself answers") as caught:
         pssh.run(stub, Then(kill_agent))
+    assert "from here" not in str(caught.value), "the way there is fine"
     assert pssh.left(stub) == 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.lab import Lab
+from pipeline.lab import Lab, network, up
 from tests.integration.commands import Project, wait_for_step
 from tests.waiting import HANG_S, wait_until
 
@@ -50,6 +51,21 @@ def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
     rows = (project.only_run() / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [*range(1, STEPS + 1)]
     assert (project.only_run() / "outputs" / "w.txt").read_text() == "trained"
+
+
+@pytest.mark.long  # the wait for a host that took part: tests/pipeline/test_attempting.py
+def test_a_host_that_restarts_costs_one_restart(tmp_path: Path, lab: Lab) -> None:
+    project = of_script(tmp_path, "cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")
+    child = project.start("train", "cluster.max_restarts=1")
+    wait_for_step(project, 3, child)
+    network.end_processes(lab.host("node0").namespace)
+    time.sleep(8)
+    up(lab.root, 2)  # starts its ssh server again
+    said, _ = child.communicate(timeout=HANG_S)
+    assert child.returncode == 0, said
+    assert "node0 no longer answers: " in said
+    assert "training failed: node0 the node agent was killed; the host itself answers" in said
+    assert project.result()["attempts"] == 2
 
 
 def test_what_runs_on_here_is_taken_up_as_well(tmp_path: Path) -> None:

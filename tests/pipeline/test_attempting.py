@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,6 +73,31 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     assert said == (
         ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
     )
+
+
+@pytest.mark.parametrize("limit_s", [60.0, 0.0])
+def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
+    """A host that was restarted refuses connections until its ssh server is up."""
+    said, pauses, tries = list[str](), list[float](), iter([True, True, True, False])
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="a"),), max_restarts=1, restart_wait_s=limit_s)
+
+    def run_attempt(*_: object) -> None:
+        if next(tries):
+            raise HostError("probe: a: Connection refused", hosts=["a"])
+
+    monkeypatch.setattr(attempting, "run_attempt", run_attempt)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_spec", lambda *_, **__: None)
+    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
+    restarts = Restarts(cluster)
+    restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
+    with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
+        attempting._attempt(work, 2, restarts, notes=False, is_last=True)
+    assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])
+    waits = r"attempt 2 waits until \d\d:\d\d:\d\d \(cluster.restart_wait_s=60\) for a, which took part before"
+    assert len(said) == bool(limit_s)
+    assert all(re.fullmatch(rf"probe: a: Connection refused\n{waits}", line) for line in said), said
 
 
 @pytest.mark.parametrize("most", [0, 1])

@@ -169,7 +169,25 @@ def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None
     assert lost_hosts.described(["node1"], {"node0": ["unreachable"], "node2": ["unreachable"]}) == [
         "node1: node0 and node2 can't reach it either: the host, or its link, is down"
     ]
-    assert "only the way to it from here" in lost_hosts.described(["node1"], {"node0": ["answers"]})[0]
+    assert lost_hosts.described(["node1"], {"node0": ["answers"]}) == [
+        "node1: its ssh server answers node0: the host is alive, but can't be reached from here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node0", "node2", "dead"),
+    [
+        ("unreachable", "silent", True),
+        ("unreachable", "answers", False),
+        ("unreachable", "refuses", False),  # it restarts, and may be back in a moment
+        ("unreachable", None, False),
+    ],
+)
+def test_a_silent_host_is_dead_only_if_no_other_one_reaches_it(node0: str, node2: str | None, dead: bool) -> None:
+    seen = {"node0": ["answers", node0]} | ({"node2": ["answers", node2]} if node2 else {})
+    assert lost_hosts.is_dead("node1", ["node3", "node1"], seen, ["node0", "node2"]) == dead
+    assert not lost_hosts.is_dead("node1", ["node3"], seen, ["node0"]), "nobody was asked of it"
+    assert not lost_hosts.is_dead("node1", ["node1"], {}, []), "there is nobody to ask"
     assert lost_hosts.described(["node1"], {}) == []
 
 

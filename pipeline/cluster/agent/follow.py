@@ -135,7 +135,11 @@ def orphaned(node: Json, supervisor: Silence) -> Json | None:
         return ended
     send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
     gone = end_tree(entry["mark"], 1.0)
-    why = "the node agent was killed" if not frozen else f"the node agent was frozen for {FROZEN_S:.0f} s"
+    why = (
+        "the node agent was killed; the host itself answers"
+        if not frozen
+        else f"the node agent was frozen for {FROZEN_S:.0f} s"
+    )
     ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
     with contextlib.suppress(OSError):  # a full disk, or the folder is removed right now
         write_json(os.path.join(state, "exit.json"), ended)

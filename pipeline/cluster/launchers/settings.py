@@ -92,6 +92,8 @@ class ClusterConfig:
         checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
             whose folder has lost its own goes on from there; null: none.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
+        restart_wait_s: how long a further attempt waits for hosts that took part in the one before and don't answer,
+            such as one that restarts.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -123,3 +125,4 @@ class ClusterConfig:
     when_busy: str = "auto"
     checkpoint_mirror: str | None = None
     max_restarts: int = 0
+    restart_wait_s: float = 300.0
