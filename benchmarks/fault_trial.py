@@ -142,10 +142,10 @@ class Trial:
         return own in theirs
 
     def torchruns(self) -> list[psutil.Process]:
-        return [process for process, words in self.processes() if "torch.distributed.run" in words]
+        return [process for process, words in self.processes() if "trainers/torchrun.py" in words]
 
     def ranks(self) -> list[psutil.Process]:
-        return [process for process, words in self.processes() if "torch.distributed.run" not in words]
+        return [process for process, words in self.processes() if "trainers/torchrun.py" not in words]
 
     def supervisors(self) -> list[psutil.Process]:
         found = []

@@ -21,7 +21,7 @@ from measure import DOIT, ROOT, spread, surroundings
 
 TARGET_MB = 300.0
 PERIOD_S = 0.1
-TRAINING = ("agent.py", "torch.distributed.run", "torchrun", "trainers.classifier")
+TRAINING = ("agent.py", "torchrun", "trainers.classifier")
 Usage = dict[str, tuple[float, float]]  # what a process is -> (PSS, RSS) in MB
 
 

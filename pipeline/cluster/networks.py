@@ -117,6 +117,14 @@ def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[N
     return moved if [fact.address for fact in moved] != [fact.address for fact in facts] else None
 
 
+def loopback(fact: NodeFacts) -> dict[str, str]:
+    """The loopback as environment, for ranks that share one host: whatever the host itself has set, no other host
+    reaches them there. Empty where the interfaces aren't known (macOS)."""
+    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
+    name = next((name for address, name in interfaces.items() if _is_loopback(address)), None)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
 def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
     """The interface for gloo and NCCL, and NCCL's InfiniBand ports, as environment; what the host itself has set stays.
 

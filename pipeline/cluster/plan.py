@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.cluster import encryption, networks
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
+from pipeline.core.program import TORCHRUN_FILE
 from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.keys import rank_environment
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import AttemptSpec, Place
     from pipeline.core.specs import Cluster, Host, NodeFacts
 
+LOOPBACK = "127.0.0.1"
 _NUMA_TORCH = (2, 9)  # the first whose torchrun has --numa-binding
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
 
@@ -37,7 +39,8 @@ def render(
         master_port: a port that was free on node 0.
         place: where a host keeps the run (``Launcher.place``).
     """
-    meeting = _Meeting(cluster=cluster, run_id=run_id, address=facts[0].address, port=master_port)
+    address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
+    meeting = _Meeting(cluster=cluster, run_id=run_id, address=address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     nodes: list[NodePlan] = []
     first_rank = 0
@@ -109,7 +112,7 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         host=host.label,
         identity=fact.identity,
         address=fact.address,
-        argv=argv(spec, torchrun(python=fact.python, options=options), node),
+        argv=argv(spec, torchrun(python=fact.python, run_dir=place.run_dir, options=options), node),
         env={
             **({"PACELINE_PROJECT": spec.project} if spec.script is not None else {}),
             **env,
@@ -125,9 +128,9 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
 
 
 def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
-    """The variables that say over which network the ranks of several nodes speak, and how."""
+    """The variables that say over which network the ranks speak, and how: on one node over none."""
     if cluster.nnodes == 1:
-        return {}
+        return networks.loopback(node.fact)
     chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
     return {**chosen, **encryption.variables(cluster, node.fact.home)}
 
@@ -143,24 +146,14 @@ def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
 
 def _rendezvous(node: _Node, meeting: _Meeting) -> dict[str, str | int]:
     """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
-    cluster, address, port = meeting.cluster, meeting.address, meeting.port
-    if cluster.rendezvous == "static":  # torchrun's node ranks follow the list, which c10d doesn't promise
-        return {
-            "nnodes": cluster.nnodes,
-            "node-rank": node.node_rank,
-            "rdzv-backend": "static",
-            "rdzv-id": meeting.run_id,
-            "master-addr": address,
-            "master-port": port,
-        }
-    alone = cluster.rendezvous == "file"
-    endpoint = "localhost:0" if alone else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    alone = meeting.cluster.rendezvous == "file"
     return {
-        "nnodes": 1 if alone else cluster.nnodes,
-        "rdzv-backend": "c10d",
+        "nnodes": 1 if alone else meeting.cluster.nnodes,
+        "node-rank": 0 if alone else node.node_rank,
+        "rdzv-backend": "static",  # its node ranks follow the list, and nothing that a peer sends is unpickled
         "rdzv-id": meeting.run_id,
-        "rdzv-endpoint": endpoint,
-        "rdzv-conf": f"is_host={int(alone or node.node_rank == 0)}",
+        "master-addr": LOOPBACK if alone else meeting.address,
+        "master-port": 0 if alone else meeting.port,
     }
 
 
@@ -169,20 +162,18 @@ def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
     cluster = meeting.cluster
     if cluster.rendezvous == "static":
         return {}
-    env = {
+    return {
         "PACELINE_FIRST_RANK": str(node.first_rank),
         "PACELINE_NODE_RANK": str(node.node_rank),
         "PACELINE_NNODES": str(cluster.nnodes),
         "PACELINE_WORLD_SIZE": str(cluster.world_size),
+        "PACELINE_RENDEZVOUS_FILE": f"{cluster.rendezvous_dir}/{meeting.run_id}",
     }
-    if cluster.rendezvous == "file":
-        env["PACELINE_RENDEZVOUS_FILE"] = f"{cluster.rendezvous_dir}/{meeting.run_id}"
-    return env
 
 
-def torchrun(*, python: str, options: dict[str, str | int]) -> tuple[str, ...]:
-    """torchrun of one node, up to what its ranks run."""
-    return (python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()))
+def torchrun(*, python: str, run_dir: str, options: dict[str, str | int]) -> tuple[str, ...]:
+    """torchrun of one node, from the snapshot, up to what its ranks run."""
+    return (python, f"{run_dir}/code/{TORCHRUN_FILE}", *(f"--{name}={value}" for name, value in options.items()))
 
 
 def argv(spec: AttemptSpec, torchrun: tuple[str, ...], node: _Node) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
 
-RENDEZVOUS = ("static", "c10d", "file")
+RENDEZVOUS = ("static", "file")
 DEVICES = ("auto", "cpu", "cuda")
 HOSTFILE_CHARACTERS = 1_000_000
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop

@@ -114,8 +114,7 @@ def check_script(told: ScriptConfig, cluster: Cluster) -> None:
         )
     if cluster.rendezvous != "static" and cluster.nnodes > 1:
         raise UsageError(
-            f"cluster.rendezvous={cluster.rendezvous}: only static gives a script's rank 0 to the first host, whose "
-            "metrics and checkpoints are taken",
+            f"cluster.rendezvous={cluster.rendezvous}: a script's ranks meet where torchrun says, which is static",
             hint="cluster.rendezvous=static",
         )
     if cluster.min_nodes:

@@ -61,7 +61,7 @@ class Cluster:
     """Topology plus the few numbers that the launch depends on. Times in seconds.
 
     ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
-    extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
+    extra ssh client configuration (None: the user's own). ``rendezvous`` is static or file (in
     ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
     and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
     CPU, and a host with GPUs is refused, since the key couldn't know of them. ``tls_certificate``, ``tls_key`` and

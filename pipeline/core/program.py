@@ -11,6 +11,12 @@ from pipeline.core import documents
 SECTION = "program"
 """The section of config.json that says which it is; the classifier has none."""
 
+TORCHRUN = "trainers.torchrun"
+"""The module of the node half that is torchrun; every snapshot has it."""
+
+TORCHRUN_FILE = "trainers/torchrun.py"
+"""Its path there."""
+
 
 class Program(NamedTuple):
     """``entry`` is a module of the node half: each rank runs it, or, where it ``starts_torchrun``, it is torchrun's

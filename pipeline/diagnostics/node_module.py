@@ -19,6 +19,7 @@ from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.program import TORCHRUN
 from pipeline.core.specs import Cluster, LogLine, Outputs
 from pipeline.core.tables import is_count
 from pipeline.data import manifest
@@ -81,7 +82,7 @@ def run(
     write_json(folder / "config.json", diagnosis.config)
     found = manifest.read(pack.path) if pack is not None else None
     reading = found.rank_modules if found is not None else ()
-    code = import_closure(root, (diagnosis.module, *diagnosis.chosen, *reading), cluster.python_path)
+    code = import_closure(root, (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading), cluster.python_path)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     spec = AttemptSpec(

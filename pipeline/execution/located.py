@@ -117,7 +117,7 @@ def sources(root: Path) -> Sources:
 
     @cache
     def read(chosen: tuple[str, ...], behind: tuple[str, ...]) -> Closure:
-        return import_closure(root, (programs.CLASSIFIER.entry, *chosen), behind)
+        return import_closure(root, (programs.CLASSIFIER.entry, programs.TORCHRUN, *chosen), behind)
 
     return read
 

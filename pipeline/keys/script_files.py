@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, sha256_file
 from pipeline.core.patterns import refuse_odd
+from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
@@ -69,7 +70,7 @@ class ScriptFiles(NamedTuple):
         Raises:
             UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
         """
-        own = import_closure(self.root, STARTER, behind)
+        own = import_closure(self.root, (STARTER, TORCHRUN), behind)
         digests, sources, unresolved = dict(own.digests), dict(own.sources), own.unresolved
         versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:

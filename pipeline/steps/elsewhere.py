@@ -25,7 +25,7 @@ from pipeline.core import masking
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.program import SCRIPT
+from pipeline.core.program import SCRIPT, TORCHRUN
 from pipeline.core.specs import LogLine, Outputs
 from pipeline.keys.import_closure import import_closure
 from pipeline.keys.script_files import STARTER
@@ -66,7 +66,7 @@ def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
     """A run folder for it, beside its outputs. Raises StepError, OSError."""
     folder = making.out.parent / "attempt"
     program, files = _program(making)
-    files = {**files, **import_closure(making.root, STARTER, cluster.python_path).sources}
+    files = {**files, **import_closure(making.root, (STARTER, TORCHRUN), cluster.python_path).sources}
     for name, source in files.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     write_json(folder / "config.json", {"seed": 0, "program": program})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
-from pipeline.core.program import SCRIPT
+from pipeline.core.program import SCRIPT, TORCHRUN_FILE
 from pipeline.core.specs import SCRIPT_OUTPUTS
 
 TRAINER = '''
@@ -92,6 +92,7 @@ def make(folder: Path, program: str, *, record: bool = False, stand_in: bool = F
     trainers.mkdir(parents=True)
     (trainers / "__init__.py").write_text("")
     (trainers / "classifier.py").write_text(TRAINER)
+    shutil.copy(ROOT / TORCHRUN_FILE, trainers)
     if stand_in:  # the run's code comes first on the path, and nothing else of torch is imported
         shutil.copytree(STAND_IN, run_dir / "code" / "torch", ignore=shutil.ignore_patterns("__pycache__"))
     config = {

@@ -1,4 +1,4 @@
-"""FSDP on two real SSH hosts that share nothing, over c10d: a rank is killed, and the next attempt goes on."""
+"""FSDP on two real SSH hosts that share nothing: a rank is killed, and the next attempt goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(project: Project, lab: Lab) -> None:
     hosts = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
-    project.words = [*hosts, "strategy=fsdp", "cluster.rendezvous=c10d", "cluster.max_restarts=1"]
+    project.words = [*hosts, "strategy=fsdp", "cluster.max_restarts=1"]
     child = project.start("train", "experiment=quickstart", "trainer.epochs=12")
     wait_for_step(project, 40, child)
     inside = lab.host("node1").init_pid

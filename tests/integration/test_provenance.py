@@ -193,8 +193,8 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     (told,) = json.loads(trained.doit("plan", *words, "json=1"))
     assert trained.files() == before
     assert "train     to do  not finished yet" in shown
-    assert "'<python of n0>' -m torch.distributed.run --nproc-per-node=1 --nnodes=2 --node-rank=0" in shown
-    assert "/opt/py -m torch.distributed.run" in shown
+    assert "/code/trainers/torchrun.py' --nproc-per-node=1 --nnodes=2 --node-rank=0" in shown
+    assert "/opt/py '~/.cache/paceline/runs/" in shown
     assert [node["node_rank"] for node in told["launch"]["nodes"]] == [0, 1]
     assert graph.startswith("flowchart LR\n")
     assert "train0 --> evaluate0" in graph

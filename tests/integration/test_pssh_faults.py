@@ -262,7 +262,7 @@ def test_killed_torchrun_leaves_no_orphans(pssh: Bench) -> None:
     stub = pssh.stub(SLEEP, stand_in=True)  # its ranks too have sessions of their own and outlive it
 
     def kill_torchrun() -> None:
-        for pid in processes("torch.distributed.run", f"--rdzv-id={stub.digest[:12]}"):
+        for pid in processes("trainers/torchrun.py", f"--rdzv-id={stub.digest[:12]}"):
             if "--node-rank=1" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Two torchruns, as the plan renders them for two nodes, that meet in each way and train the same weights.
+"""Two torchruns, as the plan renders them for two nodes, that meet in a file and train the same weights.
 
 The static rendezvous is the one of all other tests with two hosts.
 """
@@ -56,7 +56,7 @@ def plan_for(cluster: Cluster, folders: list[Path]) -> LaunchPlan:
 
 
 def train(plan: LaunchPlan) -> None:
-    """Node 1 starts first: with c10d torchrun gives it rank 0 if anything does."""
+    """Node 1 starts first: each torchrun is alone, and knows nothing of its rank."""
     nodes = [
         subprocess.Popen(
             node.argv,
@@ -77,19 +77,20 @@ def train(plan: LaunchPlan) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["c10d", "file"])
-def test_other_rendezvous_than_static_give_rank_0_to_the_first_node_and_the_same_weights(
-    make_run: MakeRun, tmp_path: Path, kind: str
+def test_in_a_file_the_first_node_gets_rank_0_too_and_the_weights_are_the_same(
+    make_run: MakeRun, tmp_path: Path
 ) -> None:
     hosts = (Host(name="0"), Host(name="1"))
     plain = make_run("plain", trainer__epochs=1)
     call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", plain, nnodes=2, nproc=1)
-    meet = tmp_path / "meet" if kind == "file" else None
-    cluster = Cluster(launcher="pssh", hosts=hosts, rendezvous=kind, rendezvous_dir=str(meet) if meet else None)
-    folders = [make_run(f"{kind} {number}", trainer__epochs=1) for number in range(2)]
+    meet = tmp_path / "meet"
+    cluster = Cluster(launcher="pssh", hosts=hosts, rendezvous="file", rendezvous_dir=str(meet))
+    folders = [make_run(f"file {number}", trainer__epochs=1) for number in range(2)]
+    for folder in folders:
+        (folder / "code").symlink_to(ROOT)
     train(plan_for(cluster, folders))
     summary = read_summary(folders[0])
     assert (summary["nnodes"], summary["world_size"]) == (2, 2)
     assert not (folders[1] / "summary.json").exists()
     assert summary["weights_sha256"] == read_summary(plain)["weights_sha256"]
-    assert meet is None or list(meet.iterdir()) == []
+    assert list(meet.iterdir()) == []

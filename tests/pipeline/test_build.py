@@ -144,7 +144,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             "cluster.when_busy=wait is about hosts that are named, and slurm",
         ),
         (["cluster=slurm", "cluster.min_nodes=1"], "cluster.min_nodes is about hosts that are named, and slurm queues"),
-        (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; did you mean c10d? valid: "),
+        (["cluster.rendezvous=c10d"], "cluster.rendezvous='c10d' is not an option; "),
         (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
         (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),
     ],

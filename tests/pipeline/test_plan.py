@@ -60,7 +60,7 @@ def test_node_ranks_follow_the_list_and_ranks_add_up() -> None:
 
 def test_command_is_static_rendezvous_with_the_nodes_own_address() -> None:
     argv = rendered(cluster(2, 3), facts(0), facts(1)).nodes[1].argv
-    assert argv[:3] == ("/venv/bin/python", "-m", "torch.distributed.run")
+    assert argv[:2] == ("/venv/bin/python", "/w/node1/code/trainers/torchrun.py")
     assert {
         "--nnodes=2",
         "--nproc-per-node=3",
@@ -118,8 +118,14 @@ def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set
     assert env["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
-def test_one_node_needs_no_interface() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env
+def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
+    found = facts(
+        0, extra={"interfaces": {"10.0.0.1": "eth0", "127.0.0.1": "lo"}, "env": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    )
+    (node,) = rendered(cluster(2), found).nodes
+    assert {"--master-addr=127.0.0.1", "--master-port=40000"} <= set(node.argv)
+    assert (node.env["GLOO_SOCKET_IFNAME"], node.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env, "interfaces that aren't known"
 
 
 def test_equal_arguments_render_equal_plans() -> None:
@@ -191,29 +197,20 @@ def test_loopback_address_beside_a_real_one() -> None:
     assert "node0: its address is 127.0.0.1, where the other nodes can't reach it; set cluster.hosts[].address" in text
 
 
-def test_c10d_gets_one_endpoint_one_host_of_the_store_and_the_plans_own_ranks() -> None:
-    plan = rendered(cluster(2, 3, rendezvous="c10d"), facts(0), facts(1))
-    first, second = plan.nodes
-    assert {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:40000", "--rdzv-id=abc-2-ff"} <= set(
-        second.argv
-    )
-    assert ("--rdzv-conf=is_host=1" in first.argv, "--rdzv-conf=is_host=0" in second.argv) == (True, True)
-    assert not any("node-rank" in word or "master" in word for word in second.argv)
-    own = {name: value for name, value in second.env.items() if name.startswith("PACELINE")}
+def test_with_a_shared_file_each_torchrun_is_alone() -> None:
+    plan = rendered(cluster(1, 1, rendezvous="file", rendezvous_dir="/nfs/meet"), facts(0), facts(1))
+    wanted = {"--nnodes=1", "--node-rank=0", "--rdzv-backend=static", "--master-addr=127.0.0.1", "--master-port=0"}
+    assert wanted <= set(plan.nodes[1].argv)
+    own = {name: value for name, value in plan.nodes[1].env.items() if name.startswith("PACELINE")}
     assert own == {
         "PACELINE_COLLECTIVE_TIMEOUT_S": "600",
         "PACELINE_DEVICE": "cpu",
-        "PACELINE_FIRST_RANK": "2",
+        "PACELINE_FIRST_RANK": "1",
         "PACELINE_NODE_RANK": "1",
         "PACELINE_NNODES": "2",
-        "PACELINE_WORLD_SIZE": "5",
+        "PACELINE_WORLD_SIZE": "2",
+        "PACELINE_RENDEZVOUS_FILE": "/nfs/meet/abc-2-ff",
     }
-
-
-def test_with_a_shared_file_each_torchrun_is_alone() -> None:
-    plan = rendered(cluster(1, 1, rendezvous="file", rendezvous_dir="/nfs/meet"), facts(0), facts(1))
-    assert {"--nnodes=1", "--rdzv-endpoint=localhost:0"} <= set(plan.nodes[1].argv)
-    assert plan.nodes[1].env["PACELINE_RENDEZVOUS_FILE"] == "/nfs/meet/abc-2-ff"
 
 
 def test_static_needs_no_word_of_ours_about_ranks() -> None:

@@ -27,15 +27,16 @@ SHOW = """
 import json, os, sys
 file = open("/proc/self/environ", "rb")
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "site": "sitecustomize" in sys.modules}
+shown["path"] = list(dict.fromkeys(sys.path))[:2]
 shown |= {"mark": b"PACELINE_NODE=%b" in file.read().split(bytes(1)), "ahead": "graphlib" in sys.modules}
-print(json.dumps(shown | {"pid": os.getpid(), "name": __name__, "path": sys.path[:2], "stdin": sys.stdin.read()}))
+print(json.dumps(shown | {"pid": os.getpid(), "name": __name__, "stdin": sys.stdin.read()}))
 sys.exit(3)
 """.replace("%b", MARK)
 
 PASSES_ON = """
 import os, sys; from pathlib import Path; from trainers.script.prepared import PreparedTorchrun
 child = PreparedTorchrun.found(); env = {**os.environ, "PYTHONPATH": sys.argv[1]}
-assert child.become([sys.executable, "-m", "show"], cwd=Path.cwd(), env=env)
+assert child.become([sys.executable, sys.argv[1] + "/show.py"], cwd=Path.cwd(), env=env)
 sys.exit(10 + child.wait(60.0))
 """
 
@@ -47,7 +48,7 @@ DECLINES = PASSES_ON.replace("assert child", "assert not child").replace(
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a program lies that is prepared in torchrun's place: torch takes seconds to import."""
-    text = prepared.program().decode().replace(repr(torchrun.MODULE).replace("'", '"'), '"show"')
+    text = prepared.program().decode().replace(f'FILE = "{torchrun.FILE}"', 'FILE = "show.py"')
     text = text.replace(f'IMPORTS = ("{torchrun.IMPORTS[0]}", "{torchrun.IMPORTS[1]}")', 'IMPORTS = ("graphlib",)')
     monkeypatch.setattr(prepared, "program", text.encode)
     (tmp_path / "code").mkdir()
@@ -77,8 +78,10 @@ def become(run_dir: Path, child: Prepared, argv: list[str], env: dict[str, str])
 def test_it_becomes_torchrun_as_a_plain_start_would_have_made_it_and_keeps_its_id(run_dir: Path) -> None:
     more = {"PACELINE_DEVICE": "cpu", "API_TOKEN": "secret", "CUDA_VISIBLE_DEVICES": "1"}
     child, env = Prepared(asked(script=False)), environment(run_dir, **more)
-    shown = become(run_dir, child, [sys.executable, "-m", "show", "--nnodes=1"], env)
-    plain = subprocess.run([sys.executable, "-m", "show", "--nnodes=1"], env=env, cwd=run_dir, stdout=subprocess.PIPE)
+    shown = become(run_dir, child, [sys.executable, f"{run_dir}/code/show.py", "--nnodes=1"], env)
+    plain = subprocess.run(
+        [sys.executable, f"{run_dir}/code/show.py", "--nnodes=1"], env=env, cwd=run_dir, stdout=subprocess.PIPE
+    )
     assert shown == {**json.loads(plain.stdout), "pid": child.pid, "ahead": True}
     assert (shown["env"]["OMP_NUM_THREADS"], shown["site"], shown["mark"]) == ("3", True, True)
     assert child.returncode == plain.returncode == 3
@@ -93,7 +96,7 @@ def test_what_the_imports_say_when_they_crash_is_in_the_log(run_dir: Path, scrip
     child = Prepared({**asked(script=script), "env": {"PYTHONPATH": str(run_dir)}})
     argv = [sys.executable, str(run_dir / "script.py"), str(run_dir / "code")]
     with (run_dir / "log").open("wb") as output:
-        argv = argv if script else [sys.executable, "-m", "show"]
+        argv = argv if script else [sys.executable, f"{run_dir}/code/show.py"]
         assert child.become(argv, environment(run_dir, PYTHONPATH=str(HOME)), str(run_dir), output)
     wait_until(lambda: child.poll() is not None)
     assert ((run_dir / "log").read_text(), child.returncode) == ("FATAL: no AVX-512\n", 4 if script else -6)
@@ -104,7 +107,7 @@ def test_what_the_imports_warn_of_is_in_the_log_once(run_dir: Path) -> None:
     (run_dir / "lib" / "graphlib.py").write_text("import os; os.write(2, b'an old driver\\n')")
     child = Prepared({**asked(script=False), "env": {"PYTHONPATH": str(run_dir / "lib"), "PYTHONHASHSEED": "0"}})
     with (run_dir / "log").open("wb") as output:
-        assert child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+        assert child.become([sys.executable, f"{run_dir}/code/show.py"], environment(run_dir), str(run_dir), output)
     wait_until(lambda: child.poll() is not None)
     said, shown = (run_dir / "log").read_text().splitlines()
     assert (said, json.loads(shown)["ahead"]) == ("an old driver", True)
@@ -112,13 +115,13 @@ def test_what_the_imports_warn_of_is_in_the_log_once(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("what", ["variable", "module", "program"])
 def test_what_was_not_foreseen_is_started_plainly_by_the_same_process(run_dir: Path, what: str) -> None:
-    child, argv = Prepared(asked(script=False)), [sys.executable, "-m", "show"]
+    child, argv = Prepared(asked(script=False)), [sys.executable, f"{run_dir}/code/show.py"]
     env = environment(run_dir, **({"TORCH_SHOW_CPP_STACKTRACES": "1"} if what == "variable" else {}))
     if what == "module":
         (run_dir / "code" / "graphlib.py").touch()
     if what == "program":
         (run_dir / "code" / "other.py").write_text(SHOW)
-        argv = [sys.executable, "-m", "other"]
+        argv = [sys.executable, f"{run_dir}/code/other.py"]
     shown = become(run_dir, child, argv, env)
     assert (shown["ahead"], shown["mark"], shown["pid"], shown["stdin"]) == (False, True, child.pid, "")
 
@@ -137,7 +140,7 @@ def test_one_that_somebody_has_stopped_is_not_waited_for(run_dir: Path, script: 
     os.kill(child.pid, signal.SIGSTOP)
     wait_until(lambda: Path(f"/proc/{child.pid}/stat").read_text().split()[2] == "T")
     with (run_dir / "log").open("wb") as output:
-        assert not child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+        assert not child.become([sys.executable, f"{run_dir}/code/show.py"], environment(run_dir), str(run_dir), output)
     assert child.returncode == -9
 
 
@@ -195,7 +198,7 @@ def test_no_order_is_followed_once_the_supervisor_is_dead(
             wait_until(lambda: waits(child.pid, script=script))
             os.kill(child.pid, signal.SIGSTOP)  # it imports for as long as anybody likes
             with (run_dir / "log").open("wb") as output:
-                child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+                child.become([sys.executable, f"{run_dir}/code/show.py"], environment(run_dir), str(run_dir), output)
             os.write(tell, str(child.pid).encode())
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -213,7 +216,7 @@ def test_a_mark_that_finds_no_room_is_started_plainly(run_dir: Path) -> None:
     child = Prepared(asked(script=False))
     with (run_dir / "log").open("wb") as output:
         long = environment(run_dir, **{torchrun.MARK: "key-" * 100})
-        assert not child.become([sys.executable, "-m", "show"], long, str(run_dir), output)
+        assert not child.become([sys.executable, f"{run_dir}/code/show.py"], long, str(run_dir), output)
     assert child.returncode == -9
 
 

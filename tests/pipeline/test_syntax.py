@@ -31,6 +31,7 @@ RUNS = (
     ("data.torchvision_images",),
     ("exporting",),
     ("script.call",),
+    ("torchrun",),
 )
 
 

@@ -36,8 +36,8 @@ class Ranks:
 def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     """Read what torchrun put into the environment.
 
-    Where torchrun doesn't know a node's place (rendezvous c10d gives out ranks as it likes, with file each node is
-    alone for it), the plan says it in PACELINE_ variables: then rank 0 is on the plan's first node all the same.
+    Where torchrun doesn't know a node's place (with rendezvous file each node is alone for it), the plan says it in
+    PACELINE_ variables.
     """
 
     def number(name: str, default: int) -> int:

@@ -73,7 +73,7 @@ def _parsed(words: Sequence[str]) -> Started:
     parser.add_argument("--data", action="append", default=[], help="where {data}, {data2}, … lie on this host")
     options = parser.parse_args(words[:at])
     if not words[at + 1 :]:
-        parser.error("what starts the script is missing: -- PYTHON -m torch.distributed.run OPTIONS…")
+        parser.error("what starts the script is missing: -- PYTHON …/trainers/torchrun.py OPTIONS…")
     told = {**vars(options), "config": options.config.resolve(), "data": tuple(filter(None, options.data))}
     return Started(**told, torchrun=tuple(words[at + 1 :]))
 

@@ -113,7 +113,7 @@ class Prepared:
         os.close(end)
         try:
             return subprocess.Popen(
-                [sys.executable, f"/dev/fd/{source}", torchrun.MODULE],
+                [sys.executable, f"/dev/fd/{source}", torchrun.FILE],
                 env=self._env,
                 stdin=stdin.fileno(),
                 stdout=self._said,

@@ -10,7 +10,7 @@ that, the system ends it with its parent. Standard library only, Python >= 3.9.
 """
 
 # Much of this is file descriptors and a search path as text: os.path all the way.
-# ruff: noqa: PTH109, PTH110, PTH118, PTH123, PTH208
+# ruff: noqa: PTH110, PTH118, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +25,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MODULE = "torch.distributed.run"
+FILE = "trainers/torchrun.py"
+"""Of a snapshot: what it becomes, by its path; also how a list of processes shows it."""
+
 IMPORTS = ("torch.distributed.launcher.api", "torch.distributed.elastic.agent.server.local_elastic_agent")
 OF_RANKS = (
     *("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "OMP_NUM_THREADS", "PYTHONPATH"),
@@ -64,8 +66,9 @@ def main() -> None:
     take(streams)
     os.chdir(told["cwd"])
     entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    foreseen = imported and argv[:3] == [sys.executable, "-m", MODULE] and not differing(given, begun_with, env)
-    if not foreseen or not marked or shadowed([os.getcwd(), *entries]):
+    known = argv[0] == sys.executable and argv[1].endswith(f"/{FILE}")
+    foreseen = imported and known and not differing(given, begun_with, env)
+    if not foreseen or not marked or shadowed(entries):
         os.ftruncate(said, 0)  # it is said again
         os.execve(argv[0], argv, env)
     os.write(2, os.pread(said, os.fstat(said).st_size, 0))
@@ -74,8 +77,8 @@ def main() -> None:
     added = {name: value for name, value in os.environ.items() if name not in given}  # by Python's start, by an import
     os.environ.clear()
     os.environ.update({**added, **env})
-    sys.path[:0] = [os.getcwd(), *entries]
-    run(argv[3:], entries)
+    sys.path[:0] = entries
+    run(argv[1:], entries)
 
 
 def environment() -> dict[str, str]:
@@ -178,7 +181,7 @@ def carry_mark(mark: str) -> bool:
 
 
 def run(arguments: list[str], entries: list[str]) -> None:
-    """As ``python -m``: first what PYTHONPATH has for every start of Python, then torchrun."""
+    """As ``python FILE``: first what PYTHONPATH has for every start of Python, then torchrun."""
     import importlib.machinery
     import runpy
 
@@ -186,8 +189,8 @@ def run(arguments: list[str], entries: list[str]) -> None:
         if importlib.machinery.PathFinder.find_spec(name, entries) is not None:
             sys.modules.pop(name, None)
             __import__(name)
-    sys.argv[:] = [MODULE, *arguments]
-    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    sys.argv[:] = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":

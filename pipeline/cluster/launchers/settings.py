@@ -76,7 +76,7 @@ class ClusterConfig:
         secrets: names in env that are secret though they don't sound so.
         environment: versions of distributions on the hosts, where they aren't the controller's.
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
-        rendezvous: how ranks find each other: static, c10d, or file.
+        rendezvous: how ranks find each other: static, or file.
         rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
         connect_timeout_s: how long ssh may take to reach a host the first time; one that refuses is told at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.

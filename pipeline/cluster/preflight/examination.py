@@ -68,7 +68,7 @@ def judge(cluster: Cluster, facts: Sequence[NodeFacts], closer: _Closer | None =
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
-        *clock.checks(cluster, facts, known.clocks),
+        *clock.checks(facts, known.clocks),
         *network.checks(cluster, facts),
         *gpus.checks(cluster, facts, {**asked, **known.gpus}),
         *known.checks,

@@ -1,6 +1,7 @@
 """torchrun as the node agent sees it: ranks in sessions of their own, their output in files, all ended with one.
 
-It stands for torch.distributed.run where that isn't what is tested: importing the real one costs a node seconds.
+It stands for torch.distributed.run where that isn't what is tested: importing the real one costs a node seconds. To
+import it is to run it.
 """
 
 import os
@@ -78,3 +79,4 @@ finally:
         until = time.monotonic() + float(os.environ["PET_SHUTDOWN_TIMEOUT"])
         while alive() and time.monotonic() < until:
             time.sleep(0.05)
+sys.exit()

@@ -1,0 +1,93 @@
+"""torchrun, whose store listens only where its ranks meet; ``python trainers/torchrun.py`` takes torchrun's options.
+
+torch's store listens on all interfaces of the first host, and has no login: whoever reaches the port reads and writes
+what torchrun and the ranks tell each other. With a store of the same port in the process already, torchrun takes that
+one (``multi_tenant``), so a socket that is bound to the run's address is opened first: to 127.0.0.1 on one host.
+
+A file that is run by its path: no module of the working directory can stand in its place, as with ``python -m``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+_BACKLOG = 4096
+_JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
+
+
+def main() -> None:
+    """As ``python -m torch.distributed.run``, without a folder of this file's on the import path."""
+    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
+        del sys.path[0]
+    from torch.distributed import run as torchrun
+
+    options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
+    store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
+    if store is not None:
+        options.master_port = store.port
+    torchrun.main(_with_port(sys.argv[1:], options.master_port))
+
+
+def _with_port(arguments: list[str], port: int) -> list[str]:
+    return [f"--master-port={port}" if word == "--master-port=0" else word for word in arguments]
+
+
+def listen(address: str, port: int) -> TCPStore | None:
+    """The store of this process, at this address alone. None: no interface here has the address (behind a NAT), and
+    torchrun's own listens on all of them. ``port`` 0: any.
+
+    Raises:
+        OSError: another program has the port.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    try:
+        listener = bound(address, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        print(
+            f"paceline: can't listen at {address} alone ({error.strerror}): the store in which the ranks meet listens "
+            "on all interfaces of this host",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=_JOIN,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """Listening at the address, of a name at the first that it stands for, IPv4 before IPv6, as gloo does. Raises
+    OSError."""
+    places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, kind, number, _, place = min(places, key=lambda found: found[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, number)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+if __name__ == "__main__":
+    main()
