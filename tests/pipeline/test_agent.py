@@ -22,6 +22,7 @@ from pipeline.cluster.agent import follow, log_lines, probe, processes, processo
 from pipeline.cluster.launchers import login_errors
 from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from pipeline.core import redact
 from tests.small_disk import mounted
 
 
@@ -221,6 +222,27 @@ def test_tail_cuts_what_is_too_long_for_one_line_and_loses_nothing(tmp_path: Pat
     assert [text.endswith(log_lines.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
     rest = seen[at + 1 :] + tail.lines(last=True)
     assert "".join(text.removesuffix(log_lines.CUT) for text in rest) == "x" * 200_000
+
+
+@pytest.mark.parametrize("secret", ["hunter2-hunter2", "https://ann:pw-of-ann@host", "s" * 9000])
+@pytest.mark.parametrize("at", [-1, 1, 7])
+def test_a_secret_in_two_writes_around_the_cut_of_a_long_line_is_hidden(tmp_path: Path, secret: str, at: int) -> None:
+    """The first write ends inside of it, at any distance from where a piece ends."""
+    values = [] if "://" in secret else [secret]
+    path = tmp_path / "out"
+    for before in (65_536 - 3, 65_536 + 8192, 65_536 + 8192 + 7, 80_000, 140_000):
+        tail = log_lines.Tail(str(path), log_lines.Rules(redact.rules(values)))
+        told = f"{'x ' * (before // 2)}{secret} and more"
+        cut = before // 2 * 2 + at % len(secret)
+        path.write_text(told[:cut])
+        seen = tail.lines()
+        with path.open("a") as file:
+            file.write(told[cut:] + " y" * 50_000 + "\n")
+        seen += tail.lines()
+        whole = "".join(text.removesuffix(log_lines.CUT) for text in seen)
+        assert whole == redact.hide(told, values) + " y" * 50_000
+        assert "***" in whole
+        assert all(len(text) <= log_lines.LONGEST_LINE_BYTES + len(log_lines.CUT) for text in seen)
 
 
 def test_tail_of_output_that_never_ends_a_line(tmp_path: Path) -> None:

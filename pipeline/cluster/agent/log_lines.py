@@ -4,18 +4,51 @@
 # ruff: noqa: PTH123
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterable
 
 LONGEST_LINE_BYTES = 65536
+LONGEST_TOKEN_BYTES = 8192
 CUT = " [cut: the line is longer, it goes on below]"
 
 
-class Tail:
-    """One growing file, read as whole lines from where the last look ended. ``hide`` alters each before it is cut."""
+class Rules:
+    """What hides secrets: patterns and what stands in their place.
 
-    def __init__(self, path: str, hide: Callable[[str], str] = str) -> None:
+    ``longest_bytes`` is what any of them may match at most: a pattern spells its secrets out, and tokens of a known
+    form, and logins in addresses, are taken to be no longer than that.
+    """
+
+    def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
+        self._rules = [(re.compile(pattern), shown) for pattern, shown in rules]
+        lengths = [len(pattern.pattern.encode()) for pattern, _ in self._rules]
+        self.longest_bytes = max([LONGEST_TOKEN_BYTES, *lengths]) if lengths else 0
+
+    def hide(self, text: str) -> str:
+        """With placeholders for secrets."""
+        for pattern, shown in self._rules:
+            text = pattern.sub(shown, text)
+        return text
+
+    def cut_before(self, text: str, at: int) -> int:
+        """The nearest place up to ``at`` where nothing is cut that is to be hidden."""
+        moved = True
+        while moved:
+            moved = False
+            for pattern, _ in self._rules:
+                for found in pattern.finditer(text):
+                    if found.start() < at < found.end():
+                        at, moved = found.start(), True
+        return at
+
+
+class Tail:
+    """One growing file, read as whole lines from where the last look ended. Secrets are hidden before a line is cut; of
+    one that goes on, what may be the beginning of a secret is held back."""
+
+    def __init__(self, path: str, rules: Rules | None = None) -> None:
         self.path = path
-        self.hide = hide
+        self.rules = Rules() if rules is None else rules
         self.offset = 0
         self._rest = b""
 
@@ -29,24 +62,32 @@ class Tail:
             data = b""
         self.offset += len(data)
         *whole, rest = (self._rest + data).split(b"\n")
-        texts = [text for line in map(self.shown, whole) for text in in_pieces(line)]
-        rest = self.shown(rest) if last or len(rest) > LONGEST_LINE_BYTES else rest
+        texts = [text for line in whole for text in in_pieces(self.shown(line))]
         if last and len(data) < 1 << 20:
-            texts += in_pieces(rest) if rest else []
+            texts += in_pieces(self.shown(rest)) if rest else []
             rest = b""
-        elif len(rest) > LONGEST_LINE_BYTES:
+        elif len(rest) > LONGEST_LINE_BYTES + self.rules.longest_bytes:
             states, returned, unfinished = rest.rpartition(b"\r")
             if returned:  # a progress bar that never ends its line: its last state
-                texts += in_pieces(states)
+                texts += in_pieces(self.shown(states))
                 rest = unfinished
-            cut, rest = cut_long(rest)
-            texts += cut
+            begun, rest = self._begun(rest)
+            texts += begun
         self._rest = rest
         return texts
 
+    def _begun(self, line: bytes) -> tuple[list[str], bytes]:
+        """Pieces of a line that goes on, and what is held back of it."""
+        text = line.decode("utf-8", "surrogateescape")
+        at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
+        if len(line) <= LONGEST_LINE_BYTES or at <= 0:
+            return [], line
+        cut, left = cut_long(self.shown(text[:at].encode("utf-8", "surrogateescape")))
+        return [*cut, as_text(left) + CUT], text[at:].encode("utf-8", "surrogateescape")
+
     def shown(self, line: bytes) -> bytes:
         """Bytes that are no text are left to ``as_text``."""
-        return self.hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return self.rules.hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def in_pieces(line: bytes) -> list[str]:

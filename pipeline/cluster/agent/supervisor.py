@@ -19,7 +19,7 @@ from types import FrameType
 
 from .addresses import plain
 from .early_exits import EarlyExits
-from .log_lines import Tail
+from .log_lines import Rules, Tail
 from .meeting import Meeting
 from .node import peers_of
 from .prepared import Prepared
@@ -55,8 +55,8 @@ class Supervisor:
         self.reason = ""
         self.signalled = False
         self.end_at: float | None = None
-        self.rules = [(re.compile(pattern), shown) for pattern, shown in request.get("hide", [])]
-        self.chatter = Tail(self.path("torchrun.log"), self.hide)
+        self.rules = Rules(request.get("hide", []))
+        self.chatter = Tail(self.path("torchrun.log"), self.rules)
         self.said: list[str] = []
         self.failed: dict[int, Json] = {}
         self.code = 0
@@ -69,9 +69,7 @@ class Supervisor:
 
     def hide(self, text: str) -> str:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
-        for pattern, shown in self.rules:
-            text = pattern.sub(shown, text)
-        return text
+        return self.rules.hide(text)
 
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
@@ -277,7 +275,7 @@ class Supervisor:
         for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
             if path not in self.tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
-                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.hide))
+                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
 
     def finish(self, code: int, gone: bool) -> None:
         reason = self.reason or ("" if code == 0 else f"torchrun ended with {describe(code)}")
