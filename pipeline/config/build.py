@@ -181,7 +181,7 @@ def _what_is_run(
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
     _refuse_unread(resolved, words)
-    placed, step = with_step(with_ranks(resolved), steps)
+    placed, step = with_step(with_ranks(resolved, root), steps)
     run, script = with_script(placed, words, root, must_exist=must_exist)
     return with_words(run, resolved), train_config(placed), script, step
 

@@ -11,7 +11,7 @@ from pipeline.core import program as programs
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.program import SCRIPT
-from pipeline.keys import script_files
+from pipeline.keys import process_groups, script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core.config import ConfigError
@@ -25,10 +25,11 @@ def says_something(resolved: Mapping[str, Any]) -> bool:
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
 
-def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in which ``auto`` ranks are one where a script is started without torchrun."""
-    cluster = resolved["cluster"]
-    if (resolved.get(programs.SECTION) or {}).get("torchrun") is False and cluster["nproc_per_node"] == "auto":
+def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The configuration in which ``auto`` ranks are one for a script that asks for no process group."""
+    cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
+    is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
+    if is_open and (section.get("torchrun") is False or not process_groups.are_asked_for(resolved, root)):
         cluster = {**cluster, "nproc_per_node": 1}
     return {**resolved, "cluster": cluster}
 

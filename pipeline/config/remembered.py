@@ -148,7 +148,12 @@ class BuiltBasis:
             hosts = sha256_file(path) if path is not None else None
         except (OSError, RuntimeError):  # RuntimeError: no such home
             return None
-        return sha256_text(canonical_json([self._composition.name, str(self._root), self._local_gpus, hosts]))
+        decided = [self._composition.name, str(self._root), self._local_gpus, hosts]
+        if (resolved.get("program") or {}).get("script") and resolved["cluster"]["nproc_per_node"] == "auto":
+            from pipeline.keys import process_groups  # of a script alone
+
+            decided.append(process_groups.are_asked_for(resolved, self._root))
+        return sha256_text(canonical_json(decided))
 
 
 def runs_dir(root: Path, words: Sequence[str]) -> Path | None:

@@ -24,7 +24,7 @@ from pipeline.execution.attempting import attach, going_on, left_running, run_at
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import rank_environment
+from pipeline.keys import process_groups, rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, checkpoints, journal, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -155,11 +155,18 @@ def _launch_unless_done(work: Work) -> None:
 
 def _notes(run: Run) -> list[str]:
     """What a user should know of a script's key before hours of training."""
+    said = [*run.config.notes]
+    ranks = run.config.cluster.world_size
+    if run.config.script is not None and ranks > 1 and not process_groups.are_asked_for(run.config.resolved, run.root):
+        said.append(
+            f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
+            "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
+        )
     if not run.unresolved:
-        return [*run.config.notes]
+        return said
     names = ", ".join(run.unresolved[:5]) + (f" and {len(run.unresolved) - 5} more" if len(run.unresolved) > 5 else "")
     return [
-        *run.config.notes,
+        *said,
         f"WARNING: not in the project and not installed here, so the key counts it as absent: {names}; folders with "
         "modules belong in cluster.env.PYTHONPATH",
     ]

@@ -290,7 +290,7 @@ def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[
     from pipeline.config.program_section import with_ranks
 
     try:
-        resolved = with_ranks(compose.resolve(compose.compose_config(words)))
+        resolved = with_ranks(compose.resolve(compose.compose_config(words)), root)
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # another version's words: the run's own code checks them

@@ -162,7 +162,7 @@ class TrialFactory:
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
-        told = program_section.with_ranks(self._composer.resolve(words))
+        told = program_section.with_ranks(self._composer.resolve(words), self._root)
         resolved, step = with_step(told, self._step_source)
         refuse_idle_words(told, step)
         refuse_unprintable(resolved)

@@ -117,7 +117,7 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
         (moved.parent / name).write_text((folder / name).read_text())
     same = key("program.args.lr=0.1")
     assert same == key("program.args.lr=0.1", script=moved) == key("program.args.lr=0.1", "program.seal=off")
-    others = ["program.args.lr=0.2", "program.args.x=1", "program.env.A=b", "cluster.nproc_per_node=1"]
+    others = ["program.args.lr=0.2", "program.args.x=1", "program.env.A=b", "cluster.nproc_per_node=3"]
     assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 5
 
 
@@ -286,7 +286,27 @@ def test_a_script_without_torchrun_is_one_rank_where_nobody_says_how_many() -> N
     config = configured("program.script=dodo.py", "program.torchrun=false")
     assert config.cluster.world_size == 1
     assert config.resolved["cluster"]["nproc_per_node"] == 1
-    assert configured("program.script=dodo.py").cluster.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "ranks"),
+    [
+        ("# torch.distributed and RANK\n", "", 1),
+        ("", "cluster.nproc_per_node=3", 3),
+        ("", "program.args.strategy=ddp", 2),
+        ("import utils\n", "", 2),
+        ("import os; print(os.environ['LOCAL_RANK'])\n", "", 2),
+        ("from transformers import (\n    AutoModel,\n    Trainer,\n)\n", "", 2),
+        ("from transformers import AutoModel\n", "", 1),
+        ("import lightning as L\n", "", 2),
+    ],
+)
+def test_a_script_is_one_process_unless_its_words_or_code_ask_for_more(
+    folder: Path, text: str, words: str, ranks: int
+) -> None:
+    (folder / "utils.py").write_text("from torch import distributed as dist\n")
+    (folder / "train.py").write_text(text)
+    assert configured(f"program.script='{folder}/train.py'", *words.split()).cluster.world_size == ranks
 
 
 def test_a_path_in_an_argument_is_data_as_if_program_data_named_it(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Whether a script asks for several processes: by its code, or by the words that it is started with."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.places import MODULES
+from pipeline.keys import script_files
+from trainers.core.config import ConfigError
+from trainers.script.settings import words
+
+_FRAMEWORKS = (
+    "accelerate|colossalai|composer|deepspeed|detectron2|fairscale|horovod|ignite|lightning|lightning_fabric|megatron|"
+    "mmengine|pytorch_lightning|torch_xla|torchrec|torchtitan|torchtune|trl"
+)
+_CODE = re.compile(
+    rf"\b(torch\.distributed|torch import distributed|init_process_group|init_device_mesh|DistributedDataParallel|"
+    rf"FullyShardedDataParallel|fully_shard|DistributedSampler|RANK|LOCAL_RANK|WORLD_SIZE)\b"
+    rf"|^\s*(import|from)\s+({_FRAMEWORKS})\b",
+    re.MULTILINE,
+)
+_TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
+_WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
+_OF_FILES = ("script", "command", "workdir", "inputs", "outputs")
+_NEVER_OURS = tuple(f"{name}/" for name in MODULES)
+
+
+def are_asked_for(resolved: Mapping[str, Any], root: Path) -> bool:
+    """Whether the script of a configuration asks for a process group; False where its files aren't there.
+
+    ``root`` is the project.
+    """
+    section = resolved["program"]
+    behind = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
+    if not (section.get("script") or section.get("command")):
+        return False
+    try:
+        given = [*(section.get("command") or ()), *words(section.get("args")), *(section.get("env") or ())]
+        if _WORDS.search("\n".join(map(str, given)).lower()):
+            return True
+        told: dict[str, Any] = {
+            name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
+        }
+        files = script_files.find(root=root, data=None, **told)
+        return files.file is not None and _in_code(files.closure([*filter(None, behind)]).sources.items())
+    except (UsageError, ConfigError, OSError):  # whoever starts it says so
+        return False
+
+
+def _in_code(sources: Iterable[tuple[str, Path]]) -> bool:
+    return any(
+        _asks(path)
+        for name, path in sources
+        if name.endswith(".py") and not name.startswith((*_NEVER_OURS, "paceline.py"))
+    )
+
+
+def _asks(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _found(text) and _found(_without_comments(text))
+
+
+def _found(text: str) -> bool:
+    return _CODE.search(text) is not None or _TRAINER.search(text) is not None
+
+
+def _without_comments(text: str) -> str:
+    """They decide no key, so they decide no number of ranks."""
+    lines = text.splitlines(keepends=True)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                lines[row - 1] = f"{lines[row - 1][:column]}\n"
+    except (tokenize.TokenError, SyntaxError):
+        return text
+    return "".join(lines)
