@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
+from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
 
 _SHOWN = 8
 
@@ -19,8 +19,9 @@ def before(logged: Path) -> Path:
 
 
 _NO_METRIC = (
-    "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and TensorBoard "
-    "files in {run}, lines that program.metrics_pattern matches"
+    "the script logged no metric; what is recorded: paceline.log(step, loss=…); in its working directory, {run} and "
+    "{checkpoints} TensorBoard files, *.jsonl with step, *.csv with a column step or epoch; lines that "
+    "program.metrics_pattern matches"
 )
 
 
@@ -35,16 +36,26 @@ class Recorder:
     """Moves what every source has into metrics.jsonl."""
 
     def __init__(
-        self, settings: ScriptConfig, run_dir: Path, *, logged: Path, log_dir: Path | None, attempt: str, resumes: bool
+        self,
+        settings: ScriptConfig,
+        run_dir: Path,
+        *,
+        work: Path,
+        logged: Path,
+        log_dir: Path | None,
+        attempt: str,
+        resumes: bool,
     ) -> None:
-        """``logged``: where the module paceline writes; ``log_dir``: torchrun's, with a file a rank."""
+        """``work``: the script's copy of the snapshot; ``logged``: where the module paceline writes; ``log_dir``:
+        torchrun's, with a file a rank."""
         self.metrics = MetricsFile(run_dir / "metrics.jsonl", attempt=attempt, keep=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
         if resumes:
             self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
         before(logged).unlink(missing_ok=True)
-        self._json, self._events = JsonLines(run_dir / "outputs"), EventFiles(run_dir / "outputs")
-        self._sources: list[Source] = [self._logged, self._json, self._events]
+        self._files = FilesBelow(run_dir / "outputs", run_dir / "checkpoints", work)
+        self._json, self._events = JsonLines(self._files), EventFiles(self._files)
+        self._sources: list[Source] = [self._logged, self._json, self._events, CsvTables(self._files)]
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
 
@@ -55,6 +66,7 @@ class Recorder:
 
     def look(self, *, last: bool = False) -> None:
         """Record what came since the last look. Raises OSError."""
+        self._files.refresh(last=last)
         for source in self._sources:
             for row in source.rows(last=last):
                 self.metrics.append(row)

@@ -1,13 +1,17 @@
-"""Where a script's metrics are found while it runs: files under {run}, rank 0's lines, the module ``paceline``."""
+"""Where a script's metrics are found while it runs: files that it writes, rank 0's lines, the module ``paceline``."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,9 @@ from trainers.script.metrics_file import Row
 from trainers.script.tensorboard import EventFile, Scalar
 
 _LONGEST_LINE_BYTES = 1 << 20
+_LISTINGS = 50  # times what a listing took until the next one
+_SHORT_S = 0.005  # a hundredth of the time between two looks
+_STEPS = ("step", "global_step", "iteration", "iter")
 
 
 class GrowingFile:
@@ -46,22 +53,69 @@ class GrowingFile:
         return rest
 
 
-class JsonLines:
-    """``*.jsonl`` under a folder: objects with ``step``, whose numbers are metrics.
+class FilesBelow:
+    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's event files.
 
-    A name that another file has given already gets this file's name in front: ``val/loss`` of val.jsonl.
+    A folder may hold a whole data set: where a listing takes long it is made anew after fifty times as long.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, *folders: Path) -> None:
+        self._folders = [folder for folder in folders if not any(folder in other.parents for other in folders)]
+        self._paths: list[Path] = []
+        self._next = 0.0
+        self.refresh()
+
+    def refresh(self, *, last: bool = False) -> None:
+        """List them anew, unless that takes long and was just done; ``last``: in any case."""
+        begun = time.monotonic()
+        if last or begun >= self._next:
+            self._paths = sorted(path for folder in self._folders for path in _metric_files(folder))
+            took_s = time.monotonic() - begun
+            self._next = begun + (_LISTINGS * took_s if took_s > _SHORT_S else 0.0)
+
+    def matching(self, pattern: str) -> list[Path]:
+        """Regular files by path: the open of a pipe waits, and a link may lead nowhere."""
+        return [path for path in self._paths if fnmatch(path.name, pattern) and path.is_file()]
+
+    def shown(self, path: Path) -> str:
+        """Relative to the folder that it was found in."""
+        return next(path.relative_to(folder).as_posix() for folder in self._folders if path.is_relative_to(folder))
+
+
+def _metric_files(folder: Path) -> Iterator[Path]:
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("__pycache__", ".git")]
+        yield from (Path(top, name) for name in names if name.endswith((".jsonl", ".csv")) or "tfevents" in name)
+
+
+class _Givers:
+    """Which file gave a metric's name first; another file's gets that file's name in front: ``val/loss`` of
+    val.jsonl."""
+
+    def __init__(self, files: FilesBelow) -> None:
+        self._files = files
+        self._of: dict[str, Path] = {}
+
+    def named(self, path: Path, metrics: Mapping[str, float]) -> dict[str, float]:
+        return {self._name(path, name): number for name, number in metrics.items()}
+
+    def _name(self, path: Path, name: str) -> str:
+        first = self._of.setdefault(name, path)
+        return name if first == path else f"{self._files.shown(path).rpartition('.')[0]}/{name}"
+
+
+class JsonLines:
+    """``*.jsonl``: objects with ``step``, whose numbers are metrics."""
+
+    def __init__(self, files: FilesBelow) -> None:
         """What lies there already is of an earlier attempt."""
-        self._folder = folder
-        self._files = {path: GrowingFile(path, path.stat().st_size) for path in _regular(folder, "*.jsonl")}
-        self._givers: dict[str, Path] = {}
+        self._all, self._givers = files, _Givers(files)
+        self._files = {path: GrowingFile(path, path.stat().st_size) for path in files.matching("*.jsonl")}
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look; at the ``last`` one also a line without its end, if it is whole."""
-        for path in _regular(self._folder, "*.jsonl"):
+        for path in self._all.matching("*.jsonl"):
             file = self._files.setdefault(path, GrowingFile(path))
             for line in file.lines():
                 yield from self._row(path, line, "a line of it is no JSON and was left out")
@@ -72,21 +126,78 @@ class JsonLines:
         try:
             value = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
-            self.notes.setdefault(f"{path.relative_to(self._folder)}: {otherwise}")
+            self.notes.setdefault(f"{self._all.shown(path)}: {otherwise}")
             return
         row = row_of(value)
         if row is not None:
-            named = {self._name(path, name): number for name, number in row.metrics.items()}
-            yield Row(time_s=row.time_s, step=row.step, epoch=row.epoch, metrics=named)
-
-    def _name(self, path: Path, name: str) -> str:
-        first = self._givers.setdefault(name, path)
-        return name if first == path else f"{path.relative_to(self._folder).with_suffix('').as_posix()}/{name}"
+            yield replace(row, metrics=self._givers.named(path, row.metrics))
 
 
-def _regular(folder: Path, pattern: str) -> list[Path]:
-    """Files that can be read: a folder may be called so, the open of a pipe waits, and a link may lead nowhere."""
-    return [path for path in sorted(folder.rglob(pattern)) if path.is_file()]
+class CsvTables:
+    """``*.csv`` with a column ``step``, ``global_step``, ``iteration``, ``iter`` or, where there is none of these,
+    ``epoch``: the other columns' numbers are metrics. (Lightning's CSVLogger, timm's summary.csv.)"""
+
+    def __init__(self, files: FilesBelow) -> None:
+        """The rows that lie there already are of an earlier attempt."""
+        self._all, self._givers = files, _Givers(files)
+        self._tables: dict[Path, _Table] = {}
+        for path in files.matching("*.csv"):
+            for _ in self._table(path).rows(last=False):
+                pass
+
+    def _table(self, path: Path) -> _Table:
+        return self._tables.setdefault(path, _Table(path))
+
+    def rows(self, *, last: bool) -> Iterator[Row]:
+        """What came since the last look; at the ``last`` one also a row without its end."""
+        for path in self._all.matching("*.csv"):
+            for cells in self._table(path).rows(last=last):
+                row = _row_of_cells(cells)
+                if row is not None:
+                    yield replace(row, metrics=self._givers.named(path, row.metrics))
+
+
+class _Table:
+    """One growing file. A logger that meets a new metric writes the file anew with another first line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, GrowingFile(path)
+        self._first, self._titles, self._count = b"", [""], 0
+
+    def rows(self, *, last: bool) -> Iterator[dict[str, str]]:
+        """Title → cell of each row that came since the last call."""
+        first = self._first_line()
+        if not first:
+            return
+        skipped = 0
+        if first != self._first:
+            self._first, self._titles, self._file = first, _cells(first), GrowingFile(self._path)
+            skipped = 1 + self._count
+        for line in [*self._file.lines(), *([self._file.last_line()] if last else [])][skipped:]:
+            cells = _cells(line)
+            if cells:
+                self._count += 1
+                yield dict(zip(self._titles, cells, strict=False))
+
+    def _first_line(self) -> bytes:
+        with suppress(OSError), self._path.open("rb") as file:
+            line = file.readline(_LONGEST_LINE_BYTES)
+            return line if line.endswith(b"\n") else b""
+        return b""
+
+
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
+
+
+def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
+    numbers = {name.strip(): number for name, text in cells.items() if name and (number := _read(text)) is not None}
+    epoch = _whole_of(numbers.pop("epoch", None))
+    steps = [numbers.pop(name) for name in _STEPS if name in numbers]
+    step = _whole_of(steps[0]) if steps else epoch
+    if step is None or not numbers:
+        return None
+    return Row(time_s=time.time(), step=step, epoch=epoch, metrics=numbers)
 
 
 def row_of(value: Any) -> Row | None:
@@ -118,23 +229,19 @@ def _whole(value: object) -> int | None:
 
 
 class EventFiles:
-    """TensorBoard's event files under a folder. Tags of the first folder stand as they are; those of a further one
-    get its name in front (``add_scalars`` and several writers make such)."""
+    """TensorBoard's event files. Tags of the first folder stand as they are; those of a further one get its name in
+    front (``add_scalars`` and several writers make such)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, files: FilesBelow) -> None:
         """What lies there already is of an earlier attempt: TensorBoard never goes on with a file."""
-        self._folder = folder
-        self._known: dict[Path, EventFile | None] = dict.fromkeys(self._found())
+        self._all = files
+        self._known: dict[Path, EventFile | None] = dict.fromkeys(files.matching("*tfevents*"))
         self._first: Path | None = None
         self.notes: dict[str, None] = {}
 
-    def _found(self) -> list[Path]:
-        """By name: it begins with the time at which a writer was made."""
-        return sorted(_regular(self._folder, "*tfevents*"), key=lambda path: (path.name, path))
-
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look."""
-        for path in self._found():
+        """What came since the last look; by name, which begins with the time at which a writer was made."""
+        for path in sorted(self._all.matching("*tfevents*"), key=lambda path: (path.name, path)):
             file = self._known.setdefault(path, EventFile(path))
             if file is None:
                 continue
@@ -145,7 +252,7 @@ class EventFiles:
                 metrics = {name: scalar.value for name, scalar in scalars.items()}
                 yield Row(time_s=max(scalar.time_s for scalar in scalars.values()), step=step, metrics=metrics)
             if file.damage:
-                self.notes.setdefault(f"{path.relative_to(self._folder)} is not read on: {file.damage}")
+                self.notes.setdefault(f"{self._all.shown(path)} is not read on: {file.damage}")
 
     @staticmethod
     def _prefix(folder: Path, first: Path) -> str:

@@ -199,6 +199,7 @@ class Attempt:
         return Recorder(
             self.settings,
             self.run_dir,
+            work=self.work,
             logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
             attempt=os.environ.get(_MARK, "").rpartition(":")[0],

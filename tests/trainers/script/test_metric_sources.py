@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.script.test_tensorboard import WRITTEN
+from trainers.script import sources
 from trainers.script.metrics_file import MetricsFile, Row
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
+from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
 from trainers.script.tensorboard import EventFile
 
 
@@ -20,44 +23,49 @@ def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]
     return [(row.step, row.epoch, row.metrics) for row in rows]
 
 
+def _looked(source: CsvTables | EventFiles | JsonLines, *, last: bool) -> Iterator[Row]:
+    source._all.refresh(last=last)
+    return source.rows(last=last)
+
+
 def test_json_lines_with_a_step_are_metrics_and_half_a_line_waits(tmp_path: Path) -> None:
     old, new = tmp_path / "old.jsonl", tmp_path / "logs" / "new.jsonl"
     old.write_text('{"step": 1, "loss": 9}\n')
-    source = JsonLines(tmp_path)
+    source = JsonLines(FilesBelow(tmp_path))
     new.parent.mkdir()
     new.write_text('{"step": 1, "loss": 2, "epoch": 1, "name": "a", "ok": true}\n{"step": 2.0, "lo')
-    assert _told(source.rows(last=False)) == [(1, 1, {"loss": 2.0})]
+    assert _told(_looked(source, last=False)) == [(1, 1, {"loss": 2.0})]
     with new.open("a") as file:
         file.write('ss": 1.5, "epoch": 0.5}\n[1]\n{"loss": 3}\n{"step": 1.5, "x": 1}\nno JSON\n{"step": 3, "loss": 1}')
-    assert _told(source.rows(last=False)) == [(2, None, {"loss": 1.5, "epoch": 0.5})]
-    assert _told(source.rows(last=True)) == [(3, None, {"loss": 1.0})]
-    assert _told(source.rows(last=True)) == []
+    assert _told(_looked(source, last=False)) == [(2, None, {"loss": 1.5, "epoch": 0.5})]
+    assert _told(_looked(source, last=True)) == [(3, None, {"loss": 1.0})]
+    assert _told(_looked(source, last=True)) == []
     assert list(source.notes) == ["logs/new.jsonl: a line of it is no JSON and was left out"]
 
 
 def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
-    source = JsonLines(tmp_path)
+    source = JsonLines(FilesBelow(tmp_path))
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text('{"step": 1, "loss": 2}\n')
-    assert [row.metrics for row in source.rows(last=False)] == [{"loss": 2.0}, {"val/loss": 2.0}]
+    assert [row.metrics for row in _looked(source, last=False)] == [{"loss": 2.0}, {"val/loss": 2.0}]
 
 
 def test_event_files_of_further_folders_carry_their_names(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.0.old").write_bytes(WRITTEN)
-    source = EventFiles(tmp_path)
+    source = EventFiles(FilesBelow(tmp_path))
     for folder, name in (("tb/train", "1"), ("tb/val", "2"), ("tb/val/deep", "3")):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / f"events.out.tfevents.{name}").write_bytes(WRITTEN)
-    names = [name for row in source.rows(last=False) for name in row.metrics if name.endswith("acc")]
+    names = [name for row in _looked(source, last=False) for name in row.metrics if name.endswith("acc")]
     assert names == ["acc", "val/acc", "val/deep/acc"]
-    assert list(source.rows(last=True)) == []
+    assert list(_looked(source, last=True)) == []
 
 
 def test_a_folder_called_like_event_files_and_a_file_that_goes_end_nothing(tmp_path: Path) -> None:
-    source, path = EventFiles(tmp_path), tmp_path / "tfevents" / "events.out.tfevents.1"
+    source, path = EventFiles(FilesBelow(tmp_path)), tmp_path / "tfevents" / "events.out.tfevents.1"
     path.parent.mkdir()
     path.write_bytes(WRITTEN)
-    assert len([*source.rows(last=False)]) > 0
+    assert len([*_looked(source, last=False)]) > 0
     file = EventFile(path)
     path.unlink()
     assert [*file.scalars()] == []
@@ -104,7 +112,9 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
 
 def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> None:
     settings = ScriptConfig(script="a.py")
-    recorder = Recorder(settings, tmp_path, logged=tmp_path / "log", log_dir=None, attempt="k-1", resumes=False)
+    recorder = Recorder(
+        settings, tmp_path, work=tmp_path / "work", logged=tmp_path / "log", log_dir=None, attempt="k-1", resumes=False
+    )
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs/x.jsonl").write_text('{"step": 1e300, "loss": 1}\n{"step": 7, "loss": 2, "": 3}\n')
     recorder.look(last=True)
@@ -123,7 +133,7 @@ def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_pat
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name in ("gone.jsonl", "tfevents.gone"):
         (tmp_path / name).symlink_to("nowhere")
-    assert [*JsonLines(tmp_path).rows(last=True), *EventFiles(tmp_path).rows(last=True)] == []
+    assert [*JsonLines(FilesBelow(tmp_path)).rows(last=True), *EventFiles(FilesBelow(tmp_path)).rows(last=True)] == []
     (tmp_path / "log").write_text('{"t": 1, "step": 1, "met{"t": 1, "step": 2, "metrics": {"a": 1}}\n')
     with (tmp_path / "log").open("a") as log:  # the disk had room again
         log.write('{"t": 1, "step": 3, "metrics": {"a": 2}}\n')
@@ -141,3 +151,43 @@ def test_a_script_that_counts_its_steps_anew_keeps_its_earlier_epochs_when_it_go
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["metrics"]["loss"] for row in rows] == [0, 1, 2, 3, 4, 5, 10, 11, 12]
     assert [row["step"] for row in rows] == [0, 1, 2] * 3
+
+
+def test_tables_with_steps_or_epochs_are_metrics_wherever_the_script_writes_them(tmp_path: Path) -> None:
+    run, work = tmp_path / "outputs", tmp_path / "work"
+    for folder in (run, work / "data", work / "lightning_logs/version_0"):
+        folder.mkdir(parents=True)
+    (work / "data" / "labels.csv").write_text("step,label\n1,7\n")
+    source = CsvTables(FilesBelow(run, work))
+    (run / "summary.csv").write_text("epoch,train_loss,eval_top1,time\n0,2.5,11,12:30\n1,1.5,")
+    (work / "answers.csv").write_text("image,label\n1,7\n")
+    metrics = work / "lightning_logs/version_0/metrics.csv"
+    metrics.write_text("epoch,step,loss\n0,10,0.5\n0,20,nan\n")
+    rows = [*_looked(source, last=False)]
+    assert _told(rows[:2]) == [(0, 0, {"train_loss": 2.5, "eval_top1": 11.0}), (10, 0, {"loss": 0.5})]
+    assert math.isnan(rows[2].metrics["loss"])
+    metrics.write_text("epoch,step,loss,val_loss\n0,10,0.5,\n0,20,nan,\n1,30,,0.25\n")
+    assert _told(_looked(source, last=True)) == [(1, 1, {"train_loss": 1.5}), (30, 1, {"val_loss": 0.25})]
+
+
+def test_a_folder_whose_listing_takes_long_is_listed_rarely_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def slow(folder: Path) -> Iterator[Path]:
+        now[0] += 0.5
+        yield from folder.iterdir()
+
+    monkeypatch.setattr(sources, "_metric_files", slow)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    files = FilesBelow(tmp_path)
+    (tmp_path / "a.csv").touch()
+    files.refresh()
+    assert files.matching("*.csv") == []
+    now[0] = 26.0
+    files.refresh()
+    assert files.matching("*.csv") == [tmp_path / "a.csv"]
+    (tmp_path / "b.csv").touch()
+    files.refresh(last=True)
+    assert len(files.matching("*.csv")) == 2

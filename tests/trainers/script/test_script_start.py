@@ -67,6 +67,15 @@ def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) ->
     assert "nonfinite" not in run.read("summary.json")
 
 
+def test_metrics_in_files_beside_the_script_are_recorded_and_its_data_is_not(run: ScriptRun) -> None:
+    script = (
+        "import os\nassert open('labels.csv').read()\nos.makedirs('lightning_logs/version_0')\n"
+        "open('lightning_logs/version_0/metrics.csv', 'w').write('epoch,step,loss\\n0,4,0.5\\n')\n"
+    )
+    run.write(script, files={"labels.csv": "step,label\n1,7\n"}).start()
+    assert run.rows() == [(4, {"loss": 0.5})]
+
+
 @pytest.mark.slow
 def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
     script = (
