@@ -104,3 +104,10 @@ def test_a_run_without_steps_of_ones_own_loads_nothing_of_them() -> None:
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_no_rank_unpickles_what_comes_over_the_network() -> None:
+    """torch's exchange of objects runs what somebody on the network puts into it."""
+    unpickles = re.compile(r"(gather|broadcast|scatter|send|recv)_object(_list)?$|pickle\.loads?$")
+    found = [(path.name, call) for path in SOURCES for call in _calls(path) if unpickles.search(call)]
+    assert found == []

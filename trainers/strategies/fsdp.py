@@ -32,7 +32,7 @@ from trainers.core.files import could_not_write, sha256_file
 from trainers.core.installer import install
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy
-from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, rank_files
+from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, of_all_ranks, rank_files
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
 
@@ -178,8 +178,7 @@ class Shards(Layout):
         except (CheckpointException, OSError) as error:
             raise could_not_write(target, _cause(error), needed_bytes) from error
         mine = {name: sha256_file(target / name) for name in rank_files(target, self.node.ranks.rank)}
-        digests: list[dict[str, str]] = [{} for _ in range(self.node.ranks.world_size)]
-        dist.all_gather_object(digests, mine)
+        digests: list[dict[str, str]] = of_all_ranks(mine, self.node)
         for rank in self._far:
             exchange(target, list(digests[rank]), source=rank, target=0, node=self.node)
         if self.node.ranks.rank in self._far:
@@ -196,8 +195,7 @@ class Shards(Layout):
             TrainerError: the shards are of another model.
         """
         source = folder / folder_name(step)
-        names: list[list[str]] = [[path.name for path in source.iterdir()] if self.node.is_rank_zero else []]
-        dist.broadcast_object_list(names, src=0)
+        names = of_all_ranks([path.name for path in source.iterdir()] if self.node.is_rank_zero else [], self.node)
         for rank in self._far_leaders:
             exchange(source, names[0], source=0, target=rank, node=self.node)
         dist.barrier()
@@ -228,8 +226,7 @@ class Shards(Layout):
 
     def _refuse_nonfinite(self, step: int) -> None:
         bad = [name for name, item in zip(self.whole, self.parameters, strict=True) if not torch.isfinite(item).all()]
-        names: list[str | None] = [None] * self.node.ranks.world_size
-        dist.all_gather_object(names, bad[0] if bad else None)
+        names: list[str | None] = of_all_ranks(bad[0] if bad else None, self.node)
         first = next((name for name in names if name is not None), None)
         if first is not None:
             raise TrainerError(
