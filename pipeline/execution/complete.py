@@ -26,7 +26,7 @@ from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import process_groups, rank_environment
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, checkpoints, journal, provenance
+from pipeline.runs import acceptance, checkpoints, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
@@ -136,6 +136,8 @@ def _launch_unless_done(work: Work) -> None:
     """Train; where an earlier command has, only restore the files that describe the run."""
     run, services = work.run, work.services
     if run.key_lacks is None and not _summary_lacks(run) and run.folder.training_done(run.key):
+        if run.unread_log:
+            _search_log(work)
         run.folder.restore(run.description())
         if services.on_trained is not None:
             services.on_trained()
@@ -151,6 +153,19 @@ def _launch_unless_done(work: Work) -> None:
     _lay_out(work)
     run_attempts(work)
     _leave_if_pruned(run, work.recorder, work.say)
+
+
+def _search_log(work: Work) -> None:
+    """Metrics that program.metrics_pattern finds in the log of a script that has ended. Raises PacelineError."""
+    run = work.run
+    work.say("searching its log for program.metrics_pattern; nothing is trained again")
+    patterns = [str(run.metrics_pattern), *filter(None, [run.pattern_before])]
+    argv = [sys.executable, "-m", "trainers.script.stored_logs", str(run.folder.path.resolve()), *patterns]
+    run.folder.result.unlink(missing_ok=True)  # it is written anew, of the summary
+    done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
+    if done.code != 0:
+        raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
+    layout.write_config(run.folder.path, run.description())
 
 
 def _notes(run: Run) -> list[str]:

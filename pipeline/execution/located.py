@@ -37,6 +37,7 @@ class LocatedRun:
     root: Path
     sealed: bool = False
     unresolved: tuple[str, ...] = ()
+    metrics_pattern: str | None = None
 
     @property
     def reason(self) -> str | None:
@@ -47,7 +48,20 @@ class LocatedRun:
             from pipeline.runs import acceptance
 
             return acceptance.stale_because(self.folder, accepted, self.key.digest)
-        return stale or self.key_lacks or report_key.stale_because(self.folder, self.root)
+        return stale or self.key_lacks or self.unread_log or report_key.stale_because(self.folder, self.root)
+
+    @property
+    def unread_log(self) -> str | None:
+        """That the log of the finished run wasn't searched for the metrics that are wanted now; None: it was."""
+        if self.metrics_pattern is None or self.metrics_pattern == self.pattern_before:
+            return None
+        return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
+
+    @property
+    def pattern_before(self) -> str | None:
+        """The program.metrics_pattern by which its metrics were read."""
+        made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
+        return made.get("metrics_pattern")
 
     @property
     def key_lacks(self) -> str | None:
@@ -177,4 +191,5 @@ def locate(
         root=root,
         sealed=script is not None and told.get("seal") != "off",
         unresolved=code.unresolved,
+        metrics_pattern=told.get("metrics_pattern"),
     )

@@ -172,6 +172,11 @@ def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(proj
     assert {(result["attempts"], *result["nproc_per_node"], *result["unkeyed"]) for result in results} == {(1, 1)}
     again = project.doit("sweep", *told)
     assert "2 of 2 trials finished" in again.stdout
+    told[-1] = "program.env.RATE=0.5"
+    told[2] = "program.metrics_pattern='loss (?P<cost>[\\d.]+)'"
+    searched = project.doit("train", *told)
+    assert "searching its log for program.metrics_pattern; nothing is trained again" in searched.stdout
+    assert "is finished: cost 1" in project.doit("train", *told).stdout
     states = [(run / "journal.jsonl").read_text().count("RUNNING") for run in project.run_folders()]
     assert states == [1, 1]
 

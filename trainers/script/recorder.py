@@ -21,7 +21,7 @@ def before(logged: Path) -> Path:
 _NO_METRIC = (
     "the script logged no metric; what is recorded: paceline.log(step, loss=…); in its working directory, {run} and "
     "{checkpoints} TensorBoard files, *.jsonl with step, *.csv with a column step or epoch; lines that "
-    "program.metrics_pattern matches"
+    "program.metrics_pattern matches (the same command with it reads the log of this run)"
 )
 
 

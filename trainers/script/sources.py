@@ -282,15 +282,19 @@ class PatternLines:
         for path in sorted(self._log_dir.glob("*/attempt_*/0/std*.log")):
             file = self._files.setdefault(path, GrowingFile(path, ends=b"\r\n"))
             for line in [*file.lines(), *([file.last_line()] if last else [])]:
-                for found in self._pattern.finditer(line.decode("utf-8", "replace")):
-                    yield from self._row(found.groupdict())
+                yield from self.in_line(line.decode("utf-8", "replace"), time.time())
 
-    def _row(self, found: dict[str, str | None]) -> Iterator[Row]:
+    def in_line(self, line: str, time_s: float) -> Iterator[Row]:
+        """What one line holds."""
+        for found in self._pattern.finditer(line):
+            yield from self._row(found.groupdict(), time_s)
+
+    def _row(self, found: dict[str, str | None], time_s: float) -> Iterator[Row]:
         numbers = {name: number for name, text in found.items() if (number := _read(text)) is not None}
         step, epoch = _whole_of(numbers.pop("step", None)), _whole_of(numbers.pop("epoch", None))
         if numbers:
             self._count += 1
-            yield Row(time_s=time.time(), step=self._count if step is None else step, epoch=epoch, metrics=numbers)
+            yield Row(time_s=time_s, step=self._count if step is None else step, epoch=epoch, metrics=numbers)
 
 
 def _read(text: str | None) -> float | None:

@@ -1,0 +1,86 @@
+"""``python -m trainers.script.stored_logs RUN_DIR PATTERN [EARLIER]``: metrics of a finished run, out of its logs.
+
+What ``program.metrics_pattern`` finds in the lines of rank 0 that the run folder holds is added to metrics.jsonl and
+summary.json; metrics that the earlier pattern found make way. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainers.script.files import sha256_file, write_sealed, write_text
+from trainers.script.metrics_file import Row
+from trainers.script.settings import names as names_in
+from trainers.script.sources import PatternLines
+
+_OF_RANK_0 = "0 | "
+
+
+def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
+    """Rewrite both files. Raises OSError, ValueError: the folder isn't that of a script that has ended well."""
+    metrics, summary = run_dir / "metrics.jsonl", run_dir / "summary.json"
+    known: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+    del known["sha256"]
+    names = {*re.compile(pattern).groupindex, *(re.compile(earlier).groupindex if earlier else ())}
+    old = [row for line in metrics.read_text(encoding="utf-8").splitlines() if (row := _without(line, names))]
+    attempt = old[-1]["attempt"] if old else _run_id(run_dir)
+    found = [_as_json(row, attempt) for row in _rows(run_dir, pattern)]
+    new = [row for row in found if row["metrics"]]
+    last = {name: value for row in (*old, *new) for name, value in row["metrics"].items()}
+    steps = [row["step"] for row in (*old, *new)]
+    write_text(metrics, "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in (*old, *new)))
+    digests = {**known["outputs_sha256"], metrics.name: sha256_file(metrics)}
+    write_sealed(summary, {**known, "steps": max(steps, default=None), "metrics": last, "outputs_sha256": digests})
+
+
+def _without(line: str, names: set[str]) -> dict[str, Any] | None:
+    """A row of metrics.jsonl without the metrics of these names; None where nothing is left."""
+    row: dict[str, Any] = json.loads(line)
+    row["metrics"] = {name: value for name, value in row["metrics"].items() if name not in names}
+    return row if row["metrics"] else None
+
+
+def _rows(run_dir: Path, pattern: str) -> list[Row]:
+    """What the log of the last attempt holds; of a script that goes on from checkpoints, those of all attempts."""
+    program: dict[str, Any] = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["program"]
+    numbers = sorted(int(path.name) for path in (run_dir / "attempts").iterdir() if path.name.isdigit())
+    if "resume" not in names_in(json.dumps([program.get("args"), program.get("env")])):
+        numbers = numbers[-1:]
+    rows, found = list[Row](), PatternLines(pattern, run_dir)
+    for number in numbers:
+        fresh = list(_of_attempt(found, run_dir, number))
+        rows = [row for row in rows if not fresh or row.step < fresh[0].step] + fresh
+    return rows
+
+
+def _of_attempt(found: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
+    """The lines have no times: they are spread from the launch to the end of the log."""
+    for log in sorted((run_dir / "attempts" / str(number)).glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        end_s = log.stat().st_mtime
+        begin_s = min(end_s, (run_dir / "plan.json").stat().st_mtime)
+        for at, line in enumerate(lines, 1):
+            if line.startswith(_OF_RANK_0):
+                time_s = begin_s + (end_s - begin_s) * at / len(lines)
+                yield from found.in_line(line.removeprefix(_OF_RANK_0), time_s)
+
+
+def _run_id(run_dir: Path) -> str:
+    plan: Mapping[str, Any] = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    return str(plan.get("run_id", ""))
+
+
+def _as_json(row: Row, attempt: str) -> dict[str, Any]:
+    metrics = {name: number for name, number in row.metrics.items() if math.isfinite(number)}
+    place = {"t": round(row.time_s, 6), "step": row.step, "epoch": row.epoch}
+    return {**place, "metrics": metrics, "attempt": attempt, "doing": "training"}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
