@@ -33,6 +33,7 @@ from trainers.core.installer import install
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy
 from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, of_all_ranks, rank_files
+from trainers.strategies.shard_reader import ShardReader
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
 
@@ -200,7 +201,7 @@ class Shards(Layout):
             exchange(source, names[0], source=0, target=rank, node=self.node)
         dist.barrier()
         try:
-            load(self._content(state), checkpoint_id=source)
+            load(self._content(state), storage_reader=ShardReader(source))
         except CheckpointException as error:
             raise TrainerError(
                 f"the shards of step {step} do not fit this model ({str(_cause(error))[:200]}); "
