@@ -112,7 +112,7 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         host=host.label,
         identity=fact.identity,
         address=fact.address,
-        argv=argv(spec, torchrun(python=fact.python, run_dir=place.run_dir, options=options), node),
+        argv=argv(spec, node, options),
         env={
             **({"PACELINE_PROJECT": spec.project} if spec.script is not None else {}),
             **env,
@@ -176,15 +176,18 @@ def torchrun(*, python: str, run_dir: str, options: dict[str, str | int]) -> tup
     return (python, f"{run_dir}/code/{TORCHRUN_FILE}", *(f"--{name}={value}" for name, value in options.items()))
 
 
-def argv(spec: AttemptSpec, torchrun: tuple[str, ...], node: _Node) -> tuple[str, ...]:
-    """What is started on one node."""
+def argv(spec: AttemptSpec, node: _Node, options: dict[str, str | int]) -> tuple[str, ...]:
+    """What is started on one node; ``options`` are torchrun's."""
     config = ("--config", f"{node.place.run_dir}/config.json")
+    starter = torchrun(python=node.fact.python, run_dir=node.place.run_dir, options=options)
     if spec.script is None:
-        return (*torchrun, "-m", spec.trainer, *config)
+        return (*starter, "-m", spec.trainer, *config)
     places = spec.pack.inside if spec.pack is not None else ()
     data = [word for inside in places for word in ("--data", f"{node.place.data_dir}/{inside}")]
-    told = ("--script", spec.script, "--node-rank", str(node.node_rank), *data)
-    return (node.fact.python, "-m", spec.trainer, *config, *told, "--", *torchrun)
+    of_script = ("--script", spec.script, "--node-rank", str(node.node_rank), *data)
+    if not spec.uses_torchrun:
+        starter, of_script = (node.fact.python,), (*of_script, "--log-dir", str(options["log-dir"]))
+    return (node.fact.python, "-m", spec.trainer, *config, *of_script, "--", *starter)
 
 
 def environment(

@@ -102,6 +102,11 @@ class RunConfig:
         return programs.of(self.resolved)
 
     @property
+    def uses_torchrun(self) -> bool:
+        """False for a script that is one process without torchrun (program.torchrun=false)."""
+        return bool(self.resolved.get(programs.SECTION, {}).get("torchrun", True))
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """The modules of the chosen options, the only ones of their kind that the node half of this run imports, and
         those of the person's own classes and functions."""

@@ -221,6 +221,7 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
         replaceable=replaceable,
         script=run.config.script.path if run.config.script is not None else None,
         project=str(run.root),
+        uses_torchrun=run.config.uses_torchrun,
     )
 
 

@@ -186,6 +186,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         pack=run.pack_source if run else None,
         script=config.script.path if config.script is not None else None,
         project=str(config.script.root) if config.script is not None else "",
+        uses_torchrun=config.uses_torchrun,
     )
     plan = render(
         cluster,

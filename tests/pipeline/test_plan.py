@@ -40,15 +40,29 @@ def cluster(*nproc: int, **change: object) -> Cluster:
     return replace(Cluster(launcher="pssh", hosts=hosts), **change)  # type: ignore[arg-type]
 
 
-def rendered(what: Cluster, *found: NodeFacts, script: str | None = None) -> LaunchPlan:
+def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_torchrun: bool = True) -> LaunchPlan:
     return render(
         what,
         found,
-        AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=2, trainer="trainers.classifier", script=script),
+        AttemptSpec(
+            run_dir=Path("/runs/abc"),
+            run_key="abc",
+            attempt=2,
+            trainer="trainers.classifier",
+            script=script,
+            uses_torchrun=uses_torchrun,
+        ),
         run_id="abc-2-ff",
         master_port=found[0].free_port,
         place=lambda host, *_: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
     )
+
+
+def test_a_script_without_torchrun_is_started_by_python_alone() -> None:
+    argv = rendered(cluster(1), facts(0), script="train.py", uses_torchrun=False).nodes[0].argv
+    place = ("--script", "train.py", "--node-rank", "0", "--log-dir", "/w/node0/agent/ranks")
+    assert argv[-8:] == (*place, "--", "/venv/bin/python")
+    assert not any("torch" in word for word in argv)
 
 
 def test_node_ranks_follow_the_list_and_ranks_add_up() -> None:

@@ -45,6 +45,7 @@ class Started:
     script: str
     node_rank: int
     data: tuple[str, ...]
+    log_dir: str | None
     torchrun: tuple[str, ...]
 
 
@@ -71,6 +72,7 @@ def _parsed(words: Sequence[str]) -> Started:
     parser.add_argument("--script", default="", help="the script, relative to the snapshot")
     parser.add_argument("--node-rank", type=int, required=True)
     parser.add_argument("--data", action="append", default=[], help="where {data}, {data2}, … lie on this host")
+    parser.add_argument("--log-dir", help="without torchrun: where what the script prints lies")
     options = parser.parse_args(words[:at])
     if not words[at + 1 :]:
         parser.error("what starts the script is missing: -- PYTHON …/trainers/torchrun.py OPTIONS…")
@@ -189,9 +191,9 @@ class Attempt:
 
     @property
     def log_dir(self) -> str | None:
-        """torchrun's, with a file a rank."""
+        """torchrun's, with a file a rank; without torchrun the same place."""
         logs = (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir="))
-        return next(logs, None)
+        return next(logs, self.started.log_dir)
 
     def recorder(self, paths: Paths) -> Recorder:
         """Raises OSError."""

@@ -33,7 +33,8 @@ class AttemptSpec:
 
     ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
     from 1. ``trainer`` is the module that each rank runs, or, where there is a ``script`` (its path in the snapshot, ''
-    for another program), the one that starts torchrun with it on each node; ``project`` is the checkout that it is of.
+    for another program), the one that starts torchrun with it on each node, or without ``uses_torchrun`` the script
+    alone; ``project`` is the checkout that it is of.
     ``pack`` is None for what needs no data. ``outputs`` are what rank 0 leaves.
     ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
     same command has had the hosts before, so where they are busy now it takes its turn. ``replaceable``: another host
@@ -51,6 +52,7 @@ class AttemptSpec:
     replaceable: bool = False
     script: str | None = None
     project: str = ""
+    uses_torchrun: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
