@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +93,7 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     (folder / "000000000-1-1").symlink_to("/etc/passwd")
     os.mkfifo(folder / "000000000-2-2")
     (folder / "folder").mkdir()
+    (folder / "000000000-3-3").mkdir()
     mine = claims.stake(wish("b"), str(folder))
     (row,) = mine.ahead(str(folder))
     assert (row["user"], row["what"]) == (claims.user_name(os.getuid()), "run [31mred")
@@ -115,16 +119,68 @@ def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
     assert claims.claim_for_run(None) is None
 
 
-def test_a_folder_that_somebody_holds_or_has_replaced_is_an_error_of_those_who_need_it(
+def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: Path) -> None:
+    """Whoever made the folder owns it, and can put a link to somebody else's files in its place at any moment."""
+    folder, precious = tmp_path / "claims", tmp_path / "precious"
+    precious.mkdir()
+    names = [".env", "thesis.tex", "weights.pt", "000000001-1-1"]
+    for name in names:
+        (precious / name).write_text("dear")
+    held = claims.stake(wish("a"), str(folder))
+    (precious / Path(held.path).name).write_text("dear")
+    with claims.locked(str(folder)) as place:
+        for name in names:
+            (folder / name).write_text("left behind")
+        folder.rename(tmp_path / "aside")
+        folder.symlink_to(precious)
+        rows = claims.living(place)
+    assert [row["what"] for row in rows] == ["run a"]
+    assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == sorted([*names[:3], Path(held.path).name])
+    held.release()
+    said = rf"{claims.user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
+    with pytest.raises(OSError, match=said):
+        claims.stake(wish("b"), str(folder))
+    assert claims.seen(str(folder)) == []
+    assert sorted(path.name for path in precious.iterdir()) == sorted([*names, Path(held.path).name])
+    assert {path.read_text() for path in precious.iterdir()} == {"dear"}
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel tells of locks in /proc/locks on Linux alone")
+def test_who_holds_a_lock_on_the_folder_is_named_with_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(OSError, match="link"):
-        claims.stake(wish("a"), str(tmp_path / "link"))
     monkeypatch.setattr(claims, "_MUTEX_S", 0.05)
-    with claims.locked(str(tmp_path)), pytest.raises(OSError, match="somebody holds a lock on it"):
+    monkeypatch.setattr(claims.stake, "__defaults__", (str(tmp_path),))
+    monkeypatch.setattr(claims.Claim.ahead, "__defaults__", (str(tmp_path),))
+    place = os.open(tmp_path, os.O_RDONLY)
+    user = "nobody" if os.geteuid() == 0 else None
+    lock = partial(fcntl.flock, place, fcntl.LOCK_EX)
+    with subprocess.Popen(["sleep", "600"], pass_fds=[place], preexec_fn=lock, user=user) as holder:
+        os.close(place)
+        who = user or claims.user_name(os.getuid())
+        said = rf"{who}'s process {holder.pid} \(sleep 600\) has held a lock on it for .*cluster\.when_busy=share"
+        with pytest.raises(OSError, match=said):
+            claims.claim_for_run(wish("a"))
+        assert claims.claim_for_run(wish("a", alone=False)) is None, "which needs no claim"
+        holder.kill()
+    assert claims.claim_for_run(wish("a")) is not None
+
+
+def test_a_folder_that_only_its_owner_may_write_names_owner_and_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", partial(_refused, os.open))
+    tmp_path.chmod(0o755)
+    with pytest.raises(OSError, match=r"belongs to \S+ and has mode 0755, and needs 1777; ask them or an administ"):
         claims.stake(wish("a"), str(tmp_path))
     assert claims.seen(str(tmp_path / "nowhere")) == []
+
+
+def _refused(original: Any, path: str, flags: int, *mode: int, **where: Any) -> int:
+    """As for a user who isn't root."""
+    if flags & os.O_CREAT:
+        raise PermissionError(errno.EACCES, "Permission denied")
+    return int(original(path, flags, *mode, **where))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 A claim is a file in a folder that all users of the host share, locked (flock) by the process that made it: when that is
 gone, however it ended, so is the claim. Claims have tickets in the order in which they came; making one and reading all
 of them happens under a lock on the folder. What stands in another user's file is shown and compared, no more.
+
+The folder belongs to whoever came first, who may put anything in its place at any time. So it is opened once, without
+following a link, and all that happens there is relative to that descriptor; only claims of this user are removed.
 """
 
 # Much of this is file descriptors: os.path all the way.
-# ruff: noqa: PTH101, PTH102, PTH108, PTH118, PTH208
+# ruff: noqa: PTH102, PTH116, PTH118, PTH123
 from __future__ import annotations
 
 import contextlib
@@ -15,6 +18,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import stat
 import sys
 import threading
@@ -25,6 +29,9 @@ from .wire import Json, in_thread, say
 
 FOLDER = "/tmp/paceline-claims"
 BUSY = "is busy: "
+_MODE = 0o1777  # all users make claims there, and remove only their own
+_MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
+_NAME = re.compile(r"(\d{9})-\d+-\d+")  # ticket, process, moment
 _MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
 _MOST_BYTES = 4096
 _LATEST = 1e11  # unix seconds; later ones have no date
@@ -40,13 +47,15 @@ class Claim:
 
     def ahead(self, folder: str = FOLDER) -> list[Json]:
         """The claims that go before this one and are of the same devices."""
-        with locked(folder):
-            rows = living(folder)
+        with locked(folder) as place:
+            rows = living(place)
         return [row for row in rows if row["ticket"] < self.ticket and collide(row, self.wish)]
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+        folder, name = os.path.split(self.path)
+        with contextlib.suppress(OSError), opened(folder) as place:
+            if os.path.samestat(os.stat(name, dir_fd=place, follow_symlinks=False), os.fstat(self.descriptor)):
+                os.unlink(name, dir_fd=place)
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
@@ -60,67 +69,115 @@ def stake(wish: Json, folder: str = FOLDER) -> Claim:
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
-        os.chmod(folder, 0o1777)
-    with locked(folder):
-        rows = living(folder)
+        with opened(folder) as place:
+            os.fchmod(place, _MODE)
+    with locked(folder) as place:
+        rows = living(place)
         own = [row["ticket"] for row in rows if row["attempts"] == wish["attempts"]]
         ticket = min(own, default=1 + max((row["ticket"] for row in rows), default=0))
-        path = os.path.join(folder, f"{ticket:09d}-{os.getpid()}-{time.monotonic_ns()}")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        name = f"{ticket:09d}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        except PermissionError as error:
+            raise OSError(error.errno, unusable(place), folder) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else can have opened it yet
         os.write(descriptor, json.dumps({**wish, "since": time.time()}).encode()[:_MOST_BYTES])
-    return Claim(wish, ticket, path, descriptor)
+        os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
+    return Claim(wish, ticket, os.path.join(folder, name), descriptor)
 
 
 @contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Alone with the folder. Raises OSError: it isn't there, or somebody doesn't let it go."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def opened(folder: str) -> Iterator[int]:
+    """A descriptor of the folder itself. Raises OSError: it isn't there, or a link or a file stands in its place."""
     try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (NotADirectoryError, PermissionError) as error:  # the first also where it is a link
+        owner = user_name(os.lstat(folder).st_uid)
+        closed = isinstance(error, PermissionError)
+        what = "has closed it" if closed else "has put a link or a file where a folder of claims should be"
+        raise OSError(error.errno, f"{owner} {what}; {_MENDS}", folder) from error
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[int]:
+    """Alone with the folder: its descriptor. Raises OSError: as ``opened``, or somebody doesn't let it go."""
+    with opened(folder) as place:
         until = time.monotonic() + _MUTEX_S
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise OSError(errno.EBUSY, "somebody holds a lock on it", folder) from None
+                    said = f"{holder(place)} has held a lock on it for more than {_MUTEX_S:g} s; {_MENDS}"
+                    raise OSError(errno.EBUSY, said, folder) from None
                 time.sleep(0.01)
-        yield
-    finally:
-        os.close(descriptor)
+        yield place
 
 
-def living(folder: str) -> list[Json]:
-    """All claims whose processes live, by their tickets; files of others are removed where that is allowed."""
+def holder(descriptor: int) -> str:
+    """Whose process has a lock (flock) on this, in words, by the kernel's table of locks."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
+        for line in table:
+            words = line.split()
+            if place in words and words[1:2] == ["FLOCK"]:  # "->" stands there for those who wait
+                return process_words(words[4])
+    return "somebody (lsof shows who)"
+
+
+def process_words(pid: str) -> str:
+    """``alice's process 4242 (sleep 600)``; one that isn't seen from here is in another container."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = printable(file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip())
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}'s process {pid} ({command})"
+    except OSError:
+        return f"process {pid}, of another container or just ended,"
+
+
+def unusable(place: int) -> str:
+    """Why only its owner can put a claim there."""
+    found = os.fstat(place)
+    mode = f"{stat.S_IMODE(found.st_mode):04o}, and needs {_MODE:o}"
+    return f"it belongs to {user_name(found.st_uid)} and has mode {mode}; {_MENDS}"
+
+
+def living(place: int) -> list[Json]:
+    """All claims in the folder whose processes live, by their tickets; what ended processes of this user have left
+    there is removed."""
     rows = []
-    for name in sorted(os.listdir(folder)):
-        path, ticket = os.path.join(folder, name), name.partition("-")[0]
+    for name in sorted(os.listdir(place)):
+        known = _NAME.fullmatch(name)
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            row = read_claim(path)
-            if row is None:
-                os.unlink(path)
-            elif ticket.isdecimal():
-                rows.append({**row, "ticket": int(ticket)})
+            row = read_claim(name, place) if known else None
+            if row is not None and known is not None:
+                rows.append({**row, "ticket": int(known[1])})
+            elif known and os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
+                os.unlink(name, dir_fd=place)
     return rows
 
 
-def read_claim(path: str) -> Json | None:
+def read_claim(name: str, place: int) -> Json | None:
     """What somebody claims; None: nobody holds it any more. Raises OSError, ValueError, TypeError, KeyError: it's no
     claim."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(path)
+            raise ValueError(name)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         value = json.loads(os.read(descriptor, _MOST_BYTES))
         since = float(value["since"])
         if not 0 <= since < _LATEST:
-            raise ValueError(path)
+            raise ValueError(name)
         return {
             "resources": [str(resource) for resource in value["resources"]],
             "attempts": str(value["attempts"]),
@@ -168,8 +225,8 @@ def clock(unix_time: float) -> str:
 def seen(folder: str = FOLDER) -> list[Json]:
     """All claims with what is said of them; none where the folder can't be read."""
     with contextlib.suppress(OSError):
-        with locked(folder):
-            rows = living(folder)
+        with locked(folder) as place:
+            rows = living(place)
         return [{**row, "words": words(row)} for row in rows]
     return []
 
