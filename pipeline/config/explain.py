@@ -18,6 +18,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.config import file_errors
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
@@ -59,6 +60,9 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if isinstance(cause, UnicodeDecodeError):
             return _not_text(cause)
     culprit = _culprit(overrides, composed)
+    text = " ".join(str(cause) for cause in _chain(error))
+    if of_file := file_errors.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
+        return of_file
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
             return _not_an_override(cause)
@@ -67,7 +71,6 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     if culprit.startswith("~") and any("does not support deletion" in str(cause) for cause in _chain(error)):
         key = culprit.lstrip("~").partition("=")[0]
         return UsageError(f"{culprit}: {key} always has a value and can't be deleted; write {key}=VALUE instead")
-    text = " ".join(str(cause) for cause in _chain(error))
     if found := _IN_A_HOST.search(text):
         return _not_of_a_host(found.group(1), culprit)
     if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
@@ -82,6 +85,29 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
     return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
+
+
+def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
+    """A field that a file sets and nothing reads, or whose value is wrong; None: the error is of no file."""
+    found = file_errors.field_error(text, culprit)
+    if found is None:
+        return None
+    place, field, settings = found
+    if not settings:
+        return UsageError(f"{place}: {field}: {file_errors.value_reason(error)}")
+    group, _, name = field.rpartition(".")
+    options = OPTIONS.get(group)
+    of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
+    if of_option:
+        names = [item.name for item in dataclasses.fields(of_option[0])]
+        return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
+    config = composed([])
+    known = OmegaConf.to_container(config) if config is not None else {}
+    return UsageError(f"{place}: {unknown_key(field, None, known)}")
+
+
+def _groups() -> list[str]:
+    return sorted({path.name for folder in conf_dirs(ROOT) for path in folder.iterdir() if path.is_dir()})
 
 
 def _other_form(culprit: str, text: str) -> str:
@@ -214,8 +240,9 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
         return UsageError(
             f"{culprit}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
         )
+    place = file_errors.place_of_entry(str(error), culprit, group, option) or culprit
     return UsageError(
-        f"{culprit}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
+        f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
     )
 
 
@@ -240,8 +267,7 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
 def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
     """What the key was meant to be. ``config`` is the composition without it, as plain containers."""
     fields = tuple(field_names(config))
-    groups = (path.name for folder in conf_dirs(ROOT) for path in folder.iterdir() if path.is_dir())
-    known = sorted({*map(str, config), *groups})
+    known = sorted({*map(str, config), *_groups()})
     return UnknownKeyError(key, value, Names(groups=tuple(known), fields=fields, unchosen=_unchosen(fields)))
 
 

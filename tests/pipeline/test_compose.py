@@ -283,6 +283,50 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
     assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
 
 
+HEAD = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("experiment/x", HEAD + "trainer:\n  epochss: 3\n",
+         ", line 3: unknown key 'trainer.epochss'; did you mean trainer.epochs? valid in trainer: accumulate_steps, "),
+        ("experiment/x", HEAD + "epohcs: 3\n", ", line 2: unknown key 'epohcs'; did you mean trainer.epochs? valid: "),
+        ("model/x", "defaults:\n  - own\n\nwidht: 3\n",
+         ", line 4: unknown key 'model.widht'; valid in model: args, name, target"),
+        ("experiment/x", HEAD + "trainer:\n  epochs: many\n",
+         ", line 3: trainer.epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        ("experiment/x", "trainer:\n  epochs: 3\n",
+         ", line 1: without '# @package _global_' all that it sets would be fields of experiment, which has none\n"
+         "  try: # @package _global_ as the first line of the file"),
+        ("experiment/x", "defaults:\n  - override /dataset: digits\n", ", line 1: without '# @package _global_' all t"),
+        ("experiment/x", HEAD + "defaults:\n  - dataset: digits\n",
+         ", line 3: '- dataset: digits' would look into conf/experiment/dataset, as a name without / is inside of the "
+         "file's own group\n  try: - override /dataset: digits"),
+        ("experiment/x", HEAD + "defaults:\n  - override dataset: digits\n", ", line 3: '- override dataset: di"),
+        ("experiment/x", HEAD + "defaults:\n  - /dataset: digits\n",
+         ", line 3: '- /dataset: digits' would choose dataset a second time, beside conf/config.yaml's\n"
+         "  try: - override /dataset: digits"),
+        ("experiment/x", HEAD + "defaults:\n  - override /datset: digits\n",
+         ", line 3: there is no group 'datset' to override; did you mean dataset? valid: cluster, dataset, "),
+        ("experiment/x", HEAD + "defaults:\n  - override /dataset: digitss\n",
+         ", line 3: dataset has no option 'digitss'; did you mean digits? valid: arrays, "),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
+    for module in ("explain", "file_errors"):
+        monkeypatch.setattr(f"pipeline.config.{module}.ROOT", tmp_path)
+    path = tmp_path / "conf" / f"{name}.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        compose.compose_config(["seed=1", name.replace("/", "="), "tracking=none"])
+    assert str(caught.value).startswith(f"conf/{name}.yaml{said}"), caught.value
+
+
 @pytest.mark.slow
 def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,130 @@
+"""Hydra's errors about what stands in a configuration file: the file, the line, the key or entry, and the mend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.places import ROOT, conf_dirs
+
+PACKAGE = "# @package _global_"
+_IN_FILE = re.compile(r"In '([^']+)': ")
+_FIELD = re.compile(r"full_key: (\S+)")
+_NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
+_NOT_FOUND = re.compile(r"Could not find '([^']+)/([^'/]+)'")
+_NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
+_TWICE = re.compile(r"Multiple values for (\S+)\. ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """A file of a conf/ folder. ``group`` is that of its option: ``experiment``, '' of config.yaml itself."""
+
+    path: Path
+    group: str
+    lines: Sequence[str]
+
+    def at(self, line: int) -> str:
+        """``conf/experiment/x.yaml, line 3``. 0: no line is known."""
+        shown = str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else str(self.path)
+        return f"{shown}, line {line}" if line else shown
+
+    @property
+    def is_global(self) -> bool:
+        return any(PACKAGE.lstrip("# ") in line for line in self.lines if line.startswith("#"))
+
+    def entry(self, group: str) -> int:
+        """The line of its defaults list that chooses an option of ``group``; 0: none does."""
+        wanted = re.compile(rf"\s*-\s*(override\s+)?/?{re.escape(group)}(@\S+)?\s*:")
+        return next((number for number, line in enumerate(self.lines, start=1) if wanted.match(line)), 0)
+
+    def line_of(self, field: str) -> int:
+        """Where it sets ``trainer.epochs``; the line of the nearest section where that key isn't written as it is."""
+        inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
+        node, line = yaml.compose("\n".join(self.lines), Loader=yaml.SafeLoader), 0
+        for part in inside.split("."):
+            keys = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next(((key, value) for key, value in keys if str(key.value) == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
+
+
+def of(text: str, culprit: str) -> Iterator[ConfigFile]:
+    """The file that Hydra's error names, then the one that the override at fault chooses."""
+    names = [found[1] for found in [_IN_FILE.search(text)] if found]
+    name, equals, option = culprit.lstrip("+").partition("=")
+    for choice in dict.fromkeys([*names, *([f"{name.partition('@')[0]}/{option}"] if equals else [])]):
+        paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            yield ConfigFile(path=path, group=choice.rpartition("/")[0], lines=lines)
+
+
+def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
+    """What is wrong with a file's header or its defaults list; None: nothing of that.
+
+    Args:
+        text: of Hydra's error and its causes.
+        culprit: the override at fault.
+        groups: the names of all groups.
+    """
+    for file in of(text, culprit):
+        group = file.group
+        if group and not file.is_global and (f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text):
+            return UsageError(
+                f"{file.at(1)}: without {PACKAGE!r} all that it sets would be fields of {group}, which has none",
+                hint=f"{PACKAGE} as the first line of the file",
+            )
+        found = _NOT_FOUND.search(text) or _NO_OVERRIDE.search(text) or _TWICE.search(text)
+        if found is None:
+            continue
+        name = found[1].removeprefix(f"{group}/") if group else found[1]
+        if not (line := file.entry(name)):
+            continue
+        written = file.lines[line - 1].strip()
+        if name in groups and (name != found[1] or found.re is _TWICE):
+            chosen = written.partition(":")[2].strip()
+            return UsageError(
+                f"{file.at(line)}: {written!r} would " + _would(name, group, found),
+                hint=f"- override /{name}: {chosen}",
+            )
+        if found.re is _NO_OVERRIDE:
+            return UsageError(f"{file.at(line)}: there is no group {name!r} to override; {suggestion(name, groups)}")
+    return None
+
+
+def _would(name: str, group: str, found: re.Match[str]) -> str:
+    if found.re is _TWICE:
+        return f"choose {name} a second time, beside conf/config.yaml's"
+    return f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
+
+
+def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
+    """``conf/experiment/x.yaml, line 3`` where a file chooses the option of ``group`` that isn't there; else ''."""
+    places = ((file, file.entry(group)) for file in of(text, culprit))
+    return next((file.at(line) for file, line in places if line and option in file.lines[line - 1]), "")
+
+
+def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
+    """Where a field with an error stands (``conf/experiment/x.yaml, line 3``), its full name, and the settings class
+    that has no such field ('': its value is wrong); None: the error is of no file."""
+    found, file = _FIELD.search(text), next(of(text, culprit), None)
+    if found is None or file is None or not _IN_FILE.search(text):
+        return None
+    field = found[1]
+    unread = _NO_KEY.search(text)
+    return file.at(file.line_of(field)), field, unread[1] if unread else ""
+
+
+def value_reason(error: BaseException) -> str:
+    """What OmegaConf says of a wrong value, which stands below Hydra's own line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0])
