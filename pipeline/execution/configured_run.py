@@ -79,6 +79,13 @@ def refuse_misfits(train: TrainConfig, data: Manifest) -> None:
             f"trainer.class_weights has {len(weights)} weights, and {data.name} has {data.num_classes} classes",
             hint="a weight for each class, in the order of their numbers; or trainer.class_weights=balanced",
         )
+    start, stop = data.splits["train"]
+    available = stop - start
+    if (size := train.trainer.global_batch_size) > available > 0:
+        raise UsageError(
+            f"trainer.global_batch_size={size}: the train split of {data.name} has {available} images, fewer than that",
+            hint=f"trainer.global_batch_size=N, N at most {available} and a multiple of the number of ranks",
+        )
     crop = train.dataset.random_resized_crop
     if crop and data.encoding is None:
         raise UsageError(

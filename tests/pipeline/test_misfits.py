@@ -16,7 +16,7 @@ from trainers.core.trainer_config import TrainerConfig
 
 
 def data(encoding: dict[str, int | None] | None = None) -> Manifest:
-    return cast(Manifest, SimpleNamespace(name="photos", num_classes=3, encoding=encoding))
+    return cast(Manifest, SimpleNamespace(name="photos", num_classes=3, encoding=encoding, splits={"train": (0, 300)}))
 
 
 def told(*, crop: float = 0.0, **trainer: Any) -> TrainConfig:
@@ -29,6 +29,11 @@ def told(*, crop: float = 0.0, **trainer: Any) -> TrainConfig:
     [
         (told(class_weights=[1.0, 2.0]), "trainer.class_weights has 2 weights, and photos has 3 classes"),
         (told(crop=0.2), "dataset.random_resized_crop=0.2 is cut from the files, and the pack of photos has pixels"),
+        (
+            told(global_batch_size=512),
+            "trainer.global_batch_size=512: the train split of photos has 300 images, fewer than that\n"
+            "  try: trainer.global_batch_size=N, N at most 300 and a multiple of the number of ranks",
+        ),
     ],
 )
 def test_settings_that_don_t_fit_the_data_are_refused(train: TrainConfig, text: str) -> None:

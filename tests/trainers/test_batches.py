@@ -13,6 +13,7 @@ from trainers.data.gather import Gatherer, Wanted
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import Node, Ranks
+from trainers.training import session
 from trainers.training.loop import Trainer
 
 DATASET = DatasetConfig(name="arrays", crop_padding=2, flip=True)
@@ -175,3 +176,23 @@ def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
     trainer.train()
     trainer.close()
     return [item.detach() for item in trainer.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("splits", "batch", "said"),
+    [
+        (
+            {"train": (0, 160), "val": (160, 160), "test": (160, 200)},
+            128,
+            "\n32 of the 160 train images are left out of each epoch: they fill no batch of 128 (others each time; a "
+            "smaller trainer.global_batch_size leaves out fewer)"
+            "\nno val images, so no val accuracy: dataset.val_size=N takes N of the training images",
+        ),
+        ({"train": (0, 1257), "val": (1257, 1437), "test": (1437, 1797)}, 64, ""),
+    ],
+)
+def test_images_that_an_epoch_leaves_out_and_an_empty_val_split_are_said(
+    pack: MappedPack, splits: dict[str, tuple[int, int]], batch: int, said: str
+) -> None:
+    manifest = replace(pack.manifest, splits=splits)
+    assert session._unused(plan_steps(TrainerConfig(global_batch_size=batch), manifest, 1), manifest) == said

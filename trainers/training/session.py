@@ -37,6 +37,7 @@ from trainers.training.data_check import check_data
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
+_MANY = 20  # an epoch that leaves out less than a twentieth of its images is told of by its steps alone
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 
 
@@ -137,8 +138,8 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     return (
         f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
-        f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
-        f"{steps.total} steps{_strategy(trainer)}{_initial(trainer)}"
+        f"batch {steps.global_batch_size} ({_share(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
+        f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{_initial(trainer)}"
     )
 
 
@@ -150,6 +151,20 @@ def _idle_cores(idle: int, ranks: Ranks) -> str:
         f"each rank computes with {_counted(threads, 'thread')} and has {cores} cores, whose number must not decide "
         f"the weights; {ranks_for_all} or cluster.env.OMP_NUM_THREADS={cores} uses them all, as a part of the key"
     )
+
+
+def _unused(steps: Steps, manifest: Manifest) -> str:
+    """A line on images that an epoch leaves out, where they are many; one on a val split without any."""
+    lines, available = "", manifest.size("train")
+    left = available - steps.per_epoch * steps.global_batch_size
+    if left > available / _MANY:
+        lines += (
+            f"\n{left:,} of the {available:,} train images are left out of each epoch: they fill no batch of "
+            f"{steps.global_batch_size} (others each time; a smaller trainer.global_batch_size leaves out fewer)"
+        )
+    if manifest.size("val") == 0:
+        lines += "\nno val images, so no val accuracy: dataset.val_size=N takes N of the training images"
+    return lines
 
 
 def _initial(trainer: Trainer) -> str:

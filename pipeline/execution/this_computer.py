@@ -1,0 +1,68 @@
+"""What is known of a cluster before a host is asked: that it can't work, or that it will be slow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pipeline import lab
+from pipeline.cluster.launchers import capabilities
+from pipeline.cluster.validation import visible_gpus
+from pipeline.core.cluster import Cluster
+from pipeline.core.errors import UsageError
+from pipeline.core.tables import counted, file_size
+
+_MANY = 2  # ranks on a core
+_RANK_BYTES = 100_000_000  # that a rank has to itself once it has imported torch, before it holds a model
+
+
+def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
+    """A warning, or ''. Asks no host.
+
+    Raises:
+        UsageError: ranks of this computer that it can't have, or hosts of a lab that isn't up.
+    """
+    if not capabilities(cluster).is_this_computer:
+        refuse_without_lab(cluster, root)
+        return ""
+    (host,) = cluster.hosts
+    gpus = visible_gpus(local_gpus, host.env)
+    if cluster.device == "cuda" and not gpus:
+        raise UsageError(
+            "cluster.device=cuda: this computer has no GPU that CUDA may see",
+            hint="cluster.device=cpu, or a cluster that has GPUs: cluster=pssh cluster.hosts=[HOST]",
+        )
+    ranks, cores = host.nproc_per_node, _cores()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ranks * _RANK_BYTES > memory:
+        raise UsageError(
+            f"cluster.nproc_per_node={ranks}: torch alone takes {file_size(ranks * _RANK_BYTES)} in so many ranks, and "
+            f"this computer has {file_size(memory)} of memory",
+            hint=f"cluster.nproc_per_node={max(1, gpus or cores)}",
+        )
+    if cluster.device == "cuda" or ranks <= _MANY * cores:
+        return ""
+    return (
+        f"WARNING: {ranks} ranks on {counted(cores, 'core')}: they wait for each other; "
+        f"cluster.nproc_per_node={cores} is faster"
+    )
+
+
+def refuse_without_lab(cluster: Cluster, root: Path) -> None:
+    """Raises UsageError: its hosts are those of this project's lab, which isn't up."""
+    config = cluster.ssh_config
+    if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
+        return
+    raised = lab.status(root)
+    if raised is None or not raised.running:
+        state = "isn't up" if raised is None else "is down"
+        raise UsageError(
+            f"the lab of this project {state}, and {config} leads to its hosts",
+            hint=f"doit lab hosts={len(raised.hosts) if raised else len(cluster.hosts)}; or hosts of your own: "
+            "cluster=pssh cluster.hosts=[HOST1,HOST2]",
+        )
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
