@@ -1,11 +1,13 @@
 """What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
 
 The user's checkout is never touched; submodules come from the git folders that it has of them. Where the clone lacks
-the commit, an exported run brings its files along.
+the commit, an exported run brings its files along. A run that was made outside of a repository has no commit: the copy
+of its code in the run folder is what ran, and the rest (conf/, dodo.py) is the project's as it is now.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,8 @@ from pipeline.runs import acceptance
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
 
+_LARGEST_COPIED = 1 << 20  # bytes of a file of a project without a repository: code and settings are smaller
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -36,8 +40,9 @@ class Recipe:
     patch: bytes
 
     @property
-    def commit(self) -> str:
-        return str(self.provenance["git_commit"])
+    def commit(self) -> str | None:
+        """None: it was made outside of a repository, or in one without a commit."""
+        return self.provenance.get("git_commit")
 
 
 def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError:
@@ -49,22 +54,13 @@ def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError
     )
 
 
-def _without_commit(folder: RunFolder, provenance: Mapping[str, Any]) -> PacelineError:
-    told = "".join(f" (not kept: {item})" for item in provenance.get("left_out", ()))
-    return PacelineError(
-        f"run {folder.key} was not made from a commit of a git repository, so its code can't be brought back as a "
-        f"whole{told}",
-        hint=f"the trainer's own files are in {folder.path / 'code'}",
-    )
-
-
 def read(folder: RunFolder, root: Path) -> Recipe:
     """What the folder says, after its parts were compared with each other and with the key.
 
     ``root`` is the project.
 
     Raises:
-        PacelineError: the run isn't finished, or has no commit, or its patch is lost.
+        PacelineError: the run isn't finished, or its patch is lost, or it has neither a commit nor a copy of its code.
         AlteredError: a part isn't what was written.
     """
     result, key = folder.read_result(), folder.read_key()
@@ -77,8 +73,11 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         )
     if provenance is None or key is None or config is None:
         raise _unreadable(folder, {"provenance.json": provenance, "key.json": key, "config.json": config})
-    if provenance.get("git_commit") is None:
-        raise _without_commit(folder, provenance)
+    if provenance.get("git_commit") is None and not folder.code.is_dir():
+        raise PacelineError(
+            f"run {folder.key} was not made from a commit, and {folder.code}, the copy of its code, is missing",
+            hint="another copy of the run folder, or its export",
+        )
     check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / "changes.patch"
     patch = path.read_bytes() if path.is_file() else b""
@@ -101,8 +100,11 @@ def checkout(
     shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        repository = git.common_folder(root) if git.has_commit(root, recipe.commit) else None
-        if repository is not None:
+        known = recipe.commit is not None and git.has_commit(root, recipe.commit)
+        repository = git.common_folder(root) if known else None
+        if recipe.commit is None:
+            _copy_project(root, place, recipe)
+        elif repository is not None:
             git_clone.clone(repository, place, recipe.commit)
         elif (recipe.folder.path / SOURCE).is_file():
             with tarfile.open(recipe.folder.path / SOURCE) as archive:
@@ -115,17 +117,35 @@ def checkout(
                 hint="git fetch --all (or git fetch from the clone that has it), then the same command",
             )
         _apply(recipe, place)
-        for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
-            say(f"  submodule    {line}")
+        if recipe.commit is not None:
+            for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
+                say(f"  submodule    {line}")
         project = place / recipe.provenance.get("git_prefix", "")
         for name in _from_snapshot(recipe, project):
-            say(f"  snapshot     {name} is the run's own copy: its commit and patch have another, or none")
+            source = "its commit and patch have" if recipe.commit is not None else "the project has"
+            say(f"  snapshot     {name} is the run's own copy: {source} another, or none")
         for name in _of_another_version(recipe, project):
             say(f"  paceline     {name} is another one than in the version of Paceline that made the run")
         yield project
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
+    """The project's small files as they are now, without hidden ones, environments and results: a run without a commit
+    needs its conf/ and dodo.py."""
+    told = (recipe.config.get("paths") or {}).values()
+    results = {place.absolute(), *((root / str(path)).absolute() for path in told)}
+    for here, names, files in os.walk(root):
+        folder = Path(here)
+        inside = [folder / name for name in names if not name.startswith(".") and name != "__pycache__"]
+        names[:] = [path.name for path in inside if path not in results and not (path / "pyvenv.cfg").exists()]
+        for path in (folder / name for name in files if not name.startswith(".")):
+            if path.is_file() and path.stat().st_size <= _LARGEST_COPIED:
+                target = place / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
 
 
 def _apply(recipe: Recipe, place: Path) -> None:

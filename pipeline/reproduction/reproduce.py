@@ -76,7 +76,7 @@ def reproduce(
         _say_other_topology(recipe, words, root, say)
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         words, secrets = secret_words.by_environment(words)
-        say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
+        say(f"training {_origin(recipe)}: {' '.join(words)}")
         code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides))
     write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
@@ -89,6 +89,12 @@ def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:
     if typed:
         return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
     return [*((recipe.config.get("program") or {}).get("ignore_metrics") or ())]
+
+
+def _origin(recipe: Recipe) -> str:
+    if recipe.commit is None:
+        return "the run's own copy of its code, which is not from a commit, with the project's conf/ as it is now"
+    return f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
 
 
 def _say_what_differs(recipe: Recipe, say: Say) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes, write_atomic, write_json
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.reproduction import recipe as recipes
 from pipeline.reproduction import reproduce
 from pipeline.reproduction.compare import compare, text
-from pipeline.reproduction.recipe import Recipe, read
+from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from tests.pipeline.finished_folder import PATCH, finished, key_of
@@ -186,9 +188,38 @@ def test_a_run_that_lacks_a_part_is_refused_by_name(tmp_path: Path, lost: str, s
         read(folder, tmp_path)
 
 
-def test_a_run_that_was_made_outside_of_a_repository_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PacelineError, match=r"commit of a git repository.*\(not kept: everything: why\)"):
-        recipe(tmp_path, git_commit=None, left_out=["everything: why"])
+def test_a_run_that_was_made_outside_of_a_repository_has_the_copy_of_its_code_and_the_projects_settings(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "project"
+    kept = {"conf/a.yaml": "1", "trainers/x.py": "edited since", "trainers/__init__.py": "", "pipeline/__init__.py": ""}
+    left = {
+        ".git/x": "",
+        "env/pyvenv.cfg": "",
+        "env/x.py": "",
+        "large.bin": "0" * (recipes._LARGEST_COPIED + 1),
+        "runs/0/x": "",
+    }
+    for name, content in {**kept, **left, "data/x": ""}.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(content)
+    made = recipe(tmp_path, git_commit=None)
+    paths = {"runs": "runs", "data": str(project / "data")}
+    made = replace(made, config={**made.config, "paths": paths}, patch=b"")
+    said: list[str] = []
+    with checkout(made, root=project, place=project / "runs/.reproduced/0/code", keep=False, say=said.append) as place:
+        there = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+        assert there == {*kept}
+        assert (place / "trainers/x.py").read_bytes() == (made.folder.code / "trainers/x.py").read_bytes()
+    assert said == ["  snapshot     trainers/x.py is the run's own copy: the project has another, or none"]
+    assert (project / "trainers/x.py").read_text() == "edited since"
+
+
+def test_a_run_without_a_commit_and_without_its_code_is_refused(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, git_commit=None)
+    shutil.rmtree(folder.code)
+    with pytest.raises(PacelineError, match=r"was not made from a commit, and .*/code, the copy of its code, is missi"):
+        read(folder, tmp_path)
 
 
 @pytest.mark.parametrize(
