@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say, say_folded
+from pipeline.cli.output import note, say, width
 from pipeline.cli.session import relative, session
 from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
-from pipeline.core.tables import aligned, counted, duration, file_size
+from pipeline.core.tables import ENDLESS, aligned, counted, cut, duration, file_size
+from pipeline.core.tables import columns as columns_of
 from pipeline.keys.diff import flat
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ _TOLD = (
     "program.name",
     "program.script",
 )  # each line begins with these
+_METRICS, _LAST = "metrics", "differs in"
+_TITLES = ("key", "state", "when", "what", "ranks", "hosts", "trained", "size", _METRICS, _LAST)
+_ACCURACY = "test/accuracy "
+_FIRST_TO_GO = ("hosts", "size", "ranks", "trained", "when", "what")
+_LEAST_DIFFERING = 18  # columns that the last one is to have, if it needs them
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
 _MOST = 1000  # runs whose configurations are read for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
@@ -68,14 +74,38 @@ def runs() -> None:
     elif not rows:
         say(f"no run under {relative(runs_dir)} matches these values")
     else:
-        say_folded(_table(rows, sizes, differing))
+        table, left_out = _table(rows, sizes, differing, ENDLESS if is_on(options, "wide") else width())
+        say(table)
+        if left_out:
+            note(f"no room here for {', '.join(left_out)}: doit runs wide=1 shows all, json=1 as JSON")
 
 
-def _table(rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line a run; a column that is empty in all of them is left out."""
+def _table(
+    rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]], width: int
+) -> tuple[str, list[str]]:
+    """A head and a line a run, in ``width`` columns of a terminal; and the titles of the columns that had no room.
+
+    A column that is empty in all lines is left out; the last one, in which fields the runs differ, is cut.
+    """
     lines = [(*_cells(row, sizes.get(row.key)), _words(row, differing[row.key])) for row in rows]
-    columns = [column for column in zip(*lines, strict=True) if any(column)]
-    return aligned(list(zip(*columns, strict=True)))
+    columns = {title: cells for title, cells in zip(_TITLES, zip(*lines, strict=True), strict=True) if any(cells)}
+    if all(cell.startswith(_ACCURACY) or not cell for cell in columns.get(_METRICS, [""])):  # no script among them
+        named = {_METRICS: _ACCURACY.rstrip()}
+        columns = {
+            named.get(title, title): tuple(cell.removeprefix(_ACCURACY) for cell in cells)
+            for title, cells in columns.items()
+        }
+    widths = {title: max(map(columns_of, (title, *cells))) for title, cells in columns.items()}
+    if _LAST in widths:
+        widths[_LAST] = min(widths[_LAST], max(_LEAST_DIFFERING, *(columns_of(_marks(row)) + 3 for row in rows)))
+    left_out = []
+    for title in (title for title in _FIRST_TO_GO if title in widths):
+        if sum(widths.values()) + 2 * len(widths) - 2 <= width:
+            break
+        del widths[title]
+        left_out.append(title)
+    shown = aligned([[*widths], *zip(*(columns[title] for title in widths), strict=True)])
+    return "\n".join(cut(line, width) for line in shown.splitlines()), left_out
 
 
 def _cells(row: Row, size: int | None) -> Sequence[str]:
@@ -97,14 +127,19 @@ def _figures(row: Row) -> str:
     """The test accuracy; of a script its first metrics."""
     from pipeline.runs.result import first_metrics
 
-    accuracy = [] if row.accuracy is None or row.metrics else [f"test/accuracy {row.accuracy:.4f}"]
+    accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY}{row.accuracy:.4f}"]
     return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 
 
 def _words(row: Row, differing: Mapping[str, Any]) -> str:
     words = "  ".join(f"{name}={_shown(value)}" for name, value in differing.items())
+    return f"{_marks(row)}  {words}".strip()
+
+
+def _marks(row: Row) -> str:
+    """What has to be known of a run, which is never cut."""
     odd = f"  {row.nonfinite}" if row.nonfinite else ""
-    return f"{words}{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}{odd}".lstrip()
+    return f"{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}{odd}".lstrip()
 
 
 def day(unix_time: float) -> str:
@@ -138,22 +173,23 @@ def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Ro
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Key → the fields in which the runs differ, but for where they ran and what each line begins with.
 
-    A script has none of the classifier's sections and the other way round: compared are runs that have the section. Of
-    what a script is told nothing stands where it was told nothing.
+    Compared are the runs that have the field: a model of another kind lacks it, and that is said by the model's name. A
+    script's arguments are compared with every script; nothing stands where a script was told nothing.
     """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})
     telling = [name for name in names if name not in _TOLD and not name.startswith(_ELSEWHERE)]
-    all_of = [name for name in telling if len({repr(known[key].get(name)) for key in _having(name, configs)}) > 1]
+    having = {name: [key for key in known if name in known[key]] for name in telling}
+    having |= {name: _scripts(configs) for name in telling if name.startswith("program.")}
+    all_of = [name for name in telling if len({repr(known[key].get(name)) for key in having[name]}) > 1]
     return {
         key: {name: fields[name] for name in all_of if name in fields and not _is_untold(name, fields[name])}
         for key, fields in known.items()
     }
 
 
-def _having(name: str, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    section = name.partition(".")[0]
-    return [key for key, config in configs.items() if section in config]
+def _scripts(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [key for key, config in configs.items() if "program" in config]
 
 
 def _is_untold(name: str, value: Any) -> bool:

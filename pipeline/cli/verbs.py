@@ -152,6 +152,7 @@ VERBS: Mapping[str, Verb] = {
         options={
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
+            "wide": Option("1", "all columns, and lines as long as they are"),
             "json": JSON,
         },
         examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),

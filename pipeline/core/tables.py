@@ -6,6 +6,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pipeline.core.printable import without_colours
+
 ENDLESS = 100_000
 """Columns of what isn't a terminal: nothing wraps."""
 _FILLER = "\0"  # the second column of a wide character, while lines are measured
@@ -31,6 +33,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def cut(text: str, width: int) -> str:
+    """At most so many columns, with an ellipsis where it was longer."""
+    if columns(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
 
 
 def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -68,9 +79,11 @@ def folded(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """In lines of so many columns. Long words (a path, a key) are never broken: they can be copied."""
-    if columns(line) <= width:
+    """In lines of so many columns; one that is too long loses its colours. Long words (a path, a key) are never
+    broken: they can be copied."""
+    if columns(without_colours(line)) <= width:
         return [line]
+    line = without_colours(line)
     start = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
         _filled(line.strip()), width, initial_indent=start, subsequent_indent=f"{start}    ",

@@ -44,8 +44,13 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def listed(printed: Printed) -> Printed:
-    """What `doit runs` of a folder says."""
-    return partial(printed, listing.runs)
+    """What `doit runs` of a folder says, without the head of its table."""
+
+    def said(*words: Any) -> str:
+        text = printed(listing.runs, *words)
+        return text.partition("\n")[2] if text.startswith("key ") else text
+
+    return said
 
 
 def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
@@ -74,7 +79,7 @@ def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Printed, word
 @pytest.mark.slow
 def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Printed) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
-    assert first.endswith("kB  optimizer.lr=0.1  seed=0")
+    assert re.search(r"kB  optimizer.lr=0.1  seed=0$", first)
     assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
     assert second.endswith("optimizer.lr=0.2  seed=1")
     read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))
@@ -133,7 +138,7 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None
     (tmp_path / many[0] / "plan.json").write_text(json.dumps({"nodes": [{"host": name} for name in many[1]]}))
 
     (last, first) = listed(tmp_path, "sort=size").splitlines()[::-1]
-    assert re.search(r"  2 ranks +a +12 min 34 s  2\.0 MB  test/accuracy 0\.5000", last)
+    assert re.search(r"  2 ranks +a +12 min 34 s  2\.0 MB  0\.5000", last)
     assert re.search(r"  1 \+ 1 ranks  2 hosts +\d+ B", first)
     rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))
     assert [(row["hosts"], row["train_s"]) for row in rows] == [(many[1], None), (["a"], 754.2)]
@@ -165,6 +170,37 @@ def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_not
     configs = {"a": {"cluster": {"lease_s": 1}, "seed": 1}, "b": {"cluster": {"lease_s": 2}, "seed": 2}, "c": {}}
     assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {}}
     assert [matches(config, {"seed": 2}) for config in configs.values()] == [False, True, False]
+
+
+def test_a_field_that_another_model_lacks_is_no_difference() -> None:
+    configs = {
+        "a": {"model": {"name": "own", "args": {"width": 3}}, "seed": 1},
+        "b": {"model": {"name": "resnet18"}, "seed": 2},
+        "c": {"model": {"name": "own", "args": {"width": 3}}, "seed": 1},
+    }
+    assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {"seed": 1}}
+    configs["c"]["model"] = {"name": "own", "args": {"width": 4}}
+    assert differences(configs)["a"] == {"model.args.width": 3, "seed": 1}
+
+
+@pytest.mark.parametrize("width", [30, 80, 100, 160])
+def test_the_table_has_a_head_and_a_line_a_run_and_fits_the_width(width: int) -> None:
+    row = partial(
+        index.Row, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
+        train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9,
+    )  # fmt: skip
+    rows = [row(key=key * 12, note="  unproven") for key in "ab"]
+    differing = {row.key: {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100} for row in rows}
+    table, left_out = listing._table(rows, {"a" * 12: 10, "b" * 12: 2_000_000}, differing, width)
+    lines = table.splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[:2] == ["key", "state"]
+    assert width < 80 or ("test/accuracy" in lines[0] and "  0.9944 " in lines[1])
+    full = ["hosts", "size", "ranks", "trained", "when", "what"]
+    assert left_out == {30: full, 80: full, 100: full[:5], 160: []}[width]
+    if width >= 80:
+        assert "SYNTHETIC DATA  unproven" in lines[2], "a mark isn't cut"
 
 
 def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:
