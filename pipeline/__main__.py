@@ -50,7 +50,7 @@ def main(config: DictConfig) -> None:
     try:
         commands.train_all(session)
     except PacelineError as error:
-        sys.exit(f"ERROR: {error}")
+        leave(error)
     except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)
         leave(error)
 

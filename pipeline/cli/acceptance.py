@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import write_hint
@@ -48,7 +48,7 @@ def _accept(current: Session, run: Run) -> None:
     from pipeline.runs.lock import locked
 
     undo = is_on(current.asked.options, "undo")
-    with locked(run.folder, say):
+    with locked(run.folder, note):
         if undo:
             _undo(current, run)
             return
@@ -56,7 +56,7 @@ def _accept(current: Session, run: Run) -> None:
             found = acceptance.read(run.folder) if not run.folder.result.exists() else None
             raise PacelineError(f"{run.key.short} is {found or 'finished: there is nothing to accept'}")
         base, key, differing = _base(current, run, reason)
-        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), say)
+        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
         accepted = acceptance.by_this_person(run.key, key, differing)
         run.folder.describe(run.description(), origin.as_json(), patch)
         acceptance.write(run.folder, accepted)
@@ -180,4 +180,4 @@ def _record(current: Session, base: RunFolder) -> None:
     if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if not recorder.replay():
-            say(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
+            note(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")

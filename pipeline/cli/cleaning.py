@@ -14,7 +14,7 @@ from pipeline.cli import clean_guards as guards
 from pipeline.cli.clean_rules import Rules, ranks, rules_of, superseded, why_chosen
 from pipeline.cli.listing import day, of_state
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core import leftovers
@@ -57,7 +57,7 @@ def clean() -> None:
         clean_steps(options)
         return
     rules, confirmed = rules_of(options), is_on(options, "yes")
-    with Heartbeat(say) as heartbeat:
+    with Heartbeat(note) as heartbeat:
         heartbeat.doing("removing what killed commands have left")
         for path in leftovers.remove([runs_dir]):
             say(f"removed {path.name}, which a killed command has left")
@@ -155,7 +155,7 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     remove = removal.remove_checkpoints if rules.checkpoints else removal.remove_run
     needs = guards.needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
-    with Heartbeat(say) as heartbeat:
+    with Heartbeat(note) as heartbeat:
         for item in items:
             heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from pipeline.cli.cleaning import agreed
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import session
 from pipeline.cluster import launchers, leftover
 from pipeline.core.errors import UsageError
@@ -26,7 +26,7 @@ def clean_hosts(options: Mapping[str, str]) -> None:
             "hosts=1 needs a cluster whose hosts have folders of their own", hint="doit clean hosts=1 cluster=two_node"
         )
     with closing(launchers.create(config.cluster)) as launcher:
-        with waiting(say, "asking the hosts"):
+        with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
         found = [(left, leftover.why_stays(left, config.runs_dir)) for left in leftover.of(facts)]
         going = [left for left, why in found if not why]
@@ -39,7 +39,7 @@ def clean_hosts(options: Mapping[str, str]) -> None:
         say(_table(going))
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
         if is_on(options, "yes") or agreed(amount):
-            with waiting(say, "removing it"):
+            with waiting(note, "removing it"):
                 lines = leftover.clear(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)

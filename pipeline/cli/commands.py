@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.figures import figures
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say, say_folded, say_usual
+from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted, is_count
 
 if TYPE_CHECKING:
+    from pipeline.core.specs import Cluster
     from pipeline.runs.folder import RunFolder
 
 
@@ -45,8 +46,8 @@ def _make_step(current: Session) -> None:
 
     step = current.config.step
     if step is not None and step.path is None:
-        say(f"the data comes from step {step.name}, which runs first")
-        step.make(say, at_once())
+        note(f"the data comes from step {step.name}, which runs first")
+        step.make(note, at_once())
         current.forget_steps()
 
 
@@ -77,10 +78,11 @@ def _fetch(current: Session) -> None:
     config = current.config
     pack = store.fetch(config.train.dataset, config.data_dir)
     current.forget_pack()
+    told = say if current.asked.verb == "fetch" else note
     sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
-    say(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
+    told(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
     if pack.manifest.synthetic:
-        say("SYNTHETIC DATA: an accuracy on these images means nothing")
+        told("SYNTHETIC DATA: an accuracy on these images means nothing")
 
 
 def is_trained() -> bool:
@@ -107,9 +109,9 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     from pipeline.tracking.client import Recorder
 
     where = " and ".join(to.shown for to in missing)
-    say(f"{folder.key} is not (all) recorded in {where}: it is recorded now")
-    with waiting(say, f"recording in {' and '.join(to.title for to in missing)}"):
-        Recorder(folder.path, current.config, ROOT).finish(say)
+    note(f"{folder.key} is not (all) recorded in {where}: it is recorded now")
+    with waiting(note, f"recording in {' and '.join(to.title for to in missing)}"):
+        Recorder(folder.path, current.config, ROOT).finish(note)
 
 
 def train() -> None:
@@ -151,7 +153,7 @@ def attach() -> None:
 
 
 def _finished(current: Session) -> bool:
-    with waiting(say, "looking up the run"):
+    with waiting(note, "looking up the run"):
         run = current.located
         if run is None or run.reason is not None:
             return False
@@ -172,7 +174,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
     if not attach:
         _bring_weights(current)
-    with waiting(say_usual, "looking up the run"):
+    with waiting(note_usual, "looking up the run"):
         run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
@@ -181,6 +183,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
         refuse_unfit_hosts()
     cluster = current.config.cluster
+    if not attach:
+        refuse_unfit(cluster)
     if not launchers.capabilities(cluster).is_this_computer:
         local_agent.forget()
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
@@ -197,7 +201,16 @@ def _train(current: Session, *, attach: bool = False) -> None:
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce run={run.key.short}")
     if (lacks := run.key_lacks) is not None:
-        say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+        note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+
+
+def refuse_unfit(cluster: Cluster) -> None:
+    """Raises UsageError, before there is a run, where that is known without a host; warns of what will be slow."""
+    from pipeline.cluster.local_gpus import usable_gpus
+    from pipeline.execution import this_computer
+
+    if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
+        note(warning)
 
 
 def _bring_weights(current: Session) -> None:
@@ -206,7 +219,7 @@ def _bring_weights(current: Session) -> None:
         return
     from pipeline.execution.bringing import bring
 
-    bring(current.config, ROOT, argv=sys.argv, say=say)
+    bring(current.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()
 
 
@@ -215,8 +228,8 @@ def evaluate() -> None:
     from pipeline.execution import complete as training
 
     folder = holder(session().folder())
-    with waiting(say, "making the evaluation report"):
-        training.evaluate_again(folder, ROOT, say)
+    with waiting(note, "making the evaluation report"):
+        training.evaluate_again(folder, ROOT, note)
     report = folder.read_json("evaluation/report.json")
     if report is None:
         raise PacelineError(f"{folder.path / 'evaluation/report.json'} is not readable")
@@ -235,7 +248,7 @@ def record() -> None:
     config = session().config
     nowhere = not tracking.destinations(vars(config.tracking), ROOT)
     recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
-    with waiting(say, f"recording in {recorder.titles()}"):
+    with waiting(note, f"recording in {recorder.titles()}"):
         recorded = recorder.replay()
     if not recorded:
         states = [entry.state for entry in journal.read(folder.journal)]
@@ -258,7 +271,7 @@ def holder(folder: RunFolder) -> RunFolder:
     _, accepted = acceptance.standing(folder)
     if accepted is None:
         return folder
-    say(f"{folder.key} is {accepted}")
+    note(f"{folder.key} is {accepted}")
     return acceptance.base_of(folder, accepted)
 
 
@@ -272,7 +285,7 @@ def stop() -> None:
         say(f"nothing to stop: no run under {relative(session().config.runs_dir)} is under way")
         return
     cluster = session().config.cluster if by_its_words else session().cluster_of(folder)
-    with waiting(say, "ending what runs there"):
+    with waiting(note, "ending what runs there"):
         ask_to_stop(folder)
         asked = stop_run(cluster, folder.path, folder.key)
     if note_stopped(folder):
@@ -307,14 +320,14 @@ def lab() -> None:
     if "down" in options:
         if options["down"].lower() not in ("1", "true", "yes"):
             raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
-        with waiting(say, "removing the lab"):
+        with waiting(note, "removing the lab"):
             removed = labs.down(ROOT)
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
         if not is_count(options["hosts"]):
             raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
-        with waiting(say, "raising the lab"):
+        with waiting(note, "raising the lab"):
             labs.up(ROOT, int(options["hosts"]))
     raised = labs.status(ROOT)
     if raised is None or not raised.running:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 def preflight() -> None:
     from pipeline.cluster import preflight as checks
+    from pipeline.execution import this_computer
 
     options = session().asked.options
     as_json, saves = is_on(options, "json"), "baseline" in options
     if saves and options["baseline"] != "save":
         raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
     cluster = session().config.cluster.with_spares
-    hear: Callable[[str], None] = (lambda _: None) if as_json else say
+    this_computer.refuse_without_lab(cluster, ROOT)
+    hear: Callable[[str], None] = (lambda _: None) if as_json else note
     try:
         report = _examined(cluster, deep=is_on(options, "deep"), say=hear)
     except HostError as error:  # a host that can't be asked
@@ -67,7 +69,7 @@ def _warn_of_batch() -> None:
     try:
         refuse_uneven(config.train.trainer, config.cluster)
     except UsageError as error:
-        say(f"warning: a training with these words would be refused: {error.what}")
+        note(f"warning: a training with these words would be refused: {error.what}")
 
 
 def _tell_rehearsal(report: Report) -> None:
@@ -99,8 +101,8 @@ def refuse_unfit_hosts() -> None:
     """Before a training that asks for it; what a training says of its hosts anyway isn't said twice."""
     from pipeline.cluster import preflight as checks
 
-    report = _examined(session().config.cluster, deep=True, say=say)  # without spares, which nobody needs yet
-    say(f"{checks.summary(report.all_checks)}\n")
+    report = _examined(session().config.cluster, deep=True, say=note)  # without spares, which nobody needs yet
+    note(f"{checks.summary(report.all_checks)}\n")
     report.refuse()
 
 
@@ -109,7 +111,7 @@ def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Re
     from pipeline.execution.located import code_of, versions
 
     config = session().config
-    with waiting(say, "asking the hosts"):
+    with waiting(note, "asking the hosts"):
         return checks.examine(
             cluster,
             backend=config.train.strategy.backend,
@@ -130,7 +132,7 @@ def allreduce() -> None:
         options=session().asked.options,
         runs_dir=config.runs_dir,
         root=ROOT,
-        say=say,
+        say=note,
     )
     say(f"\n{bandwidth.summary(result)}")
     say(f"  figures  {relative(folder / bandwidth.RESULT)}")
@@ -140,7 +142,7 @@ def benchmark() -> None:
     from pipeline.diagnostics import benchmark as benchmarks
 
     config, options = session().config, session().asked.options
-    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=say)
+    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=note)
     say(f"\n{benchmarks.table(whole)}")
     say(f"  figures  {relative(folder / benchmarks.RESULT)}")
     say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
@@ -149,7 +151,7 @@ def benchmark() -> None:
 def profile() -> None:
     from pipeline.diagnostics import profiling
 
-    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=say)
+    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=note)
     say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
 from pipeline.cli.options import at_once
-from pipeline.cli.output import say, width
+from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, relative
 from pipeline.core.errors import DECIDED, PacelineError, UsageError
 from pipeline.core.specs import State
@@ -23,7 +23,7 @@ def make_steps(space: Space) -> bool:
     made = 0
     for trial in space.trials:
         if trial.run is None and trial.config.step is not None:
-            made += trial.config.step.make(say, at_once())
+            made += trial.config.step.make(note, at_once())
     return made > 0
 
 
@@ -38,9 +38,9 @@ def fetch_all(space: Space) -> bool:
     for trial in space.trials:
         if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
             pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
-            say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+            note(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
         if trial.run is None:
-            bring(trial.config, ROOT, argv=sys.argv, say=say)
+            bring(trial.config, ROOT, argv=sys.argv, say=note)
     return any(trial.run is None for trial in space.trials)
 
 
@@ -57,8 +57,8 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
 
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
-    for line in dict.fromkeys(note for trial in space.trials for note in trial.config.notes):
-        say(line)
+    for line in dict.fromkeys(text for trial in space.trials for text in trial.config.notes):
+        note(line)
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
     with trials.alone(folder):
         space = in_order(space, folder.about())

@@ -205,6 +205,12 @@ class Left(SystemExit):
         super().__init__(int(code))
 
 
+def leave_if_interrupted() -> None:
+    """End with the exit code of Ctrl-C where that has ended what a verb watched, or kept up: all is said."""
+    if signals.came():
+        raise Left(128 + signals.first())
+
+
 def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
     from pipeline.cli.output import as_typed

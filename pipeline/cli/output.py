@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -11,12 +12,12 @@ from pathlib import Path
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
-from pipeline.core.printable import printable_lines
+from pipeline.core.printable import printable_lines, program_lines, takes_colours
 from pipeline.core.tables import ENDLESS, folded
 
 _UNREAD = "nobody reads this command's output any more"
 _OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a rank, a step or a log
-_GOES_ON = "it goes on without: doit status watch=1 shows how far it is, doit stop ends it"
+_GOES_ON = "doit status shows how it stands"
 
 
 def say(text: str, *, painted: bool = False, data: bool = False) -> None:
@@ -30,10 +31,28 @@ def say(text: str, *, painted: bool = False, data: bool = False) -> None:
     print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
 
 
+def say_log(text: str) -> None:
+    """Lines of a rank or a step on stdout."""
+    is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
+    print(program_lines(text, terminal=is_terminal, colours=colours), flush=True)
+
+
+def note(text: str) -> None:
+    """Progress and warnings, on stderr: what a program reads from stdout is the result alone."""
+    text = as_typed(text)
+    print(printable_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
 def say_usual(text: str) -> None:
-    """A line that -v 0 leaves out."""
+    """A line of the result that -v 0 leaves out."""
     if verbosity() != QUIET or is_wanted(text):
         say(text)
+
+
+def note_usual(text: str) -> None:
+    """Progress that -v 0 leaves out."""
+    if verbosity() != QUIET or is_wanted(text):
+        note(text)
 
 
 def say_folded(text: str) -> None:

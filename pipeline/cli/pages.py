@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline import tracking
+from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
@@ -22,6 +23,7 @@ def ui() -> None:
     charts = tuple(name for name in asked.options.get("charts", "").split(",") if name)
     wanted = page.Wanted(keys=asked.paths, charts=charts)
     page.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say)
+    leave_if_interrupted()
 
 
 def server() -> None:
@@ -38,6 +40,7 @@ def server() -> None:
         auth=told.server_auth,
     )
     team.serve(settings, told.experiment, say=say)
+    leave_if_interrupted()
 
 
 def _beside(store: str | None) -> str:

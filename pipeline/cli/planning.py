@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core.errors import UsageError, suggestion
@@ -98,11 +98,11 @@ def _tell_alterations(run: Run | None, damage: AlteredError | None) -> None:
     from pipeline.runs import status as progress
 
     if damage is not None:
-        say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+        note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run is None:
         return
     for name in progress.added(run.folder):
-        say(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
+        note(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from pipeline.cli import clone
 from pipeline.cli.choosing import chosen
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import asked_for, expanded, write_atomic
+from pipeline.core.printable import takes_colours
 from pipeline.core.tables import folded
 from pipeline.runs.index import ALTERED
 
@@ -41,7 +42,7 @@ def plot() -> None:
         _write(target, bands, metric, axis, log=log)
         return
     columns = shutil.get_terminal_size().columns
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    colour = takes_colours(sys.stdout, os.environ)
     drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
     say(drawn, painted=colour)
     more_of_them = f"; {more} more configurations: name fewer" if more else ""
@@ -60,7 +61,7 @@ def _bands(asked: str | None, axis: str) -> tuple[str, list[Band], int]:
     metric = asked or next(iter(of_scripts), _METRIC)
     for run in runs:
         if run.state == ALTERED:
-            say(f"left out: {run.key} is {run.reservation}")
+            note(f"left out: {run.key} is {run.reservation}")
     bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
     found = [band for band in bands if band.points]
     if not found:

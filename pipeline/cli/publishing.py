@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
 from pipeline.cli.commands import holder
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
@@ -29,11 +29,11 @@ def publish() -> None:
     folder = holder(current.folder())
     model = _finished(folder)
     if model.synthetic:
-        say("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
+        note("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
     run_id = _recorded(current, folder)
     uri = tracking.absolute_uri(current.config.tracking.uri, ROOT)
     asked = {"model": asdict(model), "name": name, "alias": alias, "run_id": run_id, "pythonpath": _python_path(folder)}
-    with waiting(say, "publishing the model"):
+    with waiting(note, "publishing the model"):
         done = process.run(
             tracking.publish_command(folder.path, uri),
             input=json.dumps(asked).encode(),
@@ -93,7 +93,7 @@ def _recorded(current: Session, folder: RunFolder) -> str:
     from pipeline.tracking.client import Recorder
 
     recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
-    with waiting(say, "recording in MLflow"):
+    with waiting(note, "recording in MLflow"):
         run_id = recorder.finish(lambda _: None)
     if run_id is None:
         raise PacelineError(
@@ -114,7 +114,7 @@ def _tell(found: dict[str, Any], name: str, alias: str | None, model: Published)
     if found["checked"]:
         say(f"  checked  {found['agreed']} of {found['checked']} test images come out as in the run's evaluation")
     if 0 < found["agreed"] < found["checked"]:
-        say("WARNING: the others change sides: the run computed on other hardware, or in another precision")
+        note("WARNING: the others change sides: the run computed on other hardware, or in another precision")
     if found["alias_before"] is not None:
         say(f"  alias    {alias} meant version {found['alias_before']} until now")
     address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{found['version']}"

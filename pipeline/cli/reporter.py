@@ -1,4 +1,5 @@
-"""doit's reporter plug-in: a line a task, in words, and an error as it was written, without wrapping."""
+"""doit's reporter plug-in: a line a task, in words, and an error as it was written, without wrapping. Both on stderr:
+on stdout stands what a verb finds."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
     desc = "console output, errors as one message"
 
     def __init__(self, outstream: Any, options: Any) -> None:
-        """doit took the stream when it was imported, before ``masking.begin`` put another in its place."""
-        super().__init__(sys.stdout if outstream is sys.__stdout__ else outstream, options)
+        """doit took stdout when it was imported; ``-o FILE`` stays that file."""
+        super().__init__(sys.stderr if outstream is sys.__stdout__ else outstream, options)
 
     def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
         error = result["exception"]

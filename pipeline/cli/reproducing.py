@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli import clone
 from pipeline.cli.acceptance import settle
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
@@ -32,7 +32,7 @@ def export() -> None:
     asked = session().asked.options.get("to")
     beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     to = asked_for(clone.started_in() / expanded(asked, f"to={asked}"), f"to={asked}") if asked else beside
-    with waiting(say, "packing the archive"):
+    with waiting(note, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.standing(folder)
@@ -44,7 +44,9 @@ def export() -> None:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
     again = f"doit reproduce {shlex.quote(f'run={to}')}"
-    if git.has_commit(ROOT, made_of.commit):
+    if made_of.commit is None:
+        say(f"  not from a commit: made again in this project by  {again}")
+    elif git.has_commit(ROOT, made_of.commit):
         say(f"  make it again anywhere  {again}")
     else:
         say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {again}")
@@ -64,7 +66,7 @@ def reproduce() -> None:
                 f"only {', '.join(again.WHERE)} may be told anew"
             )
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
-        with waiting(say, "reading how the run was made"):
+        with waiting(note, "reading how the run was made"):
             folder = _to_reproduce(named, Path(scratch))
         reproduce_run(folder)
 
@@ -76,7 +78,7 @@ def reproduce_run(folder: RunFolder) -> None:
 
     config, asked = session().config, session().asked
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
-    say(f"run {folder.key}, made again in {relative(work)}")
+    note(f"run {folder.key}, made again in {relative(work)}")
     verdict = again.reproduce(
         folder,
         root=ROOT,
@@ -84,7 +86,7 @@ def reproduce_run(folder: RunFolder) -> None:
         data_dir=config.data_dir,
         overrides=[word for word in asked.overrides if word.lstrip("+~").startswith(again.WHERE)],
         keep=is_on(asked.options, "keep"),
-        say=say,
+        say=note,
     )
     if verdict.nothing:
         raise PacelineError(
@@ -98,6 +100,8 @@ def reproduce_run(folder: RunFolder) -> None:
         raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
     folder.prove()
     say(verdicts.text(verdict))
+    if (folder.read_json("provenance.json") or {}).get("git_commit") is None:
+        say(f"not from a commit: its code is the copy in {relative(folder.code)}")
     say(f"  {relative(work / 'verdict.json')}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
-from pipeline.cli.output import say, width
+from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, Session
 from pipeline.core.errors import UsageError
 
@@ -35,10 +35,10 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
     if dry_run:
         _show(current.search_plan, _folder(current.search_plan, fork))
         return
-    if make_step(current.search_plan.representative_trial.config, say):
+    if make_step(current.search_plan.representative_trial.config, note):
         current.forget_pack()
     fetch(current.search_plan.representative_trial.config)
-    bring(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=say)
+    bring(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()
     with compose.hydra_ready():
         _run(current.search_plan, current.asked.overrides, fork=fork, retry_failed=retry_failed)
@@ -58,7 +58,7 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
             f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
-        source = Searching(study, plan, asked.note, say)
+        source = Searching(study, plan, asked.note, note)
         ended = trials.conducted(plan, source, folder, headline, retry_failed=retry_failed)
         _conclude(plan, study, folder, ended)
 

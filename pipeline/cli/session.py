@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
-from pipeline.cli.output import say_usual
+from pipeline.cli.output import note_usual
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.errors import UsageError
@@ -71,7 +71,7 @@ class Session:
         found = remembered.recall()
         if found is None:
             self.begin_torchrun()
-            with waiting(say_usual, "composing the configuration"):
+            with waiting(note_usual, "composing the configuration"):
                 found = self.config.basis
                 self._refuse_start()
             remembered.keep(found)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.output import as_typed, say
+from pipeline.cli.loader import leave_if_interrupted
+from pipeline.cli.output import as_typed, note
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def screen(picture: Callable[[], Picture]) -> Screen:
-    """For the work of one command, on its stdout. ``picture`` is called where a view can be drawn."""
+    """For how the work of one command goes on, on stderr. ``picture`` is called where a view can be drawn."""
     wanted = is_wanted if verbosity() == QUIET else lambda _: True
-    if verbosity() != QUIET and is_live(sys.stdout, os.environ):
+    if verbosity() != QUIET and is_live(sys.stderr, os.environ):
         return Screen(picture(), wanted=wanted, named=as_typed)
-    return Screen(width=plain_width(sys.stdout, os.environ), wanted=wanted, named=as_typed)
+    return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
 
 
 def of_run(run: Run) -> Screen:
@@ -56,7 +57,8 @@ def watch(folder: RunFolder) -> None:
         with screen(picture) as shown:
             follow(folder, shown)
     except KeyboardInterrupt:
-        say(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+        note(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+        leave_if_interrupted()
 
 
 def watch_sweep(folder: SweepFolder) -> None:
@@ -70,7 +72,8 @@ def watch_sweep(folder: SweepFolder) -> None:
         with screen(lambda: SweepPicture(state, folder.path.parent.parent)) as shown:
             follow(folder, files, shown)
     except KeyboardInterrupt:
-        say("no longer watched; the sweep goes on: doit status watch=1")
+        note("no longer watched; the sweep goes on: doit status watch=1")
+        leave_if_interrupted()
 
 
 def services_shown(services: RunServices, shown: Screen, hear: Callable[[Any], None]) -> RunServices:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import at_once, is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import aligned
@@ -28,7 +28,7 @@ def step() -> None:
     if not names:
         _list(graph)
         return
-    made = make_all(graph, names, say, at_once=at_once())
+    made = make_all(graph, names, note, at_once=at_once())
     for name in names:
         standing = graph.standing(name)
         assert standing.made is not None, "make_all raises where one isn't"
@@ -40,7 +40,7 @@ def make(name: str) -> Path:
     from pipeline.steps.making import make_all
 
     graph = session().steps
-    make_all(graph, [name], say, at_once=at_once())
+    make_all(graph, [name], note, at_once=at_once())
     standing = graph.standing(name)
     assert standing.made is not None, "make_all raises where it isn't"
     return standing.made.out

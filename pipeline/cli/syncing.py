@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
@@ -35,7 +35,7 @@ def sync() -> None:
         if not (wants_pack or named or launcher.environment):
             raise UsageError("data=0 leaves nothing to bring: name files or folders")
         pack = _pack(fetches=not check) if wants_pack else None
-        with Heartbeat(say) as heartbeat:
+        with Heartbeat(note) as heartbeat:
             lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
             heartbeat.doing("asking the hosts")
             found = (_compared if check else _brought)(launcher, pack, named, delete, heartbeat)

@@ -17,10 +17,10 @@ from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
-from pipeline.cli.loader import Loader, leave
+from pipeline.cli.loader import Left, Loader, leave
 from pipeline.cli.verb import Verb
 from pipeline.core import places, unexpected
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import Killed, PacelineError, UsageError
 
 Task = dict[str, Any]
 
@@ -100,7 +100,9 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         try:
             found = do()
-        except UsageError as error:  # of what can only be checked by the verb: a run's key, a port
+        except Left:
+            raise
+        except (UsageError, Killed) as error:  # of what can only be checked by the verb: a run's key, a port
             leave(error)
         except PacelineError as error:
             return TaskFailed(str(error))

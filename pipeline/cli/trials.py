@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.cli import showing, telling
-from pipeline.cli.output import say
+from pipeline.cli import commands, showing, telling
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, os_reason
@@ -41,14 +41,14 @@ def alone(folder: SweepFolder) -> Iterator[None]:
         raise _cannot_keep(folder, error) from error
     lock = FileLock(folder.lock)
     if not lock.take():
-        say(f"another command is running sweep {folder.name}; waiting for it")
-        with Heartbeat(say) as heartbeat:
+        note(f"another command is running sweep {folder.name}; waiting for it")
+        with Heartbeat(note) as heartbeat:
             heartbeat.doing(f"waiting for the command that runs sweep {folder.name}")
             lock.wait()
     try:
         leftovers.remove([folder.path])
         for line in misplaced.set_aside(folder.path):
-            say(line)
+            note(line)
         yield
     except OSError as error:
         raise _cannot_keep(folder, error) from error
@@ -72,8 +72,9 @@ def conducted(
     from pipeline.sweep.search_source import SearchPlan
 
     if any(slot.spares for slot in what.slots):
-        say("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
+        note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
+    commands.refuse_unfit(first.cluster)
     begun = showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent)
     with begun as shown, telling.of_sweep(first, folder.name, source.total, shown.say) as told:
         shown.say(headline)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import clone
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
@@ -32,7 +32,7 @@ def verify() -> None:
     if wrong:
         first, *others = sorted(wrong, key=lambda item: isinstance(item, UsageError))
         for other in others:
-            say(f"ERROR: {other}")
+            note(f"ERROR: {other}")
         raise first
 
 

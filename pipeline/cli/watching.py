@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import say, say_log
 from pipeline.cli.session import Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 
@@ -50,10 +50,10 @@ def logs() -> None:
         from pipeline.cli import steps as own
 
         log = own.log_of(session().asked.options["step"])
-        say(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}", data=True)
+        say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
     for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
-        say(line, data=True)
+        say_log(line)
 
 
 def _named_or_newest() -> RunFolder:

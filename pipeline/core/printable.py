@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TextIO
+
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+"""What sets colours, bold and dim (SGR), and moves nothing."""
+_RESET = "\x1b[0m"
 
 
 def printable(text: str) -> str:
@@ -16,6 +22,29 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same of a text that has lines and tabs of its own."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
+
+
+def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether colours, bold and dim may go there: to a terminal that knows them, unless NO_COLOR says otherwise."""
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") not in ("dumb", "unknown")
+
+
+def without_colours(text: str) -> str:
+    return _COLOURS.sub("", text) if "\x1b" in text else text
+
+
+def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
+    """Lines of somebody else's program: of its control sequences its colours alone pass, where they may. What isn't for
+    a terminal keeps its tabs."""
+    return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
+
+
+def _program_line(line: str, terminal: bool, colours: bool) -> str:
+    parts = _COLOURS.split(line)
+    safe = [printable(part.expandtabs()) if terminal else "\t".join(map(printable, part.split("\t"))) for part in parts]
+    if not colours or len(parts) == 1:
+        return "".join(safe)
+    return "".join(f"{part}{code}" for part, code in zip(safe, [*_COLOURS.findall(line), _RESET], strict=True))
 
 
 def shell_line(words: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CTRL_C = "stopped by Ctrl-C; the same command continues"
 
 _came = False
+_first = 0
 
 
 def leave_on_ctrl_c() -> None:
@@ -36,6 +37,11 @@ def came() -> bool:
     return _came
 
 
+def first() -> int:
+    """The first signal that this process was asked to end by; 0 while none has come."""
+    return _first
+
+
 def check() -> None:
     """Raise the KeyboardInterrupt that came before but ended nothing."""
     if _came:
@@ -52,8 +58,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    global _came
-    _came = True
+    global _came, _first
+    _came, _first = True, _first or number
     raise KeyboardInterrupt
 
 
@@ -154,7 +160,9 @@ class Interruptible:
         return self._first.name if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        global _first
         self._first = self._first or signal.Signals(number)
+        _first = _first or number
         if not self._held:
             self._held = True
             raise Interrupted

@@ -13,14 +13,16 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.core.errors import PacelineError, UsageError, os_reason, text_of
+from pipeline.core import signals
+from pipeline.core.errors import Killed, PacelineError, UsageError, os_reason, text_of
 from pipeline.core.masking import OutputError, shown
 from pipeline.core.printable import printable_lines
 from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
 
 FOLDER = ".errors"
 EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
-"""doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE."""
+"""doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE. One that a
+signal has ended has a shell's for that: 130 after Ctrl-C."""
 
 _LONGEST = 300  # characters of an error's own text; the file has all of it
 _in_runs: list[Path] = []
@@ -91,6 +93,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a command that ``error`` ended."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
+    if isinstance(error, Killed) and signals.first():
+        return 128 + signals.first()
     return EXIT_FAILED if isinstance(error, PacelineError | OutputError) else EXIT_BROKE
 
 

@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.printable import takes_colours
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with what is being done ("downloading x.tar.gz"), bytes done, bytes in all (None: not known)."""
@@ -41,7 +43,8 @@ def _bar() -> Iterator[OnProgress]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
-    console = Console(stderr=True)
+    colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
+    console = Console(stderr=True, color_system=colours)
     words = TextColumn("{task.description}{task.fields[amount]}", table_column=Column(no_wrap=True))
     columns = (words,) if console.width < _NARROW else (words, BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -1,4 +1,4 @@
-"""The thread that writes what a person sees: lines, and below them a view that is drawn anew each second.
+"""The thread that writes how work goes on to stderr: lines, and below them a view that is drawn anew each second.
 
 Whoever has something to say puts it down here and goes on: a terminal that takes nothing (Ctrl-S), or a pager that
 nobody moves on, holds up this thread alone.
@@ -6,7 +6,7 @@ nobody moves on, holds up this thread alone.
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import threading
 import time
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from pipeline.core import threads
 from pipeline.core.beats import NodeBeat
-from pipeline.core.printable import printable_lines
+from pipeline.core.printable import program_lines, takes_colours
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import folded
 from pipeline.live.run_state import Said
@@ -31,7 +31,13 @@ if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody p
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
+_USUAL_WIDTH = 80
 _DUMB = ("dumb", "unknown")
+
+
+def color_system() -> Literal["auto"] | None:
+    """What rich is to write styles to stderr with: NO_COLOR takes bold and dim along with the colours."""
+    return "auto" if takes_colours(sys.stderr, os.environ) else None
 
 
 class Picture(Protocol):
@@ -62,7 +68,12 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     if not stream.isatty():
         return None
     told = environment.get("COLUMNS", "")
-    return int(told) if told.isdecimal() and int(told) > 0 else shutil.get_terminal_size().columns
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return _USUAL_WIDTH
 
 
 @dataclass
@@ -148,7 +159,7 @@ class Screen:
             self._woken.wait()
             news, over = self._taken(), self._over  # in this order: who ends it wakes this thread after that
             for text in news.texts:
-                print(text if self._width is None else _shown(text, self._width), flush=True)
+                print(_shown(text, self._width), file=sys.stderr, flush=True)
             if over and not self._news.texts:
                 return
 
@@ -156,7 +167,9 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        console = Console(
+            file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=color_system()
+        )
         picture, drawn = self._picture, 0.0
         assert picture is not None
         view = _View(picture)
@@ -212,8 +225,11 @@ def _above(texts: deque[str], width: int) -> Any:
     """Lines as rich prints them, folded: without what would move the cursor off the view."""
     from rich.text import Text
 
-    return Text("\n".join(_shown(text, width) for text in texts))
+    return Text("\n").join(Text.from_ansi(_shown(text, width)) for text in texts)
 
 
-def _shown(text: str, width: int) -> str:
-    return folded(printable_lines(text), max(_LEAST_WIDTH, width))
+def _shown(text: str, width: int | None) -> str:
+    """As stderr gets it. ``width``: None where it is no terminal."""
+    colours = takes_colours(sys.stderr, os.environ)
+    text = program_lines(text, terminal=width is not None, colours=colours)
+    return text if width is None else folded(text, max(_LEAST_WIDTH, width))

@@ -152,7 +152,7 @@ def test_a_stop_with_nothing_to_stop_says_so(finished: Project) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[1:] == [f"nothing to stop: no run under {finished.folder}/runs is under way"]
+        assert done.stdout.splitlines() == [f"nothing to stop: no run under {finished.folder}/runs is under way"]
 
 
 def test_a_lab_is_raised_or_removed_and_not_both() -> None:

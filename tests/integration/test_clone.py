@@ -107,6 +107,6 @@ def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     argv = [light_python(forks_ranks=True), "-m", "doit", "-d", str(tmp_path), "train", *WORDS]
     done = call(argv, second.root, second.root)
     assert done.returncode == 1
-    assert "failed: this is the second clone" in done.stdout, done.stdout
+    assert "failed: this is the second clone" in done.stderr, done.stderr
     (folder,) = (path.parent for path in second.root.glob("runs/*/key.json"))
     assert json.loads((folder / "provenance.json").read_text())["git_dirty"] is True

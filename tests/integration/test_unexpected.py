@@ -84,8 +84,8 @@ def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) ->
     words = ("train", *WORDS, "paths.runs=else/where")
     done = call([light_python(forks_ranks=True), "-m", "doit", *words], project.root, project.root)
     assert done.returncode == 1
-    found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stdout)
-    assert found is not None, done.stdout
+    found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stderr)
+    assert found is not None, done.stderr
     assert found[2].startswith("else/where/.errors/")
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -95,7 +95,7 @@ def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: 
     place = project.root / "no folder"
     place.symlink_to("/proc/nobody")  # leads nowhere, and nothing can be made there
     done = call([DOIT, "runs", f"paths.runs={place}"], project.root, project.root)
-    found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stdout.strip())
+    found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stderr.strip())
     assert done.returncode == 2
     assert found is not None, done.stdout + done.stderr
     Path(found[1]).unlink()

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.cli import listing
-from pipeline.cli.output import say, say_folded
+from pipeline.cli.output import say, say_folded, say_log
 from pipeline.comparing import groups
 from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
-from pipeline.core.printable import printable, shell_line
+from pipeline.core.printable import printable, program_lines, shell_line, takes_colours
+from pipeline.core.tables import folded
 from pipeline.core.unexpected import told
 from pipeline.keys.diff import Difference
 from pipeline.runs.naming import short_value
@@ -52,6 +53,37 @@ def test_lines_on_a_terminal_are_escaped_and_what_is_kept_in_a_file_is_not(monke
         monkeypatch.setattr(sys, "stdout", stream)
         say(f"x\t{HOSTILE}")
         assert stream.getvalue().replace("       ", " ") == expected
+
+
+PROGRAM = "\x1b[1;31mred\x1b[0m \x1b]0;owned\x07\x1b[2Jx\ty"
+
+
+def test_of_a_programs_control_sequences_its_colours_alone_pass_and_only_to_a_terminal() -> None:
+    safe = r"\x1b]0;owned\x07\x1b[2Jx"
+    assert program_lines(PROGRAM, terminal=False, colours=False) == f"red {safe}\ty"
+    assert program_lines(PROGRAM, terminal=True, colours=False).startswith(f"red {safe} ")
+    assert program_lines(PROGRAM, terminal=True, colours=True).startswith(f"\x1b[1;31mred\x1b[0m {safe} ")
+    left_on = program_lines("\x1b[31mred\nplain", terminal=True, colours=True)
+    assert left_on == "\x1b[31mred\x1b[0m\nplain", "a colour ends with its line"
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_color_and_a_dumb_terminal_take_no_colours(environment: dict[str, str]) -> None:
+    assert not takes_colours(Terminal(), environment)
+    assert takes_colours(Terminal(), {"TERM": "xterm"})
+    assert not takes_colours(io.StringIO(), {"TERM": "xterm"})
+
+
+def test_logs_into_a_pipe_have_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    say_log(PROGRAM)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_coloured_line_is_as_wide_as_its_letters() -> None:
+    red = "\x1b[31mred\x1b[0m"
+    assert folded(red, 3) == red
+    assert folded(f"{red} {red}", 3) == "red\n    red"
 
 
 def test_an_error_with_words_of_the_command_line_is_escaped() -> None:

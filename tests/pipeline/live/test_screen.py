@@ -35,23 +35,23 @@ with Screen(RunPicture(RunState(key="cf08", title="digits"), Path(sys.argv[1])))
     for number in range(int(sys.argv[2])):
         screen.say(f"node0:0 | line {number} [red]x[/] \\x1b[2J" + sys.argv[4])
         time.sleep(float(sys.argv[3]))
-    print(f"said in {time.monotonic() - began:.1f}", file=sys.stderr, flush=True)
+    Path(sys.argv[1], "said").write_text(f"said in {time.monotonic() - began:.1f}")
 print("FINISHED")
 """
 
 
 class Terminal:
-    """A pseudo-terminal of its own with a program on it; what it writes to stderr goes to a file."""
+    """A pseudo-terminal of its own with a program on it, which writes to ``said`` how long it took to say all."""
 
-    def __init__(self, folder: Path, *words: str, rows: int = 24, columns: int = 100) -> None:
+    def __init__(self, folder: Path, *words: str, rows: int = 24, columns: int = 100, **env: str) -> None:
         self.master, slave = pty.openpty()
         self.resize(rows, columns)
-        self.errors = folder / "stderr"
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path.cwd())}
+        self.said = folder / "said"
+        self.said.touch()
+        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path.cwd()), **env}
         environment.pop("COLUMNS", None)  # which pytest's workers have
-        with self.errors.open("wb") as errors:
-            argv = [sys.executable, "-c", PROGRAM, str(folder), *words]
-            self.child = subprocess.Popen(argv, stdout=slave, stdin=slave, stderr=errors, env=environment)
+        argv = [sys.executable, "-c", PROGRAM, str(folder), *words]
+        self.child = subprocess.Popen(argv, stdout=slave, stdin=slave, stderr=slave, env=environment)
         os.close(slave)
 
     def resize(self, rows: int, columns: int) -> None:
@@ -87,6 +87,17 @@ def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(t
 
 
 @pytest.mark.slow
+def test_a_ranks_colours_reach_a_terminal_and_nothing_else_of_it_does(tmp_path: Path) -> None:
+    line = "\x1b[31mred\x1b[0m \x1b]0;owned\x07"
+    coloured = Terminal(tmp_path, "3", "0.05", line).read()
+    assert re.search(r"\x1b\[31mred\x1b\[0m .x1b\]0;owned.x07", coloured)
+    assert "\x1b]0;" not in coloured
+    plain = Terminal(tmp_path, "3", "0.05", line, NO_COLOR="1").read()
+    assert r"red \x1b]0;owned\x07" in plain
+    assert not re.search(r"\x1b\[[0-9;]*m", plain), "bold and dim go with the colours"
+
+
+@pytest.mark.slow
 def test_a_line_above_the_view_is_folded_at_a_space_where_the_terminal_would_break_a_word(tmp_path: Path) -> None:
     said = Terminal(tmp_path, "3", "0.05", " 4 min 08 s left", columns=40).read()
     assert said.count("4 min\r\n    08 s left") == 3
@@ -97,9 +108,9 @@ def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(
     """Nobody reads the pty, as after Ctrl-S: half a megabyte is far beyond what it holds by itself."""
     terminal = Terminal(tmp_path, "1000", "0", "." * 500)
     end = time.monotonic() + 30
-    while "said in" not in terminal.errors.read_text() and time.monotonic() < end:
+    while "said in" not in terminal.said.read_text() and time.monotonic() < end:
         time.sleep(0.05)
-    assert float(terminal.errors.read_text().split()[-1]) < 5.0
+    assert float(terminal.said.read_text().split()[-1]) < 5.0
     assert terminal.child.poll() is None  # and it ends when all is written
     seen = terminal.read()
     assert "line 999 " in seen
@@ -120,7 +131,7 @@ def test_a_screen_that_ends_while_its_thread_looks_for_news_ends(capsys: pytest.
     writer.start()
     writer.join(2.0)
     assert not writer.is_alive()
-    assert capsys.readouterr().out == "one\n"
+    assert capsys.readouterr() == ("", "one\n")
 
 
 class _Tty(StringIO):

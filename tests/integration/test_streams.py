@@ -1,0 +1,93 @@
+"""Where a command's words go and how it ends, the same for every verb: results on stdout, progress and errors on
+stderr, 130 after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.verbs import VERBS
+from tests.integration import preloaded
+from tests.integration.commands import ALONE, ROOT, Project
+from tests.integration.light import light_python
+from tests.waiting import HANG_S
+
+WORDS = ("experiment=quickstart", "tracking=none")
+INTERRUPTED = """
+import importlib, json, os, signal, sys
+import doit.__main__
+from doit.doit_cmd import DoitMain
+from pipeline.cli.verbs import VERBS
+from pipeline.config import compose
+from pipeline.core.signals import Interruptible
+from tests.quick_composition import quickly
+compose.compose = quickly
+compose.compose_config([])
+for name in ("cli.commands", "config.build", "config.remembered", "execution.dry_run"):
+    importlib.import_module(f"pipeline.{name}")
+
+def work():
+    with Interruptible():
+        os.kill(os.getpid(), signal.SIGINT)
+        list(range(100_000))
+
+def answer():
+    os.kill(os.getpid(), signal.SIGINT)
+    list(range(100_000))
+
+codes = {}
+for number, (name, verb) in enumerate(VERBS.items()):
+    for kind in (work, answer) if name in ("train", "runs") else ((work, answer)[number % 2],):
+        pid = os.fork()
+        if pid == 0:
+            setattr(importlib.import_module(verb.module), name, kind)
+            for other in (one for one in VERBS.values() if one.is_done):
+                setattr(importlib.import_module(other.module), other.is_done, lambda done=other is not verb: done)
+            sys.argv = [doit.__main__.__file__, name, *(sys.argv[1:] if verb.composes else [])]
+            sys.exit(DoitMain().run(sys.argv[1:]))
+        codes[f"{name} {kind.__name__}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(json.dumps(codes))
+"""
+
+
+def test_ctrl_c_ends_every_verb_with_130(project: Project) -> None:
+    """In the midst of what tidies up after itself, and of what only looks something up. A process that dies by the
+    signal itself counts as 130 in every shell."""
+    where = [f"paths.runs='{project.folder}/runs'", f"paths.data='{project.folder}/data'"]
+    argv = [light_python(forks_ranks=True), "-c", INTERRUPTED, *where]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
+    codes = json.loads(done.stdout)
+    assert len(codes) == len(VERBS) + 2
+    assert {name: code for name, code in codes.items() if code not in (130, -2)} == {}, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_error_goes_to_stderr_alone(verb: str, tmp_path: Path) -> None:
+    done = preloaded.doit(verb, "nonsense.of.mine=1", apart=True)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("ERROR: "), done.stderr
+
+
+def test_what_a_verb_finds_out_too_late_is_an_error_on_stderr(project: Project) -> None:
+    """One that doit's reporter tells, not the check of the words."""
+    done = preloaded.doit("verify", str(project.folder / "nothing.json"), apart=True)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert "ERROR: " in done.stderr
+
+
+def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(project: Project) -> None:
+    words = ("train", *project.overrides, *WORDS, *ALONE, "trainer.max_steps=2")
+    first, second = (preloaded.doit(*words, apart=True) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    key = project.only_run().name
+    assert [line.split()[0] for line in first.stdout.splitlines()] == ["FINISHED", "results", "compare", "prove"]
+    assert f"train {key}\nrun {key}: 1 node, 1 rank, local\n" in first.stderr
+    assert "localhost:0 | epoch 1/20  step 2/2 " in first.stderr
+    assert second.stdout.startswith(f"{key} is finished: test/accuracy ")
+    assert second.stderr.endswith(f"train {key}: done already\n")
+    listed = preloaded.doit("runs", "json=1", *project.overrides[:1], apart=True)
+    assert [row["key"] for row in json.loads(listed.stdout)] == [key]
