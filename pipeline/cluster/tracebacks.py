@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pipeline.core.specs import LogLine
 
 _BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
-_WARNING = "paceline: WARNING: "
+_SAID = ("paceline: WARNING: ", "paceline: note: ")
 _EXPLAINED = "paceline: error: "  # trainers.entry's, and the last that a rank says
 _LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
@@ -20,8 +20,8 @@ _PLUMBING = (
 
 
 def is_for_a_person(line: LogLine) -> bool:
-    """A rank's line, or a warning of trainers.script.start; torchrun's own talk stays in the log file."""
-    return line.rank is not None or line.text.startswith(_WARNING)
+    """A rank's line, or what trainers.script.start says to the user; torchrun's own talk stays in the log file."""
+    return line.rank is not None or line.text.startswith(_SAID)
 
 
 class Tracebacks:

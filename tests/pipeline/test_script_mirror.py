@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.execution.mirroring import Mirroring
 from pipeline.runs.script_mirror import ScriptMirror
-from trainers.script.arguments import newest_checkpoint
+from trainers.script.resume import newest_checkpoint
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_lost_folder_gets_all_back_and_the_newest_is_still_the_newest(
         f"cluster.checkpoint_mirror={tmp_path / 'mirror'}"
     ]
     assert {path.relative_to(run_dir): path.read_text() for path in run_dir.rglob("*") if path.is_file()} == wanted
-    assert newest_checkpoint(run_dir / "checkpoints") == run_dir / "checkpoints/a"
+    assert newest_checkpoint(run_dir / "checkpoints") == run_dir / "checkpoints/a/model.pt"
     Mirroring(mirror, run_dir, said.append).restore()  # it has its own now
     assert len(said) == 1
 

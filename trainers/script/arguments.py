@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.script.settings import ScriptConfig, filled, groups, names, placeholder_of_data
+from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
 OUTSIDE = "_script"
 """Where the snapshot has the files of a script that lies outside of the project."""
-_TORN = -1
-_NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256")
-_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """Where things lie on this host. ``work`` is this attempt's copy of the snapshot, ``script`` relative to it."""
+    """Where things lie on this host. ``work`` is the script's copy of the snapshot, ``script`` relative to it.
+
+    ``resume``: the checkpoint that {resume}, or {resume:GLOB}, stands for; a name without one has none.
+    """
 
     run_dir: Path
     work: Path
     script: str
     data: tuple[str, ...]
     seed: int
-    resume: Path | None
+    resume: Mapping[str, Path]
 
     @property
     def checkpoints(self) -> Path:
@@ -43,12 +43,12 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
 
     The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
     them, and drops a ``--`` of the script.
-    Without a checkpoint the argument that names {resume} is left out, with its flag.
+    Without a checkpoint the argument that names {resume} (or {resume:GLOB}) is left out, with its flag.
     """
     values = _values(settings, paths)
     words: list[str] = []
     for group in groups(settings.args):
-        if paths.resume is None and any("resume" in names(word) for word in group):
+        if any(_lacks_checkpoint(word, paths) for word in group):
             if len(group) == 1 and "=" not in group[0] and words and words[-1].startswith("-"):
                 words.pop()
         else:
@@ -62,11 +62,11 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
     """``program.env`` with placeholders filled."""
     values = _values(settings, paths)
-    return {
-        name: filled(value, values)
-        for name, value in settings.env.items()
-        if paths.resume is not None or "resume" not in names(value)
-    }
+    return {name: filled(value, values) for name, value in settings.env.items() if not _lacks_checkpoint(value, paths)}
+
+
+def _lacks_checkpoint(text: str, paths: Paths) -> bool:
+    return any(is_resume(name) and name not in paths.resume for name in names(text))
 
 
 def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
@@ -74,8 +74,8 @@ def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
         **{placeholder_of_data(at)[1:-1]: path for at, path in enumerate(paths.data)},
         "run": str(paths.outputs),
         "checkpoints": str(paths.checkpoints),
-        "resume": str(paths.resume),
         "seed": str(paths.seed),
+        **{name: str(path) for name, path in paths.resume.items()},
     }
 
 
@@ -90,45 +90,3 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
         if (paths.work / place).is_file():
             return os.path.normpath(paths.work / place)
     return word
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest file or folder of checkpoints that is whole, by modification time; None without one.
-
-    Left out are names of unfinished files, empty ones, notes such as .json, and a zip (torch.save writes one) that
-    breaks off, with the folder in which it lies: who saves several files was killed in the midst. Where some are
-    called checkpoint-N, the rest is something else (transformers' Trainer lays the final weights beside them).
-    """
-    found = [(time_ns, path.name, path) for path in sorted(folder.glob("*")) if (time_ns := _whole_since(path)) > 0]
-    numbered = [row for row in found if re.fullmatch(r"checkpoint[-_]\d+", row[1])]
-    return max(numbered or found)[2] if found else None
-
-
-def _whole_since(path: Path) -> int:
-    """When it was last written (ns), 0 for what nobody can go on from, _TORN for a file that breaks off. Of a folder,
-    its newest file counts."""
-    name = path.name.lower()
-    if name.startswith((".", "~", "tmp")) or name.endswith(("~", *_UNFINISHED)) or ".tmp" in name:
-        return 0
-    try:
-        if path.is_dir():
-            times = [_whole_since(inside) for inside in path.iterdir()]
-            return _TORN if _TORN in times else max(times, default=0)
-        if name.endswith(_NOTES) or "tfevents" in name:
-            return 0
-        state = path.stat()
-        if _is_torn(path):
-            return _TORN
-        return state.st_mtime_ns if state.st_size else 0
-    except OSError:
-        return 0
-
-
-def _is_torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if not is_zip:
-        return False
-    import zipfile  # most runs begin without a checkpoint
-
-    return not zipfile.is_zipfile(path)

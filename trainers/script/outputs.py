@@ -1,8 +1,8 @@
-"""What a script leaves: files that ``program.outputs`` names, copied beside what it wrote into {run}, and hashed."""
+"""What a script leaves: files of its working directory, moved beside what it wrote into {run}, and hashed."""
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,33 +23,72 @@ class Output:
     size_bytes: int
 
 
-def gather(patterns: Sequence[str], *, workdir: Path, snapshot: Path, outputs: Path) -> list[Output]:
-    """Copy what the script left in its working directory into ``outputs``, and hash it with what lies there already.
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """``outputs`` are those that were asked for; ``besides`` what else was kept, ``over`` what was too much, each a
+    path in the working directory with its size."""
 
-    A file of the working directory that came with the snapshot, unaltered, is none of its results.
+    outputs: list[Output]
+    besides: dict[str, int]
+    over: dict[str, int]
+
+
+WORKDIR = "workdir"
+"""Folder among the outputs: what the script wrote in its working directory and nobody asked for."""
+
+
+def gather(
+    patterns: Sequence[str], *, workdir: Path, wrote: Sequence[Path], outputs: Path, limit_bytes: int, required: bool
+) -> Gathered:
+    """Move what the script wrote in its working directory into ``outputs``, and hash what was asked for.
 
     Args:
-        snapshot: the folder from which the working directory was copied, with times.
+        wrote: those of its files, anywhere in its copy of the project, that the snapshot doesn't hold.
+        limit_bytes: of what no pattern matches, the smallest files are kept up to so much.
+        required: refuse patterns that match nothing.
 
     Raises:
         MissingOutputsError: a pattern matches no file in either folder.
-        OSError: a file can't be copied.
+        OSError: a file can't be moved.
     """
     found: set[str] = set()
+    asked: dict[Path, str] = {}
     missing = []
     for pattern in patterns:
         glob = pattern.removeprefix("{run}/")
         matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob)}
-        for path in _files(workdir, glob) if glob == pattern else ():
-            inside = path.relative_to(workdir)
-            if not _is_unaltered(path, snapshot / inside):
-                _copy(path, outputs / inside)
-                matched.add(inside.as_posix())
+        own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
+        asked |= {path: path.relative_to(workdir).as_posix() for path in own}
         found |= matched
-        missing += [] if matched else [pattern]
-    if missing:
+        missing += [] if matched or own else [pattern]
+    if missing and required:
         raise MissingOutputsError(", ".join(missing))
-    return [_output(outputs, name) for name in sorted(found)]
+    for path, name in asked.items():
+        _move(path, outputs / name)
+    besides, over = _within(sorted(set(wrote) - asked.keys()), limit_bytes)
+    for path in besides:
+        _move(path, outputs / WORKDIR / _named(path, workdir))
+    return Gathered(
+        outputs=[_output(outputs, name) for name in sorted(found | set(asked.values()))],
+        besides={_named(path, workdir): size for path, size in besides.items()},
+        over={_named(path, workdir): size for path, size in over.items()},
+    )
+
+
+def _named(path: Path, workdir: Path) -> str:
+    """Where it lay from the working directory; ``up/`` stands for a folder above."""
+    return os.path.relpath(path, workdir).replace("../", "up/")
+
+
+def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:
+    """Path → size of those that are kept, the smallest first, and of the rest."""
+    sizes = {path: path.stat().st_size for path in paths}
+    total, kept = 0, dict[Path, int]()
+    for path in sorted(paths, key=lambda path: sizes[path]):
+        total += sizes[path]
+        if total <= limit_bytes:
+            kept[path] = sizes[path]
+    return kept, {path: size for path, size in sizes.items() if path not in kept}
 
 
 def left(run_dir: Path) -> dict[str, str]:
@@ -71,23 +110,9 @@ def _files(folder: Path, pattern: str) -> Iterator[Path]:
                 yield inside
 
 
-def _is_unaltered(path: Path, source: Path) -> bool:
-    try:
-        then, now = source.stat(), path.stat()
-    except OSError:
-        return False
-    return (then.st_size, then.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
-
-
-def _copy(path: Path, target: Path) -> None:
-    """Whole or not at all: a name that appears holds everything."""
+def _move(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        shutil.copy2(path, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    path.replace(target)
 
 
 def _output(folder: Path, name: str) -> Output:

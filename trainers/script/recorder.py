@@ -56,6 +56,7 @@ class Recorder:
         self._files = FilesBelow(run_dir / "outputs", run_dir / "checkpoints", work)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         self._sources: list[Source] = [self._logged, self._json, self._events, CsvTables(self._files)]
+        self.recorded = False  # whether this attempt has logged anything
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
 
@@ -70,6 +71,7 @@ class Recorder:
         for source in self._sources:
             for row in source.rows(last=last):
                 self.metrics.append(row)
+                self.recorded = True
 
     def left_out(self) -> dict[str, dict[str, Any]]:
         """What of each metric was no finite number, as the summary has it; ``first`` in words, as JSON has none."""

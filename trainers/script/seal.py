@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-import shutil
 import site
 import sys
 import sysconfig
@@ -198,8 +197,3 @@ def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
         return None
     folder = Path(typed.removesuffix(f"/{inside}") or "/")
     return folder if folder.is_dir() else None
-
-
-def copy_snapshot(snapshot: Path, work: Path) -> None:
-    """A script may write beside itself: it gets a copy (with times and modes). Raises OSError."""
-    shutil.copytree(snapshot, work, ignore=shutil.ignore_patterns("__pycache__"))

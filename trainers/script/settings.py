@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.fields import LATER, ConfigError, choice
+from trainers.core.fields import LATER, ConfigError, at_least, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
 _OF_TORCHRUN = re.compile(
     r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|PACELINE)_.*"
 )
-_MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
+_MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>resume:[^{}]+|[A-Za-z_]\w*)\}")
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,8 @@ class ScriptConfig(ProgramConfig):
     """A training script, or any other program, that runs under torchrun as it is.
 
     In args and env stand for what only the host knows: {data}, {run} (a folder for what it writes), {checkpoints},
-    {resume} (the newest whole checkpoint; its argument is left out where there is none), {seed}. {{x}} is {x}.
+    {resume} (the newest whole checkpoint; its argument is left out where there is none), {resume:GLOB}, {seed}. {{x}}
+    is {x}.
 
     Attributes:
         script: the Python file, relative to the folder where the command is typed, or to the project.
@@ -43,6 +44,9 @@ class ScriptConfig(ProgramConfig):
         metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
             group step counts steps.
         ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
+        resume_pattern: a glob in {checkpoints} or the working directory that {resume} stands for the newest match of;
+            null: by the layouts of docs/own-scripts.md. One that matches nothing (none) starts over.
+        outputs_limit: GiB of each host; what it writes in its working directory besides outputs is kept up to so much.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
         data: a file or folder that is sent to the hosts, where {data} is its place; of a list, {data}, {data2}, …
         untracked: files and folders in arguments that lie on every host already: they don't count and aren't sent.
@@ -59,6 +63,8 @@ class ScriptConfig(ProgramConfig):
     env: dict[str, str] = field(default_factory=dict)
     metrics_pattern: str | None = None
     ignore_metrics: list[str] = field(default_factory=list, metadata=LATER)
+    resume_pattern: str | None = None
+    outputs_limit: float = 1.0
     seal: str = "warn"
     data: Any = None
     untracked: list[str] = field(default_factory=list, metadata=LATER)
@@ -69,12 +75,15 @@ class ScriptConfig(ProgramConfig):
         if bool(self.script) == bool(self.command):
             both = "both program.script and program.command are set" if self.script else "nothing says what to run"
             raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
+        at_least("program.outputs_limit", self.outputs_limit, 0)
         for name in self.env:
             _check_variable(name)
+        _check_glob("program.resume_pattern", self.resume_pattern)
         for where, text in self.texts():
             for name in names(text):
+                _check_glob(where, name.partition(":")[2] or None)
                 given = _number_of_data(name)
-                if name not in PLACEHOLDERS and given is None:
+                if name not in PLACEHOLDERS and given is None and not is_resume(name):
                     known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
                     raise ConfigError(
                         f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
@@ -95,7 +104,17 @@ class ScriptConfig(ProgramConfig):
     @property
     def resumes(self) -> bool:
         """Whether it is told which checkpoint to go on from."""
-        return any("resume" in names(text) for _, text in self.texts())
+        return bool(self.resume_names)
+
+    @property
+    def names_checkpoints(self) -> bool:
+        """Whether it is told the folder of checkpoints: then it saves nowhere else."""
+        return any("checkpoints" in names(text) for _, text in self.texts())
+
+    @property
+    def resume_names(self) -> list[str]:
+        """The placeholders that stand for a checkpoint: ``resume``, ``resume:GLOB``."""
+        return list(dict.fromkeys(name for _, text in self.texts() for name in names(text) if is_resume(name)))
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Each text that placeholders are filled into, with the field where it stands. Raises ConfigError."""
@@ -131,6 +150,21 @@ def _number_of_data(name: str) -> int | None:
     """Which path of ``program.data`` a placeholder stands for, counted from 0; None for any other placeholder."""
     found = re.fullmatch(r"data([1-9]\d*)?", name)
     return None if found is None or found[1] == "1" else int(found[1] or 1) - 1
+
+
+def _check_glob(where: str, pattern: str | None) -> None:
+    """Raises ConfigError: a pattern that pathlib refuses, or that leads out of its folder."""
+    parts = (pattern or "none").split("/")
+    if pattern == "" or parts[0] == "" or ".." in parts or any("**" in part and part != "**" for part in parts):
+        raise ConfigError(
+            f"{where}: {pattern!r} is no pattern of names in a folder; write it relative, without .., and ** alone "
+            "between slashes: **/last.pth.tar"
+        )
+
+
+def is_resume(name: str) -> bool:
+    """Whether a placeholder stands for a checkpoint."""
+    return name == "resume" or name.startswith("resume:")
 
 
 def names(text: str) -> list[str]:

@@ -24,16 +24,19 @@ from typing import Any
 import paceline
 from trainers.core.fields import ConfigError
 from trainers.script import executables, seal
-from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
+from trainers.script import workdir as workdirs
+from trainers.script.arguments import Paths, argv, program, variables
 from trainers.script.files import write_json, write_sealed
-from trainers.script.outputs import MissingOutputsError, gather, left
+from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
 from trainers.script.prepared import PreparedTorchrun
 from trainers.script.recorder import Recorder, before
 from trainers.script.settings import ScriptConfig
 
-WARNING = "WARNING: "
-"""Begins what a person should see at once: such a line isn't only in the host's log."""
+WARNING, NOTE = "WARNING: ", "note: "
+"""Begin what the user should see at once: such a line isn't only in the host's log."""
 _LOOK_S = 0.5
+SENT = ".paceline"
+"""File of a run folder that is this host's own, which the agent leaves there; else all hosts share it."""
 _MARK = "PACELINE_NODE"  # run id:node rank, which the agent gives to all processes of a run
 
 
@@ -89,10 +92,11 @@ class Attempt:
         self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
-        self.folder = self.run_dir / "work" / f"node{started.node_rank}"
+        self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
         self.snapshot, self.work = self.run_dir / "code", self.folder / "code"
         self.logged = self.folder / "logged.jsonl"
         self.is_first = started.node_rank == 0
+        self.is_sent = (self.run_dir / SENT).exists()
         self.begun = time.time()
         self.prepared = PreparedTorchrun.found()
         self.child: subprocess.Popen[bytes] | PreparedTorchrun | None = None
@@ -118,33 +122,37 @@ class Attempt:
             say(f"error: {self.name} {how_it_ended(code)}")
         for line in seal.message(unkeyed):  # of a good end the controller tells it
             say(line if code == 0 else f"{WARNING}{line}")
+        if code:
+            self.tell_what_is_left()
+        if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything():
+            say(f"{WARNING}{self.on_its_checkpoint(paths)}")
         if code == 0 and unkeyed and self.settings.seal == "fail":
             return 1
-        if code == 0 and recorder is not None:
-            code = self.finish(paths, recorder, {item.path: item.how for item in unkeyed})
+        if code == 0 and recorder is not None and recorder.stopping:
+            self.note_pruned(recorder)
+            return 0  # what it wrote stays where it is: it may go on
         if code == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # another node's may lie there
-                self.folder.parent.rmdir()
+            code = self.finish(paths, recorder, {item.path: item.how for item in unkeyed})
         return code
 
     def prepare(self) -> Paths:
-        """A fresh copy of the snapshot, and the folders that the script is told. Raises ConfigError, OSError."""
-        checkpoints, outputs = self.run_dir / "checkpoints", self.run_dir / "outputs"
-        resume = newest_checkpoint(checkpoints) if self.settings.resumes else None
-        if self.is_first and resume is None and outputs.exists():
-            shutil.rmtree(outputs)
-        for folder in (checkpoints, outputs, self.folder.parent):
-            folder.mkdir(exist_ok=True)
-        if self.folder.exists():
-            with suppress(FileNotFoundError):
-                self.logged.replace(before(self.logged))
-            shutil.rmtree(self.folder)
-        self.folder.mkdir()
-        seal.copy_snapshot(self.snapshot, self.work)
-        workdir = self.work / self.settings.workdir
-        if not workdir.is_dir():
-            raise ConfigError(f"program.workdir={self.settings.workdir} is no folder of the snapshot {self.snapshot}")
+        """The working directory, and the folders that the script is told. Raises OSError."""
+        resume = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
+        if not resume:
+            self.set_aside()
+        if self.is_first and resume:
+            shown = ", ".join(f"{{{name}}} is {self.shown(path)}" for name, path in resume.items())
+            say(f"{NOTE}goes on from a checkpoint: {shown}")
+        for folder in (self.run_dir / "checkpoints", self.run_dir / "outputs", self.folder):
+            folder.mkdir(exist_ok=True, parents=True)
+        with suppress(FileNotFoundError):
+            self.logged.replace(before(self.logged))
+        for name in ("lib", "seen", "site", "started"):
+            path = self.folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
+        work = workdirs.lay_out(self.run_dir, self.started.node_rank, besides=besides)
+        (work / self.settings.workdir).mkdir(parents=True, exist_ok=True)
         return Paths(
             run_dir=self.run_dir,
             work=self.work,
@@ -152,6 +160,46 @@ class Attempt:
             data=self.started.data,
             seed=int(self.config.get("seed", 0)),
             resume=resume,
+        )
+
+    def set_aside(self) -> None:
+        """It begins anew: what earlier attempts left would disturb it, and may be wanted all the same."""
+        number = os.environ.get(_MARK, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
+        place = self.run_dir / "attempts" / (number if number.isdecimal() else "0") / "before"
+        names = workdirs.set_aside(self.run_dir, self.started.node_rank, place, with_checkpoints=self.settings.resumes)
+        if names:
+            say(f"{NOTE}what earlier attempts left is kept in {self.shown(place)}: {workdirs.in_words(names)}")
+
+    def shown(self, path: Path) -> str:
+        """Relative to the run folder."""
+        return path.relative_to(self.run_dir).as_posix()
+
+    def saved_anything(self) -> bool:
+        """Whether this attempt has written to its checkpoints or in its working directory."""
+        known = workdirs.given(self.run_dir, self.started.node_rank)
+        return any(
+            path.stat().st_mtime > self.begun
+            for top in (self.run_dir / "checkpoints", self.work)
+            for path in workdirs.written(top, self.run_dir, known)
+        )
+
+    def tell_what_is_left(self) -> None:
+        """Of a bad end: where the files are that it wrote in its working directory."""
+        known = workdirs.given(self.run_dir, self.started.node_rank)
+        names = [path.relative_to(self.work).as_posix() for path in workdirs.written(self.work, self.run_dir, known)]
+        if names:
+            place = (
+                self.shown(self.work) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/work"
+            )
+            say(f"{NOTE}wrote in its working directory: {workdirs.in_words(names)}; now in {place}")
+
+    def on_its_checkpoint(self, paths: Paths) -> str:
+        """Of an attempt that had logged and saved nothing when it failed."""
+        given = " and ".join(self.shown(path) for path in paths.resume.values())
+        return (
+            f"{self.name} ended before it had logged or saved anything, and was told to go on from {given}; if it "
+            "can't read that, program.resume_pattern='GLOB' names another checkpoint, and program.resume_pattern=none "
+            "starts over (what is there is kept)"
         )
 
     def places(self) -> seal.Places:
@@ -205,7 +253,7 @@ class Attempt:
             logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
             attempt=os.environ.get(_MARK, "").rpartition(":")[0],
-            resumes=paths.resume is not None,
+            resumes=bool(paths.resume),
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
@@ -247,20 +295,62 @@ class Attempt:
         if self.child is not None:
             self.child.send_signal(number)
 
-    def finish(self, paths: Paths, recorder: Recorder, unkeyed: dict[str, str]) -> int:
-        """Node 0's results, summary.json last; the exit code. Raises OSError."""
+    def note_pruned(self, recorder: Recorder) -> None:
+        """Raises OSError."""
         metrics = recorder.metrics
-        if recorder.stopping:
-            write_json(self.run_dir / "pruned.json", {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
-            say(f"pruned at step {metrics.step or 0}")
-            return 0
-        workdir, source = self.work / self.settings.workdir, self.snapshot / self.settings.workdir
+        write_json(self.run_dir / "pruned.json", {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
+        say(f"pruned at step {metrics.step or 0}")
+
+    def finish(self, paths: Paths, recorder: Recorder | None, unkeyed: dict[str, str]) -> int:
+        """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError."""
+        rank = self.started.node_rank
+        outputs = (
+            paths.outputs if self.is_first or self.is_sent else self.run_dir / workdirs.NODES / str(rank) / "outputs"
+        )
         try:
-            found = gather(self.settings.outputs, workdir=workdir, snapshot=source, outputs=paths.outputs)
+            found = gather(
+                self.settings.outputs,
+                workdir=self.work / self.settings.workdir,
+                wrote=[*workdirs.written(self.work, self.run_dir, workdirs.given(self.run_dir, rank))],
+                outputs=outputs,
+                limit_bytes=int(self.settings.outputs_limit * (1 << 30)),
+                required=self.is_first,
+            )
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
-        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found}
+        self.tell_of(found, outputs)
+        if recorder is not None:
+            self.write_results(recorder, found, unkeyed)
+        if not found.over:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # another node's may lie there
+                self.folder.parent.rmdir()
+        return 0
+
+    def tell_of(self, found: Gathered, outputs: Path) -> None:
+        """What it wrote in its working directory that program.outputs doesn't name: where it is, or what keeps it."""
+        if found.besides:
+            what = workdirs.in_words([*found.besides], sum(found.besides.values()))
+            place = (
+                self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
+            )
+            say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
+        if found.over:
+            what = workdirs.in_words([*found.over], sum(found.over.values()))
+            left = self.folder.with_name(f"{self.folder.name}-left")
+            shutil.rmtree(left, ignore_errors=True)
+            self.folder.replace(left)
+            gib = self.settings.outputs_limit
+            say(
+                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
+                f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
+            )
+
+    def write_results(self, recorder: Recorder, found: Gathered, unkeyed: dict[str, str]) -> None:
+        """Raises OSError."""
+        metrics = recorder.metrics
+        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found.outputs}
         write_json(self.run_dir / "outputs.json", hashes)
         summary = {
             "steps": metrics.step,
@@ -271,7 +361,6 @@ class Attempt:
             "outputs_sha256": left(self.run_dir),
         }
         write_sealed(self.run_dir / "summary.json", summary)
-        return 0
 
 
 def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from torch.distributed.run import parse_args as torchrun
 
-from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
+from trainers.script.arguments import Paths, argv, variables
+from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig
 
 
 def _paths(resume: str | None = None) -> Paths:
-    where = Path(resume) if resume else None
+    where = {"resume": Path(resume)} if resume else {}
     return Paths(run_dir=Path("/r"), work=Path("/w"), script="a/t.py", data=("/d",), seed=3, resume=where)
 
 
@@ -45,7 +46,7 @@ def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
 
 
 def test_a_program_that_is_not_python_is_started_from_the_snapshot(tmp_path: Path) -> None:
-    paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data=(), seed=3, resume=None)
+    paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data=(), seed=3, resume={})
     assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "--", "train", "-n", "1"]
     for place in ("_script/other", "b/train"):
         (tmp_path / place).parent.mkdir()

@@ -1,0 +1,133 @@
+"""What a script writes where it stands comes back, and an attempt finds what the one before has left, or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.script.runs import ScriptRun
+from trainers.script.workdir import given, lay_out, written
+
+SAVES = """
+import os, pathlib
+pathlib.Path("logs/version_0").mkdir(parents=True)
+pathlib.Path("logs/version_0/epoch=1.ckpt").write_text("weights")
+pathlib.Path("data.txt").write_text("altered")
+pathlib.Path("model.pt").write_text("asked for")
+pathlib.Path(os.environ["UP"], "above.txt").write_text("beside the folder")
+"""
+KILLED = """
+import os, pathlib, signal, sys, paceline
+log = open("results.csv", "a")
+first = int(pathlib.Path(sys.argv[2]).read_text()) if sys.argv[1:] else 0
+for step in range(first + 1, 5):
+    paceline.log(step, loss=step)
+    print(step, file=log, flush=True)
+    pathlib.Path("logs").mkdir(exist_ok=True)
+    pathlib.Path(f"logs/step={step}.ckpt").write_text(str(step))
+    if step == 2 and not first and not pathlib.Path(os.environ["ONCE"]).exists():
+        pathlib.Path(os.environ["ONCE"]).touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        sys.exit()
+"""
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_a_script_wrote_where_it_stands_comes_back_and_that_is_said(run: ScriptRun) -> None:
+    snapshot = {"sub/data.txt": "as given", "sub/other.txt": "read alone"}
+    run.write(SAVES, files=snapshot, workdir="sub", outputs=["*.pt"])
+    said = run.start(env={"UP": str(run.path / "work/node0/code")})
+    assert files(run.path / "outputs") == [
+        "model.pt",
+        "workdir/data.txt",
+        "workdir/logs/version_0/epoch=1.ckpt",
+        "workdir/up/above.txt",
+    ]
+    assert (
+        "paceline: note: wrote in its working directory: data.txt, logs/version_0/epoch=1.ckpt, up/above.txt (31 B); "
+        "kept in outputs/workdir\n"
+    ) in said
+    assert {"outputs/workdir/data.txt"} < run.read("summary.json")["outputs_sha256"].keys()
+    assert sorted(run.read("outputs.json")) == ["model.pt"]
+    assert not (run.path / "work").exists()
+
+
+def test_what_another_host_wrote_has_a_folder_of_its_own(run: ScriptRun) -> None:
+    run.write("open('results.csv', 'w').write('of node 1')").start(node_rank=1)
+    assert files(run.path / "nodes") == ["1/outputs/workdir/results.csv"]
+    (run.path / ".paceline").touch()  # the run folder is this host's own: the controller brings it to nodes/1
+    assert "kept in nodes/1/outputs/workdir\n" in run.start(node_rank=1)
+    assert files(run.path / "outputs") == ["workdir/results.csv"]
+
+
+def test_above_the_limit_files_are_named_with_what_keeps_them_and_are_not_deleted(run: ScriptRun) -> None:
+    script = "for name, size in {'small.txt': 1, 'large.bin': 2000, 'a.pt': 3000}.items():\n"
+    script += "    open(name, 'wb').write(bytes(size))"
+    said = run.write(script, outputs=["*.pt"], outputs_limit=1000 / 2**30).start()
+    assert files(run.path / "outputs") == ["a.pt", "workdir/small.txt"]
+    assert (
+        "paceline: WARNING: wrote in its working directory more than program.outputs_limit=9.31323e-07 GiB: large.bin "
+        f"(2.0 KiB); they stay on this host in {run.path}/work/node0-left/code; program.outputs=['GLOB'] or a higher "
+        "limit bring such files back\n"
+    ) in said
+    assert (run.path / "work/node0-left/code/large.bin").stat().st_size == 2000
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_after_a_kill_a_script_that_resumes_finds_its_files_and_one_that_begins_anew_does_not(
+    run: ScriptRun, resumes: bool, tmp_path: Path
+) -> None:
+    once = {"ONCE": str(tmp_path / "once"), "PACELINE_NODE": "key-abc123-2-ffff:0"}
+    run.write(KILLED, args={"resume": "{resume}"} if resumes else None, torchrun=False)
+    run.start(code=-signal.SIGKILL, env=once)
+    said = run.start(env=once)
+    wrote, before = run.path / "outputs/workdir", run.path / "attempts/2/before/workdir"
+    assert (wrote / "results.csv").read_text().split() == ["1", "2", "3", "4"]
+    assert [step for step, _ in run.rows()] == [1, 2, 3, 4]
+    if resumes:
+        assert "paceline: note: goes on from a checkpoint: {resume} is work/node0/code/logs/step=2.ckpt\n" in said
+        assert files(wrote) == [*(f"logs/step={step}.ckpt" for step in range(1, 5)), "results.csv"]
+        assert not before.exists()
+    else:
+        kept = "workdir/results.csv, workdir/logs/step=1.ckpt, workdir/logs/step=2.ckpt"
+        assert f"paceline: note: what earlier attempts left is kept in attempts/2/before: {kept}\n" in said
+        assert files(before) == ["logs/step=1.ckpt", "logs/step=2.ckpt", "results.csv"]
+
+
+def test_a_script_that_fails_on_its_checkpoint_is_told_apart_and_can_start_over(run: ScriptRun) -> None:
+    script = (
+        "import paceline, sys\nif sys.argv[1:]: sys.exit('unreadable')\n"
+        "paceline.log(1, loss=1); (paceline.checkpoints() / 'run-a').mkdir(exist_ok=True)\n"
+        "(paceline.checkpoints() / 'run-a/last.pth.tar').write_text('w'); sys.exit(3)\n"
+    )
+    run.write(script, args=["{resume}"])
+    assert "ended before it had logged" not in run.start(code=3)
+    said = run.start(code=1)
+    assert (
+        "paceline: WARNING: train.py ended before it had logged or saved anything, and was told to go on from "
+        "checkpoints/run-a/last.pth.tar; if it can't read that, program.resume_pattern='GLOB' names another "
+        "checkpoint, and program.resume_pattern=none starts over (what is there is kept)\n"
+    ) in said
+    said = run.write(script, args=["{resume}"], resume_pattern="none").start(code=3)
+    assert "what earlier attempts left is kept in attempts/0/before: checkpoints/run-a/last.pth.tar\n" in said
+
+
+def test_an_attempt_that_is_ended_while_it_lays_out_its_files_leaves_none_that_count_as_written(run: ScriptRun) -> None:
+    run.write("", files={"a.txt": "1", "b.txt": "2"})
+    work = lay_out(run.path, 0)
+    (work / "own.txt").write_text("3")
+    (work / "b.txt").write_text("altered")
+    os.utime(run.path / "code/a.txt", (1, 1))  # the next command writes the snapshot again
+    (work / "a.txt").unlink()
+    (run.path / "work/node0/laid").mkdir()
+    (run.path / "work/node0/laid/a.txt").write_text("1")
+    for _ in range(2):
+        assert lay_out(run.path, 0) == work
+        assert [path.name for path in written(work, run.path, given(run.path, 0))] == ["b.txt", "own.txt"]
+    assert (work / "b.txt").read_text() == "altered"

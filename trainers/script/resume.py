@@ -1,0 +1,181 @@
+"""Which checkpoint ``{resume}`` stands for: by the layouts that training libraries leave, or by a pattern.
+
+Standard library only and pure but for reading: the controller looks at its run folder in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256", ".py")
+_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".tar", ".bin", ".safetensors")
+_TORN = -1
+
+_HF = re.compile(r"checkpoint[-_]\d+")
+_NUMBERED = re.compile(r"(?i)(.*[-_.])?(step|epoch|iter|iteration|global_?step|ckpt|checkpoint|state)s?[-_=]?\d+")
+_LAST = re.compile(r"(?i)(^|[-_.])(last|latest)([-_.]|$)")
+_BEST = re.compile(r"(?i)(^|[-_.])best([-_.]|$)")
+_PARTS = re.compile(r"(?i)(optim|scheduler|random_states|rng_state|trainer_state|training_state)")
+_OF_TRANSFORMERS = re.compile(r"(model|pytorch_model|adapter_model)\b.*\.(safetensors|bin)")
+_POINTERS = ("latest", "latest_checkpointed_iteration.txt")
+_KINDS = ("numbered", "distributed", "lightning", "timm", "last", "other")
+"""Layouts in the order in which they are asked for; the first one of which a folder has a whole checkpoint counts."""
+
+Counts = Callable[[Path], bool]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A file or folder that a script could go on from. ``time_ns``: when the newest of it was written."""
+
+    path: Path
+    kind: str
+    time_ns: int
+
+    @property
+    def order(self) -> tuple[int, bool, bool, str]:
+        """Newest last; of equals, as of two names of one file, that which is called last."""
+        return self.time_ns, not _BEST.search(self.path.name), bool(_LAST.search(self.path.name)), self.path.name
+
+
+def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Counts | None = None) -> Path | None:
+    """The newest whole checkpoint below a folder, at any depth; None without one.
+
+    Args:
+        pattern: a glob relative to the folder that says which they are; None: the layouts of ``_KINDS``, in that order.
+        counts: which files of a folder with other things in it may be one; only files named as weights are, then.
+            None: all that isn't a note (.json, .txt, …) is a checkpoint, whatever its name.
+    """
+    if pattern is not None:
+        matches = ((path, _whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
+        found = [_Candidate(path, "other", time_ns) for path, time_ns in matches if time_ns > 0]
+    else:
+        found = [*_candidates(folder, counts)] if folder.is_dir() else []
+    for kind in _KINDS:
+        alike = [item for item in found if item.kind == kind]
+        chosen = [item for item in alike if not _BEST.search(item.path.name)] or alike
+        if chosen:
+            return max(chosen, key=lambda item: item.order).path
+    return None
+
+
+def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
+    """Files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208  (names)
+    except OSError:
+        return
+    if (pointer := _pointer(folder, names)) is not None and (counts is None or counts(pointer)):
+        yield _Candidate(folder, "last", max(pointer.stat().st_mtime_ns, 1))
+        return
+    for name in names:
+        path = folder / name
+        if _is_unfinished(name):
+            continue
+        if path.is_dir():
+            if (kind := _kind_of_folder(path)) is None:
+                yield from _candidates(path, counts) if not path.is_symlink() else ()
+                continue
+            known = counts is None or _any(path, counts)
+        else:
+            kind = _kind_of_file(name)
+            known = counts is None or (name.lower().endswith(_WEIGHTS) and counts(path))
+        if known and (time_ns := _whole_since(path)) > 0:
+            yield _Candidate(path, kind, time_ns)
+
+
+def _any(path: Path, counts: Counts) -> bool:
+    return counts(path) if not path.is_dir() else any(counts(inside) for inside in path.rglob("*") if inside.is_file())
+
+
+def _kind_of_file(name: str) -> str:
+    if _HF.fullmatch(name):
+        return "numbered"
+    if name.endswith(".ckpt"):
+        return "lightning"
+    if name.endswith(".pth.tar"):
+        return "timm"
+    return "last" if _LAST.search(name) else "other"
+
+
+def _kind_of_folder(path: Path) -> str | None:
+    """None: it is no checkpoint itself."""
+    names = os.listdir(path)  # noqa: PTH208
+    if _HF.fullmatch(path.name):
+        return "numbered"
+    if path.name.endswith(".ckpt"):
+        return "lightning"
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        return "distributed"
+    is_one = _NUMBERED.fullmatch(path.name) or any(
+        _PARTS.match(name) or _OF_TRANSFORMERS.fullmatch(name) for name in names
+    )
+    if not is_one:
+        return None
+    return "last" if _LAST.search(path.name) else "other"
+
+
+def _pointer(folder: Path, names: list[str]) -> Path | None:
+    """The file in which DeepSpeed (``latest``) or Megatron names the newest of a folder's checkpoints, written last:
+    they are told the folder."""
+    for name in _POINTERS:
+        path = folder / name
+        if name in names and path.is_file() and path.stat().st_size < 256:
+            word = path.read_text(encoding="utf-8", errors="replace").strip()
+            if word in names or (word.isdecimal() and f"iter_{int(word):07d}" in names):
+                return path
+    return None
+
+
+def _is_unfinished(name: str) -> bool:
+    name = name.lower()
+    return name.startswith((".", "~", "tmp")) or name.endswith(("~", *_UNFINISHED)) or ".tmp" in name
+
+
+def _whole_since(path: Path) -> int:
+    """When it was last written (ns), 0 for what nobody can go on from, _TORN for a file that breaks off. Of a folder,
+    its newest file counts."""
+    name = path.name.lower()
+    if _is_unfinished(name):
+        return 0
+    try:
+        if path.is_dir():
+            return _folder_whole_since(path)
+        if name.endswith(_NOTES) or "tfevents" in name:
+            return 0
+        state = path.stat()
+        if _is_torn(path):
+            return _TORN
+        return state.st_mtime_ns if state.st_size else 0
+    except OSError:
+        return 0
+
+
+def _folder_whole_since(path: Path) -> int:
+    """Torn where the file that its library writes last is missing: ``.metadata`` of torch's distributed checkpoints,
+    ``trainer_state.json`` of transformers' Trainer."""
+    inside = [*path.iterdir()]
+    names = {item.name for item in inside}
+    has_shards = any(name.endswith(".distcp") for name in names)
+    if (has_shards and ".metadata" not in names) or (
+        "training_args.bin" in names and "trainer_state.json" not in names
+    ):
+        return _TORN
+    times = [_whole_since(item) for item in inside]
+    return _TORN if _TORN in times else max(times, default=0)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether it is a zip (torch.save writes one) that breaks off."""
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if not is_zip:
+        return False
+    import zipfile  # most runs begin without a checkpoint
+
+    return not zipfile.is_zipfile(path)
