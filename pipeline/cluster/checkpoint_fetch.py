@@ -84,7 +84,16 @@ def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
     """
     if plan.outputs.whole:
         all_ = ("checkpoints",)
-        outputs = Outputs(resume=all_, final=(), needed=all_, whole=all_, until_s=step / 1000)
+        others = all_ if plan.outputs.others else ()
+        outputs = Outputs(
+            resume=all_,
+            final=(),
+            needed=all_,
+            whole=all_,
+            until_s=step / 1000,
+            others=others,
+            work=plan.outputs.work,
+        )
         return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
     files = (f"{name}.pt", f"{name}.json", f"{shards}/.metadata", f"{shards}/*.distcp", "checkpoints/best.*")

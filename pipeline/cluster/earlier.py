@@ -92,6 +92,8 @@ def bring(
                 failures = {host: why for way in ways for host, why in way.stop(run_dir).items()}
             if ways and ways[0].plan.nodes[0].host not in failures and _collected(ways[0], run_dir):
                 for way in ways:
+                    for note in way.launcher.notes():
+                        say(f"WARNING: {note}")
                     way.launcher.clean(way.plan)
                 nothing_is_left(start.plan, run_dir)
                 if ways[0].launcher is not launcher:

@@ -35,7 +35,7 @@ from pipeline.core.specs import (
     NodeSilent,
 )
 from pipeline.runs import attempts, rank_beats
-from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step
+from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
@@ -168,6 +168,8 @@ class RunningAttempt:
             path = self.run_dir / "metrics.jsonl"
             if started:
                 cut_torn_line(path)
+            if not started and (kept := set_aside_of_script(self.run_dir, self.plan.attempt)) is not None:
+                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=kept))
             for warning in () if started else go_on_from_checkpoint(self.run_dir):
                 self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=f"warning: {warning}"))
             self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
@@ -280,7 +282,11 @@ class RunningAttempt:
     def _is_collected(self, *, final: bool) -> bool:
         """Raises TrainingError, OSError: after a good end, whose results are wanted now."""
         try:
-            return self.launcher.collect(self.plan, self.run_dir, final=final)
+            came = self.launcher.collect(self.plan, self.run_dir, final=final)
+            for note in self.launcher.notes():
+                text = f"WARNING: {note}"
+                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
+            return came
         except OSError as error:
             if final:
                 raise

@@ -51,7 +51,7 @@ SCRIPT = Program(
     name="script",
     entry="trainers.script.start",
     trained=("metrics.jsonl", "outputs.json"),
-    folders=("outputs", "checkpoints"),
+    folders=("outputs", "checkpoints", "nodes"),
     starts_torchrun=True,
     is_ours=False,
 )

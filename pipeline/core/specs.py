@@ -77,7 +77,9 @@ class Outputs:
     ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be). A name of
     ``whole`` is a folder of which nothing stays here that the node no longer has; such checkpoints are a script's, of
     which nobody knows whether they are whole. What was written to after ``until_s`` (unix seconds of the node) isn't
-    brought.
+    brought. ``others`` are what every further node leaves, which lies in ``nodes/RANK`` here; ``work`` is what a script
+    wrote in its working directory. {rank} in a pattern is the node's. Of ``work`` nothing is brought where it is larger
+    than ``limit_bytes`` (None: any size): it stays on the node.
     """
 
     resume: tuple[str, ...] = ()
@@ -86,6 +88,9 @@ class Outputs:
     pruned: str | None = None
     whole: tuple[str, ...] = ()
     until_s: float | None = None
+    others: tuple[str, ...] = ()
+    work: tuple[str, ...] = ()
+    limit_bytes: int | None = None
 
 
 INITIAL_WEIGHTS = "init.pt"
@@ -111,13 +116,15 @@ TRAINING_OUTPUTS = Outputs(
 )
 """The outputs of a training."""
 SCRIPT_OUTPUTS = Outputs(
-    resume=("checkpoints", "metrics.jsonl"),
+    resume=("checkpoints", "metrics.jsonl", "outputs"),
     final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", PRUNED),
     needed=("summary.json",),
     pruned=PRUNED,
-    whole=("checkpoints", "outputs"),
+    whole=("checkpoints", "outputs", "work"),
+    others=("checkpoints", "outputs"),
+    work=("work/node{rank}/code",),
 )
-"""Those of a script; the folders come with all that lies in them."""
+"""Those of a script; the folders come with all that lies in them. ``work`` ends empty where an attempt ends well."""
 
 
 @dataclass(frozen=True, kw_only=True)

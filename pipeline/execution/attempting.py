@@ -17,13 +17,24 @@ from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.beats import NodeBeat
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.specs import SCRIPT_OUTPUTS, STOP, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
+from pipeline.core.specs import (
+    SCRIPT_OUTPUTS,
+    STOP,
+    TRAINING_OUTPUTS,
+    Cluster,
+    LaunchPlan,
+    LogLine,
+    NodeFacts,
+    Outputs,
+    State,
+)
 from pipeline.execution.configured_run import Run
 from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.work import Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
+from trainers.script.settings import ScriptConfig
 
 _MOST_SHOWN = 2000  # characters of a line on the terminal
 
@@ -169,9 +180,10 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
 
 def _from(run: Run) -> str:
     if run.config.script is not None:
-        kept = any((run.folder.path / "checkpoints").glob("*"))
+        kept = checkpoints.script_goes_on(run.folder.path)
         if not checkpoints.resumes(run.config.resolved["program"]):
-            itself = ", unless it looks into its checkpoints itself" if kept else ""
+            there = any((run.folder.path / "checkpoints").glob("*"))
+            itself = ", unless it looks into its checkpoints itself" if there else ""
             return f"from the beginning: no argument of the script has {{resume}}{itself}"
         return "from its newest checkpoint" if kept else "from the beginning: there is no checkpoint yet"
     step = checkpoints.newest_step(run.folder.path)
@@ -215,7 +227,7 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
         attempt=number,
         trainer=run.config.program.entry,
         pack=run.pack_source,
-        outputs=TRAINING_OUTPUTS if run.config.program.is_ours else SCRIPT_OUTPUTS,
+        outputs=TRAINING_OUTPUTS if run.config.program.is_ours else _outputs_of_script(run),
         versions=run.key.parts["environment"],
         is_restart=is_restart,
         replaceable=replaceable,
@@ -223,6 +235,15 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
         project=str(run.root),
         uses_torchrun=run.config.uses_torchrun,
     )
+
+
+def _outputs_of_script(run: Run) -> Outputs:
+    """What one goes on from is brought whatever its size."""
+    settings = ScriptConfig(**run.config.resolved["program"])
+    if settings.resumes:
+        return SCRIPT_OUTPUTS
+    limit_bytes = settings.outputs_limit_bytes
+    return replace(SCRIPT_OUTPUTS, limit_bytes=limit_bytes, work=SCRIPT_OUTPUTS.work if limit_bytes is not None else ())
 
 
 def shown(line: LogLine) -> str:

@@ -16,7 +16,9 @@ from pipeline.core import program as programs
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from pipeline.runs.metrics_file import bad_lines
 from trainers.core.config import ConfigError
+from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
+from trainers.script.workdir import checkpoints_to_resume
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
@@ -28,7 +30,7 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     what was damaged. Raises OSError.
     """
     if not programs.of_run(run_dir).is_ours:
-        if not _script_goes_on(run_dir):
+        if not script_goes_on(run_dir):
             (run_dir / "metrics.jsonl").unlink(missing_ok=True)
         return
     text = ""
@@ -50,10 +52,30 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     write_atomic(path, text)
 
 
-def _script_goes_on(run_dir: Path) -> bool:
+def script_goes_on(run_dir: Path) -> bool:
     """Whether a script that starts now is told a checkpoint, as ``trainers.script.start`` sees it too."""
+    settings = _settings_of(run_dir)
+    return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
+
+
+def _settings_of(run_dir: Path) -> ScriptConfig | None:
+    """Those of a script's run; None of another."""
     section = (documents.read_or_none(run_dir / "config.json") or {}).get(programs.SECTION) or {}
-    return resumes(section) and any((run_dir / "checkpoints").glob("*"))
+    try:
+        return ScriptConfig(**section)
+    except (ConfigError, TypeError):
+        return None
+
+
+def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
+    """Before a script begins anew on hosts with folders of their own: move what hosts had sent of earlier attempts out
+    of its way; where it is, in words (None: there was nothing, or it goes on from it). Raises OSError."""
+    settings = _settings_of(run_dir)
+    if settings is None or checkpoints_to_resume(settings, run_dir):
+        return None
+    place = run_dir / "attempts" / str(attempt) / "before"
+    names = workdir.set_aside(run_dir, 0, place, with_checkpoints=settings.resumes)
+    return f"what earlier attempts left is kept in {place}: {workdir.in_words(names)}" if names else None
 
 
 def resumes(section: Mapping[str, Any]) -> bool:

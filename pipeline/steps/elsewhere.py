@@ -115,6 +115,7 @@ def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
     placed, inputs = _inputs(making)
     files, flat = {**sources_of(step, making.root), **inputs}, [name for group in placed for name in group]
     section: dict[str, Any] = {"name": SCRIPT.name, "seal": "off", "script": None, "command": [], "env": dict(step.env)}
+    section["outputs_limit"] = None  # what a step makes is in its folder for outputs
     if step.function:
         script = f"{CALL.replace('.', '/')}.py"
         text = _literal(call(step, flat, _OUT)).replace(json.dumps(_OUT)[1:-1], "{run}")

@@ -377,3 +377,54 @@ def test_a_script_whose_rank_stands_still_while_another_waits_for_it_is_ended_an
         r"where it stands, innermost first:\n  \S+/train\.py:7 in <module>\n",
         done.stdout,
     ), done.stdout
+
+
+OF_TWO_HOSTS = """
+import argparse, os, pathlib, sys, paceline
+p = argparse.ArgumentParser()
+p.add_argument("--to")
+p.add_argument("--resume")
+a = p.parse_args()
+rank = int(os.environ["RANK"])
+first, state, model = 0, rank, 8.0
+if a.resume:  # as transformers' Trainer: the model is rank 0's, the state of its generator each rank's own
+    first = int(a.resume.rpartition("-")[2])
+    state = int(pathlib.Path(a.resume, f"rng_state_{rank}.pth").read_text())
+    model = float(pathlib.Path(a.resume, "model.bin").read_text())
+for step in range(first + 1, 5):
+    state, model = state * 31 + 7 + step, model / 2
+    paceline.log(step, loss=model)
+    print(step, state, file=open("states.csv", "a"))
+    folder = pathlib.Path(a.to, f"checkpoint-{step}")
+    folder.mkdir()
+    (folder / f"rng_state_{rank}.pth").write_text(str(state))
+    if rank == 0:
+        (folder / "model.bin").write_text(str(model))
+        (folder / "trainer_state.json").write_text("{}")
+    if step == 2 and not a.resume:
+        sys.exit(3)
+"""
+
+
+@pytest.mark.lab
+def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project: Project, lab: Lab) -> None:
+    (project.folder / "my scripts/train.py").write_text(OF_TWO_HOSTS)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    hosts = ["cluster=two_node", "cluster.nproc_per_node=1", f"cluster.ssh_config='{lab.ssh_config}'"]
+    done = project.doit(
+        "train", "program.args.to={checkpoints}", "program.args.resume={resume}", *hosts, "cluster.max_restarts=1"
+    )
+    assert done.returncode == 0, done.stdout
+    assert "node0:- | paceline: note: goes on from a checkpoint: {resume} is checkpoints/checkpoint-2\n" in done.stdout
+    run = project.only_run()
+    assert project.result()["metrics"] == {"loss": 0.5}
+    for rank, folder in enumerate((run, run / "nodes/1")):
+        state, rows = rank, []
+        for step in range(1, 5):
+            state = state * 31 + 7 + step
+            rows.append(f"{step} {state}\n")
+        assert (folder / "outputs/workdir/states.csv").read_text() == "".join(rows)
+        assert (folder / f"checkpoints/checkpoint-4/rng_state_{rank}.pth").read_text() == str(state)
+    assert not [*run.glob("nodes/1/checkpoints/*/model.bin")]  # the first host's, and sent to the second
+    assert "nodes/1/outputs/workdir/states.csv" in project.result()["files"]
+    assert not (run / "work").exists()

@@ -38,13 +38,19 @@ WORKDIR = "workdir"
 
 
 def gather(
-    patterns: Sequence[str], *, workdir: Path, wrote: Sequence[Path], outputs: Path, limit_bytes: int, required: bool
+    patterns: Sequence[str],
+    *,
+    workdir: Path,
+    wrote: Sequence[Path],
+    outputs: Path,
+    limit_bytes: int | None,
+    required: bool,
 ) -> Gathered:
     """Move what the script wrote in its working directory into ``outputs``, and hash what was asked for.
 
     Args:
         wrote: those of its files, anywhere in its copy of the project, that the snapshot doesn't hold.
-        limit_bytes: of what no pattern matches, the smallest files are kept up to so much.
+        limit_bytes: of what no pattern matches, the smallest files are kept up to so much; None: none of it.
         required: refuse patterns that match nothing.
 
     Raises:
@@ -65,7 +71,8 @@ def gather(
         raise MissingOutputsError(", ".join(missing))
     for path, name in asked.items():
         _move(path, outputs / name)
-    besides, over = _within(sorted(set(wrote) - asked.keys()), limit_bytes)
+    rest = sorted(set(wrote) - asked.keys()) if limit_bytes is not None else []
+    besides, over = _within(rest, limit_bytes or 0)
     for path in besides:
         _move(path, outputs / WORKDIR / _named(path, workdir))
     return Gathered(

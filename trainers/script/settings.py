@@ -46,7 +46,8 @@ class ScriptConfig(ProgramConfig):
         ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
         resume_pattern: a glob in {checkpoints} or the working directory that {resume} stands for the newest match of;
             null: by the layouts of docs/own-scripts.md. One that matches nothing (none) starts over.
-        outputs_limit: GiB of each host; what it writes in its working directory besides outputs is kept up to so much.
+        outputs_limit: GiB of each host; what it writes in its working directory besides outputs is kept up to so much;
+            null: nothing of it.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
         data: a file or folder that is sent to the hosts, where {data} is its place; of a list, {data}, {data2}, …
         untracked: files and folders in arguments that lie on every host already: they don't count and aren't sent.
@@ -64,7 +65,7 @@ class ScriptConfig(ProgramConfig):
     metrics_pattern: str | None = None
     ignore_metrics: list[str] = field(default_factory=list, metadata=LATER)
     resume_pattern: str | None = None
-    outputs_limit: float = 1.0
+    outputs_limit: float | None = 1.0
     seal: str = "warn"
     data: Any = None
     untracked: list[str] = field(default_factory=list, metadata=LATER)
@@ -75,7 +76,7 @@ class ScriptConfig(ProgramConfig):
         if bool(self.script) == bool(self.command):
             both = "both program.script and program.command are set" if self.script else "nothing says what to run"
             raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
-        at_least("program.outputs_limit", self.outputs_limit, 0)
+        at_least("program.outputs_limit", self.outputs_limit or 0, 0)
         for name in self.env:
             _check_variable(name)
         _check_glob("program.resume_pattern", self.resume_pattern)
@@ -105,6 +106,11 @@ class ScriptConfig(ProgramConfig):
     def resumes(self) -> bool:
         """Whether it is told which checkpoint to go on from."""
         return bool(self.resume_names)
+
+    @property
+    def outputs_limit_bytes(self) -> int | None:
+        """``outputs_limit`` in bytes."""
+        return None if self.outputs_limit is None else int(self.outputs_limit * (1 << 30))
 
     @property
     def names_checkpoints(self) -> bool:

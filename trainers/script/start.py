@@ -313,7 +313,7 @@ class Attempt:
                 workdir=self.work / self.settings.workdir,
                 wrote=[*workdirs.written(self.work, self.run_dir, workdirs.given(self.run_dir, rank))],
                 outputs=outputs,
-                limit_bytes=int(self.settings.outputs_limit * (1 << 30)),
+                limit_bytes=self.settings.outputs_limit_bytes,
                 required=self.is_first,
             )
         except MissingOutputsError as error:
@@ -322,7 +322,7 @@ class Attempt:
         self.tell_of(found, outputs)
         if recorder is not None:
             self.write_results(recorder, found, unkeyed)
-        if not found.over:
+        if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
                 self.folder.parent.rmdir()
@@ -343,7 +343,7 @@ class Attempt:
             self.folder.replace(left)
             gib = self.settings.outputs_limit
             say(
-                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
+                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib or 0:g} GiB: {what}; they "
                 f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
             )
 

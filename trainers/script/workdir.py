@@ -22,7 +22,6 @@ WORK, CARRIED, NODES = "work", "carried", "nodes"
 """Folders of a run folder: the working directories; what a host had saved before, as it is sent there; what hosts other
 than the first leave, by node rank."""
 _GIVEN, _LAID = "given.json", "laid"
-_PARTS = ("outputs", "checkpoints")
 
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
@@ -117,24 +116,25 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
     """Move what earlier attempts wrote on a host out of the way of one that begins anew; their paths below ``to``.
 
-    Of the first node also {run}, and ``with_checkpoints`` what no attempt can go on from. Raises OSError.
+    Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from.
+    Raises OSError.
     """
     work, known = folder_of(run_dir, node_rank) / "code", given(run_dir, node_rank)
     target = to if node_rank == 0 else to / NODES / str(node_rank)
+    nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{NODES}/*")]
+    parts = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", WORK))]
+    parts += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
+    parts = parts if node_rank == 0 else []
     moves = [(path, target / "workdir" / path.relative_to(work)) for path in written(work, run_dir, known)]
-    if node_rank == 0:
-        for name in _PARTS[: 1 + with_checkpoints]:
-            moves += [
-                (path, to / name / path.relative_to(run_dir / name)) for path in written(run_dir / name, run_dir, {})
-            ]
+    for name in parts:
+        moves += [(path, to / path.relative_to(run_dir)) for path in written(run_dir / name, run_dir, {})]
     for path, place in moves:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-    if node_rank == 0:
-        for name in _PARTS[: 1 + with_checkpoints]:
-            shutil.rmtree(run_dir / name, ignore_errors=True)
-    shutil.rmtree(work, ignore_errors=True)
+    for folder in (work, *(run_dir / name for name in parts)):
+        shutil.rmtree(folder, ignore_errors=True)
     if (left := work.parent.with_name(f"{work.parent.name}-left")).exists():  # what was above program.outputs_limit
+        target.mkdir(parents=True, exist_ok=True)
         left.replace(target / "left")
     return [place.relative_to(to).as_posix() for _, place in moves]
 

@@ -13,7 +13,7 @@ import shutil
 from .node import identity
 from .processes import find_processes, start_time
 from .registry import LONGEST_START_S, forget_dead
-from .staging import FOREIGN_S, idle_s, remove_half_unpacked, try_writing
+from .staging import FOREIGN_S, holds_left, idle_s, remove_half_unpacked, size_of_new, try_writing
 from .wire import Json, read_json, say
 
 HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
@@ -36,7 +36,7 @@ def left(workdir: str, me: str) -> list[Json]:
     something, as there is a file among the checkpoints, or this node's part has ended well.
     """
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
-    unused = [folder for folder in folders if is_name(name_of(folder)) and not is_in_use(folder, me)]
+    unused = [f for f in folders if is_name(name_of(f)) and not is_in_use(f, me) and not holds_left(f)]
     return [
         {
             "name": name_of(folder),
@@ -76,8 +76,17 @@ def holds_outputs(folder: str) -> bool:
     ended = read_json(os.path.join(folder, "agent", "exit.json"))
     if isinstance(ended, dict) and ended.get("code") == 0:
         return True
-    # whatever its name and depth: a script calls its checkpoints as it likes
-    return any(names for _, _, names in os.walk(os.path.join(folder, "checkpoints")))
+    # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
+    if any(names for _, _, names in os.walk(os.path.join(folder, "checkpoints"))):
+        return True
+    return any(map(wrote_there, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
+
+
+def wrote_there(place: str) -> bool:
+    """Whether a script has written in its working directory."""
+    given = read_json(os.path.join(place, "given.json"))
+    run_dir = os.path.dirname(os.path.dirname(place))
+    return size_of_new(os.path.join(place, "code"), run_dir, given if isinstance(given, dict) else {}) > 0
 
 
 def size_bytes(folder: str) -> int:

@@ -2,7 +2,8 @@
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
-# ruff: noqa: PTH112, PTH113, PTH114, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
+# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208
+# ruff: noqa: PTH211
 from __future__ import annotations
 
 import contextlib
@@ -89,9 +90,14 @@ def clean(request: Json) -> None:
     say(cleaned=True)
 
 
+def holds_left(folder: str) -> bool:
+    """Whether files of a script stay there that were too large to be brought, as its user was told."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
+
+
 def remove_ours(folders: list[str]) -> None:
     for folder in folders:
-        if os.path.exists(os.path.join(folder, ".paceline")):
+        if os.path.exists(os.path.join(folder, ".paceline")) and not holds_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(folder))
@@ -104,7 +110,7 @@ def remove_left(request: Json, node: Json) -> None:
     remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
         run_id = os.path.basename(os.path.dirname(folder))
-        if run_id.startswith(request["attempts"]) and run_id != request["run_id"]:
+        if run_id.startswith(request["attempts"]) and run_id != request["run_id"] and not holds_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # it isn't empty
                 os.rmdir(os.path.dirname(folder))
@@ -232,21 +238,46 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 
 
 def collect(request: Json) -> None:
-    """Send the named files of the run folder as a tar behind one answer line; with ``until_s`` none that was written to
-    later: it may be half of one. Of a link to a file its content goes: the controller takes plain files alone."""
+    """Send the named files of the run folder as a tar behind one answer line.
+
+    With ``until_s`` none that was written to later: it may be half of one; ``settled_s``: none of the last seconds.
+    Without what ``given`` (a file of the run folder) says was laid out there, unless it was altered. ``work`` isn't
+    sent where it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so.
+    Of a link to a file its content goes: the controller takes plain files alone.
+    """
     import tarfile
 
     run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
+    if request.get("settled_s"):
+        until_s = time.time() - request["settled_s"]
+    given = read_json(os.path.join(run_dir, request["given"])) if request.get("given") else None
+    stamps = given if isinstance(given, dict) else {}
 
-    def settled(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return item if until_s is None or item.isdir() or item.mtime <= until_s else None
+    def wanted(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if item.isdir():
+            return item
+        known = stamps.get(item.name)
+        if until_s is not None and item.mtime > until_s:
+            return None
+        return None if known and known == stamp_of(os.path.join(run_dir, item.name)) else item
 
-    say(tar=True)
+    patterns, answer = [*request["patterns"]], {}
+    work = [
+        path for pattern in request.get("work") or [] for path in glob.glob(os.path.join(glob.escape(run_dir), pattern))
+    ]
+    size = sum(size_of_new(path, run_dir, stamps) for path in work)
+    if request.get("limit_bytes") is not None and size > request["limit_bytes"]:
+        for path in work:
+            open(f"{os.path.dirname(path)}-left", "a").close()
+        answer = {"left_bytes": size}
+    else:
+        patterns += request.get("work") or []
+    say(tar=True, **answer)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:
-        for pattern in request["patterns"]:
+        for pattern in patterns:
             for found in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
                 for path in plain_below(found):
-                    archive.add(path, arcname=os.path.relpath(path, run_dir), recursive=False, filter=settled)
+                    archive.add(path, arcname=os.path.relpath(path, run_dir), recursive=False, filter=wanted)
     sys.stdout.buffer.flush()
 
 
@@ -257,4 +288,23 @@ def plain_below(path: str) -> Iterator[str]:
     elif os.path.isdir(path) and not os.path.islink(path):
         yield path
         for name in sorted(os.listdir(path)):
-            yield from plain_below(os.path.join(path, name))
+            if name != "__pycache__":
+                yield from plain_below(os.path.join(path, name))
+
+
+def stamp_of(path: str) -> list[int]:
+    """Size and time of the last write (ns), as trainers/script/workdir.py notes them."""
+    state = os.stat(path)
+    return [state.st_size, state.st_mtime_ns]
+
+
+def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
+    """Bytes below a folder in files that were not laid out there, or were altered."""
+    total = 0
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp_of(path):
+                    total += os.path.getsize(path)
+    return total

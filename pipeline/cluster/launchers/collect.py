@@ -12,19 +12,22 @@ import os
 import select
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any
 
+from pipeline.cluster.agent.beats import SETTLED_S
 from pipeline.cluster.launchers.answers import parse
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.core import leftovers, process, tars
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
+from pipeline.core.tables import file_size
 from pipeline.runs.checkpoints import DAMAGE, read_verified
+from trainers.script.workdir import NODES
 
 SILENT_S = 10.0
 _LOOK_S = 0.5
@@ -41,31 +44,39 @@ def receive(
     *,
     final: bool,
     outputs: Outputs = TRAINING_OUTPUTS,
+    rank: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Ask the agent for files and put them into ``run_dir``.
 
     It is asked again once where the connection breaks or brings nothing for ``SILENT_S``. Returns False when the files
     could not be fetched; they are still on the node.
 
+    Args:
+        rank: of the node; what others than the first have lies in ``nodes/RANK``.
+        say: told what stays on the node.
+
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
         OSError: unless ``final``: ``run_dir`` can't be written.
     """
     host = connection.host
-    patterns = outputs.final if final else outputs.resume
-    request = {**request, "do": "collect", "patterns": patterns, "until_s": outputs.until_s}
+    request = {**request, **_wanted(outputs, rank, final=final)}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
-        _extract_or_again(connection, request, temporary)
+        answer = _extract_or_again(connection, request, temporary)
+        if isinstance(size := answer.get("left_bytes"), int):
+            say(_stays(host, size, request))
         damaged = [] if outputs.whole else _drop_damaged(temporary)
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
+        here = run_dir / NODES / str(rank) if rank else run_dir
         for name in outputs.whole if outputs.until_s is None else ():
-            _refuse_links(run_dir, run_dir / name)
-            _drop_others(run_dir / name, temporary / name)
-        came = _settle(temporary, run_dir, needed[-1])
+            _refuse_links(run_dir, here / name)
+            _drop_others(here / name, temporary / name)
+        came = _settle(temporary, run_dir, here, needed[-1] if needed else "")
         if not outputs.whole:
             _drop_older(run_dir, came)
     except _FAILURES as error:
@@ -84,13 +95,38 @@ def _refuse(error: Exception, host: str, *, final: bool) -> None:
         raise error
 
 
-def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> None:
+def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
+    """What the agent is asked for."""
+    patterns = outputs.final if final else outputs.resume
+    request: dict[str, Any] = {"do": "collect", "patterns": patterns, "until_s": outputs.until_s}
+    if outputs.work:
+        work = [pattern.format(rank=rank) for pattern in outputs.work]
+        request |= {"work": work if outputs.until_s is None else [], "limit_bytes": outputs.limit_bytes}
+        request |= {"given": f"work/node{rank}/given.json"}
+    if rank and outputs.until_s is not None:  # by its own clock
+        request |= {"until_s": None, "settled_s": SETTLED_S}
+    return request
+
+
+def _stays(host: str, size_bytes: int, request: dict[str, Any]) -> str:
+    limit = request["limit_bytes"] / (1 << 30)
+    places = [
+        f"{node['run_dir']}/{work}" for node in request["nodes"] for work in request["work"] if node["host"] == host
+    ]
+    return (
+        f"{host}: what the script wrote in its working directory ({file_size(size_bytes)}) is more than "
+        f"program.outputs_limit={limit:g} GiB and stays there in {', '.join(places)}; a higher limit brings "
+        "such files back"
+    )
+
+
+def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> dict[str, Any]:
     try:
-        _extract(connection.argv, request, folder, SILENT_S + connection.slow_s)
+        return _extract(connection.argv, request, folder, SILENT_S + connection.slow_s)
     except _FAILURES:
         shutil.rmtree(folder)
         folder.mkdir()
-        _extract(connection.retry(), request, folder, SILENT_S + connection.slow_s)
+        return _extract(connection.retry(), request, folder, SILENT_S + connection.slow_s)
 
 
 def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
@@ -104,7 +140,8 @@ def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingEr
     return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
 
 
-def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: float) -> None:
+def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: float) -> dict[str, Any]:
+    """The answer that came before the tar."""
     token = new_token()
     with tempfile.TemporaryFile(prefix="paceline-") as asked:
         asked.write(message(request, token))
@@ -120,10 +157,12 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: f
             raise PacelineError(_last_words(child))
         if "error" in answer:
             raise PacelineError(str(answer["error"]))
+        asked = [*request["patterns"], *request.get("work", [])]
         for member in tars.members(came, most_bytes=_MOST_BYTES):
-            if not _is_asked_for(member, request["patterns"]):
+            if not _is_asked_for(member, asked):
                 raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
             member.write(folder)
+        return answer
     finally:
         child.kill()  # also one that is stopped; where all has come, it has nothing left to do
         child.wait()
@@ -219,11 +258,11 @@ def _drop_others(here: Path, came: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def _settle(temporary: Path, run_dir: Path, last: str) -> list[Path]:
-    """Rename every file into place, ``last`` as the last; their names. Raises UnfitError: a link leads elsewhere."""
+def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]:
+    """Rename every file into ``here``, ``last`` as the last; their names. Raises UnfitError: a link leads elsewhere."""
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(came, key=lambda name: str(name) == last):
-        target = run_dir / name
+        target = here / name
         _refuse_links(run_dir, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)

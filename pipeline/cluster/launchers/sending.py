@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
-from pipeline.core.specs import INITIAL_WEIGHTS, SCRIPT_OUTPUTS
+from pipeline.core.specs import INITIAL_WEIGHTS
 from pipeline.runs import attempts
+from trainers.script.workdir import CARRIED, NODES
 
 
 def append(stdin: IO[bytes], source: Path, name: str) -> None:
@@ -22,33 +23,46 @@ def append(stdin: IO[bytes], source: Path, name: str) -> None:
 def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
     """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
-        for path in _staged(run_dir):
-            archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
+        for path, name in _staged(run_dir):
+            archive.add(path, arcname=name, filter=_no_caches)
         if pack is not None:
             archive.add(pack.path, arcname="pack")
 
 
 def weights_bytes(run_dir: Path) -> int:
-    """Of the weights that the run starts from; 0 where they are fresh."""
-    path = run_dir / INITIAL_WEIGHTS
-    return path.stat().st_size if path.exists() else 0
+    """Of the weights that the run starts from, and of what a script goes on from; 0 where all is fresh."""
+    sent = [run_dir / INITIAL_WEIGHTS]
+    if programs.of_run(run_dir).starts_torchrun:
+        sent += [path for place, _ in _of_script(run_dir) for path in (place, *place.rglob("*"))]
+    return sum(path.stat().st_size for path in sent if path.is_file())
 
 
-def _staged(run_dir: Path) -> Iterable[Path]:
-    yield run_dir / "code"
-    yield run_dir / "config.json"
-    yield run_dir / attempts.FILE
+def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """What its earlier attempts left: each rank reads what it goes on from by itself. What only one node is to have
+    lies in ``carried/RANK``, from where trainers/script/workdir.py takes it."""
+    for name in ("checkpoints", "work", "metrics.jsonl"):
+        yield run_dir / name, name
+    yield run_dir / "outputs", f"{CARRIED}/0/outputs"
+    for node in sorted(run_dir.glob(f"{NODES}/*")):
+        yield node, f"{CARRIED}/{node.name}"
+
+
+def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
+    """What is sent, and how it is called there."""
+    for name in ("code", "config.json", attempts.FILE):
+        yield run_dir / name, name
     if (run_dir / INITIAL_WEIGHTS).exists():
-        yield run_dir / INITIAL_WEIGHTS
-    if programs.of_run(run_dir).starts_torchrun:  # each rank of a script reads what it goes on from by itself
-        yield from (run_dir / name for name in SCRIPT_OUTPUTS.resume if (run_dir / name).exists())
+        yield run_dir / INITIAL_WEIGHTS, INITIAL_WEIGHTS
+    if programs.of_run(run_dir).starts_torchrun:
+        yield from ((path, name) for path, name in _of_script(run_dir) if path.exists())
         return
     checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
     for checkpoint in checkpoints:
-        yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
+        for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl"):
+            yield path, str(path.relative_to(run_dir))
         shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
         if shards.is_dir():
-            yield shards
+            yield shards, str(shards.relative_to(run_dir))
 
 
 def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
