@@ -53,6 +53,9 @@ class _Launcher:
         save(run_dir, self.hosts.steps[host])
         return True
 
+    def notes(self) -> list[str]:
+        return []
+
     def clean(self, plan: LaunchPlan) -> None:
         self.hosts.told.append(("clean", *(host.label for host in self.cluster.hosts)))
 

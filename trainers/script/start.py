@@ -341,9 +341,9 @@ class Attempt:
             left = self.folder.with_name(f"{self.folder.name}-left")
             shutil.rmtree(left, ignore_errors=True)
             self.folder.replace(left)
-            gib = self.settings.outputs_limit
+            gib = self.settings.outputs_limit or 0.0
             say(
-                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib or 0:g} GiB: {what}; they "
+                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
                 f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
             )
 
