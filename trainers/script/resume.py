@@ -52,7 +52,7 @@ def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Count
             None: all that isn't a note (.json, .txt, …) is a checkpoint, whatever its name.
     """
     if pattern is not None:
-        matches = ((path, _whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
+        matches = ((path, whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
         found = [_Candidate(path, "other", time_ns) for path, time_ns in matches if time_ns > 0]
     else:
         found = [*_candidates(folder, counts)] if folder.is_dir() else []
@@ -85,7 +85,7 @@ def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
         else:
             kind = _kind_of_file(name)
             known = counts is None or (name.lower().endswith(_WEIGHTS) and counts(path))
-        if known and (time_ns := _whole_since(path)) > 0:
+        if known and (time_ns := whole_since(path)) > 0:
             yield _Candidate(path, kind, time_ns)
 
 
@@ -137,7 +137,7 @@ def _is_unfinished(name: str) -> bool:
     return name.startswith((".", "~", "tmp")) or name.endswith(("~", *_UNFINISHED)) or ".tmp" in name
 
 
-def _whole_since(path: Path) -> int:
+def whole_since(path: Path) -> int:
     """When it was last written (ns), 0 for what nobody can go on from, _TORN for a file that breaks off. Of a folder,
     its newest file counts."""
     name = path.name.lower()
@@ -166,7 +166,7 @@ def _folder_whole_since(path: Path) -> int:
         "training_args.bin" in names and "trainer_state.json" not in names
     ):
         return _TORN
-    times = [_whole_since(item) for item in inside]
+    times = [whole_since(item) for item in inside]
     return _TORN if _TORN in times else max(times, default=0)
 
 

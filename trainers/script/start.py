@@ -30,6 +30,7 @@ from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
 from trainers.script.prepared import PreparedTorchrun
 from trainers.script.recorder import Recorder, before
+from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
 
 WARNING, NOTE = "WARNING: ", "note: "
@@ -124,7 +125,7 @@ class Attempt:
             say(line if code == 0 else f"{WARNING}{line}")
         if code:
             self.tell_what_is_left()
-        if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything():
+        if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
             say(f"{WARNING}{self.on_its_checkpoint(paths)}")
         if code == 0 and unkeyed and self.settings.seal == "fail":
             return 1
@@ -174,14 +175,10 @@ class Attempt:
         """Relative to the run folder."""
         return path.relative_to(self.run_dir).as_posix()
 
-    def saved_anything(self) -> bool:
-        """Whether this attempt has written to its checkpoints or in its working directory."""
-        known = workdirs.given(self.run_dir, self.started.node_rank)
-        return any(
-            path.stat().st_mtime > self.begun
-            for top in (self.run_dir / "checkpoints", self.work)
-            for path in workdirs.written(top, self.run_dir, known)
-        )
+    def saved_anything(self, paths: Paths) -> bool:
+        """Whether this attempt has saved a checkpoint; its settings and logs may be written before it reads one."""
+        newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
+        return newest != paths.resume or any(whole_since(path) > self.begun * 1e9 for path in newest.values())
 
     def tell_what_is_left(self) -> None:
         """Of a bad end: where the files are that it wrote in its working directory."""

@@ -102,7 +102,7 @@ def test_after_a_kill_a_script_that_resumes_finds_its_files_and_one_that_begins_
 
 def test_a_script_that_fails_on_its_checkpoint_is_told_apart_and_can_start_over(run: ScriptRun) -> None:
     script = (
-        "import paceline, sys\nif sys.argv[1:]: sys.exit('unreadable')\n"
+        "import paceline, sys\nopen('args.yaml', 'w').write('lr: 1')\nif sys.argv[1:]: sys.exit('unreadable')\n"
         "paceline.log(1, loss=1); (paceline.checkpoints() / 'run-a').mkdir(exist_ok=True)\n"
         "(paceline.checkpoints() / 'run-a/last.pth.tar').write_text('w'); sys.exit(3)\n"
     )
@@ -115,7 +115,8 @@ def test_a_script_that_fails_on_its_checkpoint_is_told_apart_and_can_start_over(
         "checkpoint, and program.resume_pattern=none starts over (what is there is kept)\n"
     ) in said
     said = run.write(script, args=["{resume}"], resume_pattern="none").start(code=3)
-    assert "what earlier attempts left is kept in attempts/0/before: checkpoints/run-a/last.pth.tar\n" in said
+    kept = "workdir/args.yaml, checkpoints/run-a/last.pth.tar"
+    assert f"what earlier attempts left is kept in attempts/0/before: {kept}\n" in said
 
 
 def test_an_attempt_that_is_ended_while_it_lays_out_its_files_leaves_none_that_count_as_written(run: ScriptRun) -> None:
