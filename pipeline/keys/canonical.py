@@ -23,7 +23,16 @@ _LATER = {
     "optimizer": later_fields(OptimizerConfig),
     "program": later_fields(ScriptConfig),
 }
-_NOT_OF_A_SCRIPT = ("inputs", "data", "untracked", "ignore_metrics", "metrics_pattern", "seal", "resume_pattern", "outputs_limit")
+_NOT_OF_A_SCRIPT = (
+    "inputs",
+    "data",
+    "untracked",
+    "ignore_metrics",
+    "metrics_pattern",
+    "seal",
+    "resume_pattern",
+    "outputs_limit",
+)
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 ORDER = "order"
 _BEFORE = ("step",)  # what its data was made with, which counts by its digest
