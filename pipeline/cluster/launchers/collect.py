@@ -157,10 +157,10 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: f
             raise PacelineError(_last_words(child))
         if "error" in answer:
             raise PacelineError(str(answer["error"]))
-        asked = [*request["patterns"], *request.get("work", [])]
+        wanted = [*request["patterns"], *request.get("work", [])]
         for member in tars.members(came, most_bytes=_MOST_BYTES):
-            if not _is_asked_for(member, asked):
-                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
+            if not _is_asked_for(member, wanted):
+                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not wanted for")
             member.write(folder)
         return answer
     finally:
