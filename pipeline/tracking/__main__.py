@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
 
+_LOOK_S, _LEAVES_S = 0.5, 1.0  # for its parent; what it has to leave by itself
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
 
@@ -58,7 +60,7 @@ def _done(arguments: argparse.Namespace) -> int:
         return _fetch(uri, arguments.run_id, arguments.place)
     _run_in_background(arguments)
     to = partial(record, uri=uri, experiment=arguments.experiment)
-    return _serve(to) if arguments.do == "serve" else _record_one(arguments, to)
+    return _serve(arguments, to) if arguments.do == "serve" else _record_one(arguments, to)
 
 
 def _track(arguments: argparse.Namespace) -> int:
@@ -69,11 +71,11 @@ def _track(arguments: argparse.Namespace) -> int:
     to = partial(
         record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings
     )
-    return _serve(to) if arguments.do == "serve" else _record_one(arguments, to)
+    return _serve(arguments, to) if arguments.do == "serve" else _record_one(arguments, to)
 
 
 def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
-    parent = os.getppid() if arguments.follow else None
+    parent = _parent(arguments) if arguments.follow else None
     recorded = to(arguments.run_dir, follow=arguments.follow, check=arguments.check, parent_pid=parent)
     if recorded.state == PENDING:
         when = "once that is fixed" if recorded.refused else "once it answers"
@@ -81,6 +83,21 @@ def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> i
         return 1
     print(f"{recorded.state} {recorded.run_id or arguments.tracker}")
     return 0
+
+
+def _parent(arguments: argparse.Namespace) -> int:
+    """The command that wants the record. Once it is gone this process ends, whatever it is at just then: the same
+    command again waits for its lock."""
+    parent: int = arguments.parent or os.getppid()
+    threads.start(_end_with, parent, name="parent", on_error=lambda why: print(why, file=sys.stderr))
+    return parent
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    time.sleep(_LEAVES_S)
+    os._exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in ("record", "serve"):
         verbs.choices[verb].add_argument("--experiment", required=True)
         verbs.choices[verb].add_argument("--tracker", help="default: MLflow")
+        verbs.choices[verb].add_argument("--parent", type=int, help="process that wants the record")
     verbs.choices["fetch"].add_argument("run_id")
     verbs.choices["fetch"].add_argument("place", type=Path)
     verbs.choices["publish"].add_argument("run_dir", type=Path)
@@ -114,9 +132,9 @@ def _leave_out_data_frames() -> None:
     sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None: "not there"
 
 
-def _serve(to: Callable[..., Recorded]) -> int:
+def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
     """A thread a run: each mostly sleeps. The imports and the store's schema are paid for once."""
-    parent = os.getppid()
+    parent = _parent(arguments)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
     recording: list[threading.Thread] = []
     for line in sys.stdin:

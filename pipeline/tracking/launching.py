@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,21 +15,21 @@ NO_SUCH_RUN = 4
 def recorder_command(
     run_dir: Path, uri: str, experiment: str, *, tracker: str | None = None, follow: bool = False, check: bool = False
 ) -> list[str]:
-    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or its parent is gone,
+    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or this process is gone,
     ``check`` asks the store also where everything is recorded already.
 
     Give the process the environment of its Destination: an address that holds credentials stands only there.
     Exit code 0: recorded; 1: pending, with the reason on stderr.
     """
-    flags = [*(["--follow"] if follow else []), *(["--check"] if check else [])]
+    flags = [*(["--follow", *_parent()] if follow else []), *(["--check"] if check else [])]
     argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
     return [*argv, *_tracker_arguments(uri, tracker), *flags]
 
 
 def serve_command(uri: str, experiment: str, *, tracker: str | None = None) -> list[str]:
-    """The argv that records many runs; its environment is as above."""
+    """The argv that records many runs while this process lives; its environment is as above."""
     argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--experiment", experiment]
-    return [*argv, *_tracker_arguments(uri, tracker)]
+    return [*argv, *_tracker_arguments(uri, tracker), *_parent()]
 
 
 def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
@@ -50,6 +51,11 @@ def publish_command(run_dir: Path, uri: str) -> list[str]:
 def prepare_command(uri: str) -> list[str]:
     """The argv that creates a database store's schema, before a server or many recorders open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]
+
+
+def _parent() -> list[str]:
+    """Named, not looked up: a recorder that gets no processor may ask who its parent is when that is gone."""
+    return ["--parent", str(os.getpid())]
 
 
 def _tracker_arguments(uri: str, tracker: str | None) -> list[str]:

@@ -87,8 +87,9 @@ def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: st
     run = folder.started(tmp_path)
     argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)
     code = (
-        "import subprocess, sys; "
-        f"child = subprocess.Popen({argv!r}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
+        "import os, subprocess, sys; "
+        f"argv = {argv!r}; argv[argv.index('--parent') + 1] = str(os.getpid()); "
+        f"child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
         "sys.stdout.write(str(child.pid)); sys.stdout.flush(); sys.stdin.read()"
     )
     controller = subprocess.Popen(
@@ -103,6 +104,22 @@ def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: st
     with contextlib.suppress(ProcessLookupError):
         wait_until(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
     assert json.loads((run / "tracking.json").read_text())["state"] == RECORDING
+    folder.end(run)
+    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert len(store.runs(uri)) == 1
+
+
+def test_the_follower_of_a_controller_that_was_gone_before_it_began_holds_the_lock_for_no_next_one(
+    tmp_path: Path, uri: str
+) -> None:
+    """Beside busy ranks it gets hardly any processor at first, and a parent that it looks up then is another one."""
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(5))
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)
+    argv[argv.index("--parent") + 1] = str(gone.pid)
+    assert subprocess.run(argv, cwd=store.ROOT, timeout=HANG_S, check=False).returncode in (0, 1)
     folder.end(run)
     assert tracking.record(run, uri, EXPERIMENT).state == DONE
     assert len(store.runs(uri)) == 1
