@@ -13,10 +13,10 @@ import pytest
 
 
 @contextmanager
-def mounted(folder: Path) -> Iterator[Path]:
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
     """``folder``, made and mounted; skips the test where that isn't allowed."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", ",".join(["size=2m", *options]), "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
         pytest.skip("a small file system needs root and the right to mount")
     try:

@@ -105,7 +105,9 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except (UsageError, Killed) as error:  # of what can only be checked by the verb: a run's key, a port
             leave(error)
         except PacelineError as error:
-            return TaskFailed(str(error))
+            return TaskFailed(
+                f"{error.what.partition(chr(10))[0]} (the whole error is above)" if error.shown else str(error)
+            )
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)

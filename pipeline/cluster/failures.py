@@ -27,6 +27,10 @@ _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
     re.IGNORECASE,
 )
+_OF_AGENT = re.compile(  # why it has ended its ranks: what they say of that is a consequence
+    r"(?:the controller has not been heard of|isolated: |torchrun of the first node has ended, and the controller|"
+    r"cannot write to |the node agent could not go on).*"
+)
 FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
@@ -79,6 +83,11 @@ def _full_disk(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
     return next((end for end in ends.values() if isinstance(end, NodeExit) and FULL_DISK.search(end.reason)), None)
 
 
+def _ended_by_agent(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
+    """The host whose agent has ended its ranks for a reason of its own."""
+    return next((end for end in ends.values() if isinstance(end, NodeExit) and _OF_AGENT.match(end.reason)), None)
+
+
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
     """What a person is told: host, rank, message and traceback of the first error, and where the logs lie.
 
@@ -89,6 +98,9 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
     if lost is not None and (found is None or is_echo(found[1])):
         what = f"training failed: {lost.host} {lost.reason}"
         host = lost.host
+    elif (ended_by := _ended_by_agent(ends)) is not None and (found is None or is_echo(found[1])):
+        host = ended_by.host
+        what = f"training failed on {host}: {ended_by.reason.partition(chr(10))[0]}"
     elif found is not None and (full is None or _says_more(found[1])):
         host, error = found
         explained = _EXPLAINED.match(error.message)

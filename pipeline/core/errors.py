@@ -11,7 +11,12 @@ class PacelineError(Exception):
     Args:
         what: what failed, with the field or host and the value seen.
         hint: the command or edit that fixes it, shown on a line of its own as ``  try: …``.
+
+    Attributes:
+        shown: its text stands on the screen already, so its first line will do at the end.
     """
+
+    shown = False
 
     def __init__(self, what: str, *, hint: str | None = None) -> None:
         self.what = what

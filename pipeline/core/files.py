@@ -132,10 +132,16 @@ def write_hint(error: OSError, folder: Path) -> str:
     return room_needed(folder)
 
 
+def _no_inodes(disk: os.statvfs_result) -> bool:
+    return disk.f_files > 0 and disk.f_favail == 0  # some file systems count none
+
+
 def room_needed(folder: Path) -> str:
     """The hint where the disk of ``folder``, which holds runs, is full: its free bytes, and who knows what may go."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    disk, free = os.statvfs(there), f"{shutil.disk_usage(there).free:,} bytes are free"
+    room = f"which has no inodes left for new files (df -i), though {free}" if _no_inodes(disk) else f"of which {free}"
     return (
-        f"make room on the disk of {there}, of which {shutil.disk_usage(there).free:,} bytes are free "
+        f"make room on the disk of {there}, {room} "
         "(doit clean shows which runs may go), then the same command; or paths.runs=<a folder on another disk>"
     )

@@ -24,6 +24,7 @@ EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
 """doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE. One that a
 signal has ended has a shell's for that: 130 after Ctrl-C."""
 
+_STARTS = ("subprocess.py", "popen_fork.py")  # of Python, where a process begins
 _LONGEST = 300  # characters of an error's own text; the file has all of it
 _in_runs: list[Path] = []
 _numbers = count(1)
@@ -65,9 +66,15 @@ def _told(error: BaseException) -> str:
     if isinstance(error, OutputError):
         return f"what this command says can't be written to its stdout: {os_reason(error)}"
     kept = keep(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    begins = isinstance(error, BlockingIOError) and any(Path(frame.filename).name in _STARTS for frame in frames)
+    if begins or "can't start new thread" in text_of(error):
+        return (
+            f"no further process or thread can be started here ({shown(text_of(error))}): a limit is reached "
+            f"(ulimit -u; in a container pids.max; `ps -eLf | wc -l` counts them); end others or raise it ({kept})"
+        )
     if isinstance(error, OSError):  # a disk, a permission: the computer's, as a rule
         return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
-    frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = shown(text_of(error))[:_LONGEST]
     kind = type(error).__name__

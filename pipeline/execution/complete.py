@@ -32,6 +32,8 @@ from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
 
+_SHOWN_AFTER_S = 2.0  # of recording how a run ended
+
 
 def alone() -> RunServices:
     """The services of a run that is no part of a sweep."""
@@ -223,16 +225,33 @@ def _complete(work: Work, signals: Interruptible) -> None:
 
 
 def _note_end(work: Work, error: BaseException) -> None:
-    """Note in the journal and in MLflow how the run ended. A full disk must not hide what went wrong."""
+    """Note in the journal and in MLflow how the run ended. A full disk must not hide what went wrong, nor a recorder
+    that takes its time."""
     work.say.doing("recording how it ended")
     run = work.run
-    with suppress(OSError):
+    with suppress(OSError), _shown_meanwhile(work, error):
         number = journal.attempts(run.folder.journal)
         if number == 0 or work.lock.lost():  # nothing was started; or the folder may be another command's by now
             return
         state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
         note(run, state, number, _reason(error))
         work.recorder.finish(work.say)
+
+
+@contextmanager
+def _shown_meanwhile(work: Work, error: BaseException) -> Iterator[None]:
+    """Say what went wrong before the block ends, where that takes a while."""
+
+    def show() -> None:
+        if isinstance(error, PacelineError) and not isinstance(error, Killed):
+            work.say(str(error))
+            error.shown = True
+
+    timer = threads.after(_SHOWN_AFTER_S, show, name="show the error")
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _reason(error: BaseException) -> str:

@@ -136,17 +136,19 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
-    free_bytes = _free_bytes(path)
+    room = _room(path)
     if reserve := os.environ.get(RESERVE):  # or the disk takes no word of this either
         Path(reserve).unlink(missing_ok=True)
     return TrainerError(
-        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {free_bytes} bytes are free there; "
+        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {room}; "
         "make room, or set paths.runs (on other hosts cluster.workdir) to another disk"
     )
 
 
-def _free_bytes(path: Path) -> int:
-    for folder in path.parents:
-        if folder.is_dir():
-            return shutil.disk_usage(folder).free
-    return 0
+def _room(path: Path) -> str:
+    """What is free on the disk of a file."""
+    folder = next(folder for folder in path.absolute().parents if folder.is_dir())
+    disk, free = os.statvfs(folder), f"{shutil.disk_usage(folder).free} bytes are free there"
+    if disk.f_files > 0 and disk.f_favail == 0:
+        return f"no inodes are left there for new files (df -i), though {free}"
+    return free

@@ -61,9 +61,11 @@ def answer(request: Json) -> int:
     """Do it in this process; the exit code."""
     try:
         getattr(module_for(request), request["do"])(request)
-    except (SystemExit, OSError) as error:
-        from .reasons import reason  # not before: most commands need nothing of what that imports
+    except (SystemExit, OSError, RuntimeError) as error:
+        from .reasons import is_process_limit, reason  # not before: most commands need nothing of what that imports
 
+        if isinstance(error, RuntimeError) and not is_process_limit(error):
+            raise
         with contextlib.suppress(OSError):
             say(error=reason(error))
         return 1

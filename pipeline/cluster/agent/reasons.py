@@ -8,7 +8,7 @@ import errno
 import os
 import shlex
 
-from .staging import free_bytes
+from .staging import room_in
 
 HERE, THERE = "; here: ", "; there: "
 """Between what an agent found and the command that mends it: typed to doit, or on that host."""
@@ -17,12 +17,18 @@ HERE, THERE = "; here: ", "; there: "
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def full_disk(error: OSError, free: int | None) -> str:
-    seen = "" if free is None else f", {free} bytes are free there"
+def full_disk(error: OSError, room: str) -> str:
+    """``room``: what is free there; '': not known."""
+    seen = f"{error}, {room}" if room else str(error)
     return (
-        f"has a full disk ({error}{seen}); make room there, or set cluster.workdir (on this computer paths.runs) to a "
-        "folder on another disk"
+        f"has a full disk ({seen}); make room there, or set cluster.workdir (on this computer paths.runs) to a folder "
+        "on another disk"
     )
+
+
+def is_process_limit(error: BaseException) -> bool:
+    """Whether no further process or thread could be started."""
+    return isinstance(error, BlockingIOError) or "can't start new thread" in str(error)
 
 
 def reason(error: BaseException) -> str:
@@ -30,7 +36,13 @@ def reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return str(error)
     if isinstance(error, OSError) and error.errno in FULL:
-        return full_disk(error, free_bytes(os.path.dirname(error.filename)) if error.filename else None)
+        return full_disk(error, room_in(os.path.dirname(error.filename)) if error.filename else "")
+    if is_process_limit(error):
+        return (
+            f"a limit of processes and threads of its login, or of its control group, is reached ({error}); end what "
+            "it runs there, or raise the limit (ulimit -u in its start files, docker run --pids-limit=…)"
+            f"{THERE}ulimit -u"
+        )
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return (
             f"can't write there ({error}); set cluster.workdir (on this computer paths.runs) to a folder that "

@@ -54,6 +54,20 @@ def free_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free
 
 
+def no_inodes(folder: str) -> bool:
+    """Whether its disk takes no further file, however many bytes are free."""
+    found = os.statvfs(folder)
+    return found.f_files > 0 and found.f_favail == 0
+
+
+def room_in(folder: str) -> str:
+    """What is free on the disk of a folder, which need not exist."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = f"{free_bytes(folder)} bytes are free there"
+    return f"no inodes are left there for new files (df -i), though {free}" if no_inodes(folder) else free
+
+
 def try_writing(workdir: str) -> None:
     """Write there as a start will, so that a home which is missing, full or read-only is told before anything starts.
 

@@ -22,6 +22,7 @@ from .early_exits import EarlyExits
 from .log_lines import Rules, Tail
 from .meeting import Meeting
 from .node import peers_of
+from .out_of_memory import OutOfMemory
 from .prepared import Prepared
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
@@ -29,7 +30,7 @@ from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import FULL, full_disk, reason
 from .registry import tombstone_path
 from .silence import Silence
-from .staging import free_bytes
+from .staging import free_bytes, no_inodes, room_in
 from .stops import Stops
 from .wire import REMOVED, Json, in_thread, touch, write_json
 
@@ -66,6 +67,7 @@ class Supervisor:
         self.lease = Silence(self.path("lease"))
         self.meeting = Meeting(request.get("meeting"), first=node["node_rank"] == 0)
         self.stops = Stops()
+        self.memory = OutOfMemory()
 
     def hide(self, text: str) -> str:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
@@ -127,13 +129,13 @@ class Supervisor:
         except OSError as error:
             self.reason = self.reason or f"its log could not be written: {reason(error)}"
         code = code or int(bool(self.early_exits.ranks()))
-        free = free_bytes(self.state)
+        is_full, room = free_bytes(self.state) < RESERVE_BYTES or no_inodes(self.state), room_in(self.state)
         for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
             with contextlib.suppress(OSError):
                 os.unlink(self.path(name))
-        if code != 0 and free < RESERVE_BYTES and all(mute(error) for error in self.errors()):
+        if code != 0 and is_full and all(mute(error) for error in self.errors()):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
-            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, free)}")))
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
         self.finish(code, gone)
 
     def spawn(self) -> subprocess.Popen[bytes] | Prepared:
@@ -278,10 +280,10 @@ class Supervisor:
                 self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
 
     def finish(self, code: int, gone: bool) -> None:
-        reason = self.reason or ("" if code == 0 else f"torchrun ended with {describe(code)}")
+        reason = self.reason or ("" if code == 0 else self.memory.explained(f"torchrun ended with {describe(code)}"))
         if not gone:
             reason += "; some processes could not be ended"
-        tail = [text for text in self.said if text.strip()][-12:] if code else []
+        tail = [self.memory.explained(text) for text in self.said if text.strip()][-12:] if code else []
         errors = [] if code == 0 else self.errors()
         write_json(
             self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
@@ -298,7 +300,8 @@ class Supervisor:
             if error is None and (local_rank in failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
             if error is not None:
-                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **tellable(error, self.hide)}
+                told = self.memory.explain(tellable(error, self.hide))
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **told}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
 
 

@@ -1,0 +1,120 @@
+"""Limits of a host that end a run: what is said names them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.agent import staging
+from pipeline.cluster.agent.out_of_memory import OutOfMemory, count, group_file
+from pipeline.cluster.agent.reasons import reason
+from pipeline.cluster.failures import failure_text
+from pipeline.core.files import room_needed
+from pipeline.core.specs import NodeExit, RankError
+from tests.pipeline.test_launch_first_error import PLAN
+from tests.small_disk import mounted
+from trainers.core.files import could_not_write
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which may give rights away")
+AS_NOBODY = """
+import os, resource, subprocess, sys, threading
+from pipeline.cluster.agent.reasons import reason
+from pipeline.core import unexpected
+os.setgid(65534); os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+for start in (threading.Thread(target=print).start, lambda: subprocess.run(["true"])):
+    try:
+        start()
+    except Exception as error:
+        print(unexpected.told(error)); print(reason(error))
+"""
+EATER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from pipeline.cluster.agent.out_of_memory import OutOfMemory
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+memory = OutOfMemory()
+code = subprocess.run([sys.executable, "-c", "bytearray(512 << 20)"]).returncode
+assert code == -signal.SIGKILL, code
+print(memory.explained("ended with signal 9 (SIGKILL)"))
+"""
+
+
+@needs_root
+def test_a_limit_of_processes_is_named_and_no_defect_of_paceline() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY], cwd=ROOT, capture_output=True, text=True, check=True)
+    here = [line for line in done.stdout.splitlines() if line.startswith("no further process or thread can be started")]
+    there = [line for line in done.stdout.splitlines() if "a limit of processes and threads of its login" in line]
+    assert (len(here), len(there)) == (2, 2), done.stdout + done.stderr
+    assert all("ulimit -u" in line for line in here + there)
+    assert "defect" not in done.stdout
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of 64 MiB, of the kind that this machine has."""
+    for kind, limit in (("memory", "memory.limit_in_bytes"), (".", "memory.max")):
+        folder = Path("/sys/fs/cgroup", kind, f"paceline-test-{os.getpid()}")
+        try:
+            folder.mkdir()
+            (folder / limit).write_text(str(64 << 20))
+        except OSError:
+            if folder.is_dir():
+                folder.rmdir()
+            continue
+        yield folder
+        folder.rmdir()
+        return
+    pytest.skip("no control group of memory can be made here")
+
+
+@needs_root
+def test_what_the_kernel_ended_for_want_of_memory_is_told_so(small_group: Path) -> None:
+    argv = [sys.executable, "-c", EATER, str(small_group)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    why = "ended with signal 9 (SIGKILL): the kernel ended it, as its control group had no memory left; fewer ranks"
+    assert done.stdout.startswith(why)
+
+
+def test_a_sigkill_of_nobody_known_names_the_usual_one(tmp_path: Path) -> None:
+    memory = OutOfMemory()
+    assert memory.explained("ended with exit code 1") == "ended with exit code 1"
+    usual = "often that is the kernel's out-of-memory killer: dmesg there names what it has ended"
+    assert memory.explained("train.py was ended by SIGKILL") == f"train.py was ended by SIGKILL; {usual}"
+    own, table = tmp_path / "cgroup", tmp_path / "table"
+    own.write_text("0::/user.slice\n")
+    assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/user.slice/memory.events"
+    own.write_text("5:cpu:/\n4:memory:/docker/a\n")
+    assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/memory/docker/a/memory.oom_control"
+    table.write_text("oom 3\noom_kill 2\noom_kill_disable 1\n")
+    assert (count(str(table)), count("")) == (2, 0)
+
+
+def test_a_disk_without_inodes_is_told_so_by_everybody(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "nr_inodes=8") as small:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            [(small / str(number)).touch() for number in range(9)]
+        assert f"of {small}, which has no inodes left for new files (df -i), though " in room_needed(small)
+        error = could_not_write(small / "a", caught.value, 5)
+        for text in (reason(caught.value), staging.room_in(str(small)), str(error)):
+            assert "no inodes are left there for new files (df -i), though " in text
+
+
+def test_ranks_that_their_agent_ended_are_told_of_with_its_reason() -> None:
+    why, host = "the controller has not been heard of for 600 s", PLAN.nodes[0].host
+    tail = "paceline: error: train.py was ended by SIGTERM"
+
+    def said(*messages: str) -> str:
+        errors = tuple(RankError(rank=0, unix_time=5.0, message=message, traceback="") for message in messages)
+        end = NodeExit(host=host, code=1, reason=f"{why}\n{tail}", errors=errors)
+        return failure_text(PLAN, {host: end}, [host], Path("logs"))
+
+    assert said().startswith(f"training failed on {host}: {why}\n")
+    assert said("ended with signal 15 (SIGTERM)").startswith(f"training failed on {host}: {why}\n")
+    assert said("ValueError: broken").startswith(f"training failed on {host}, rank 0: ValueError: broken")
