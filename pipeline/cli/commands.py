@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.cli.figures import figures
+from pipeline.cli.figures import figures, other_arithmetic
 from pipeline.cli.options import is_on
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -162,6 +162,8 @@ def _finished(current: Session) -> bool:
         return False
     word = "finished" if accepted is None else str(accepted)
     say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
+    if other := other_arithmetic(result.fields):
+        say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
     return True
 
 

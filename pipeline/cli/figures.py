@@ -1,7 +1,12 @@
-"""What a finished run came to, in a line."""
+"""What a finished run came to, in a line, and whether that was computed otherwise than it would be here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
@@ -24,3 +29,23 @@ def _of_script(result: Result) -> str:
     if not result.fields.get("proven"):
         told.append("unproven (doit reproduce repeats it and compares)")
     return ", ".join(filter(None, told))
+
+
+def other_arithmetic(result: Mapping[str, Any]) -> str | None:
+    """Where a finished run was computed by a processor or GPU that this computer lacks: which, for a person.
+
+    Args:
+        result: what result.json holds.
+    """
+    from pipeline.runs import arithmetic
+
+    found = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
+    return None if found is None else printable(found)
+
+
+@cache
+def here() -> dict[str, object]:
+    """The hardware of this computer."""
+    from pipeline.cluster.agent.processors import hardware
+
+    return hardware()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.figures import other_arithmetic
 from pipeline.cli.options import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import relative, session
@@ -139,6 +140,8 @@ def _words(row: Row, differing: Mapping[str, Any]) -> str:
 def _marks(row: Row) -> str:
     """What has to be known of a run, which is never cut."""
     odd = f"  {row.nonfinite}" if row.nonfinite else ""
+    if other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
+        odd += "  other arithmetic"  # which, doit status says
     return f"{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}{odd}".lstrip()
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.figures import other_arithmetic
 from pipeline.cli.options import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -73,6 +74,7 @@ def _why_run(current: Session) -> None:
             "reason": reason,
             "accepted": str(accepted) if accepted else None,
             "damage": damage and damage.what,
+            "other_arithmetic": _other_arithmetic(run if not (reason or damage) else None),
             "nearest": found and found[0],
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
@@ -81,6 +83,8 @@ def _why_run(current: Session) -> None:
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
+    if other := _other_arithmetic(run if not (reason or damage) else None):
+        say(f"  finished on other arithmetic: {other}; bits unverified here")
     _tell_alterations(run if not reason else None, damage)
     if found is not None:
         key, differing = found
@@ -91,6 +95,12 @@ def _why_run(current: Session) -> None:
         say("no finished run to compare with")
     for step in steps:
         say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def _other_arithmetic(run: Run | None) -> str | None:
+    """With what a finished run was computed, where that isn't what is here."""
+    result = run.standing()[0] if run is not None else None
+    return other_arithmetic(result.fields) if result is not None else None
 
 
 def _tell_alterations(run: Run | None, damage: AlteredError | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.cli.figures import other_arithmetic
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say, say_log
 from pipeline.cli.session import Session, relative, session
@@ -41,6 +42,9 @@ def status() -> None:
         if not runs.is_run(folder):
             raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
     say(progress.status(folder))
+    row = runs.row(folder)
+    if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
+        say(f"  bits     unverified here, finished on other arithmetic: {other}")
 
 
 def logs() -> None:

@@ -58,7 +58,7 @@ _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "verdict": lambda value: value is None or value in _VERDICTS.values(),
 }
 """What a certificate must hold, whoever wrote it, so that it can be read and shown."""
-_OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "weights_sha256", "proven")
+_OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "weights_sha256", "proven", "hardware")
 
 
 def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> str:
@@ -114,6 +114,7 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
         "origin": {name: provenance.get(name) for name in _ORIGIN},
         "origin_sha256": dict(result.origin_sha256),
         "proven": result.fields.get("proven"),
+        "hardware": result.fields.get("hardware"),
         "verdict": None if verdict is None else _VERDICTS[bool(verdict.get("reproduced"))],
     }
 

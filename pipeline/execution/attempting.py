@@ -31,7 +31,7 @@ from pipeline.core.specs import (
 from pipeline.execution.configured_run import Run
 from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.work import Work, note
-from pipeline.runs import checkpoints, journal, provenance, rank_beats
+from pipeline.runs import arithmetic, checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
 from trainers.script.settings import ScriptConfig
@@ -260,7 +260,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_line=lambda line: say(shown(line)),
         on_note=say if notes else nothing,
         on_job=say,
-        on_facts=partial(_on_facts, work),
+        on_facts=partial(_on_facts, work, number),
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_wait=lambda what: say.doing(what or partial(progress.under_way, work.run.folder)),
@@ -298,11 +298,13 @@ def _on_end(work: Work) -> None:
         work.services.on_trained()
 
 
-def _on_facts(work: Work, facts: Sequence[NodeFacts]) -> None:
-    """Write which hosts these are, and what each has installed, into provenance.json."""
+def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
+    """Write which hosts these are, and what each has installed, into provenance.json; their hardware beside the
+    attempt, as the next one may be elsewhere."""
     work.lock.check()
     folder = work.run.folder
     known = folder.read_json("provenance.json") or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}
+    arithmetic.note(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
     write_json(folder.path / "provenance.json", {**known, "hosts": hosts, "environments": told})

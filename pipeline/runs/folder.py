@@ -17,7 +17,7 @@ from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
-from pipeline.runs import layout
+from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
 from pipeline.runs.contents import is_newer, ranks_of, what
 from pipeline.runs.layout import Description
@@ -226,6 +226,7 @@ class RunFolder(NamedTuple):
                 "nproc_per_node": ranks_of(self.read_json("key.json") or {}, self.read_json("plan.json") or {}),
                 "hosts": hosts,
                 "attempts": attempts,
+                "hardware": arithmetic.of_attempts(self.path, str(key.parts.get("topology", {}).get("device"))),
                 "unix_time": round(time.time(), 3),
                 "duration_s": round(duration_s, 3),
                 "mlflow_run_id": mlflow_run_id,

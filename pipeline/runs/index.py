@@ -49,7 +49,8 @@ class Row:
 
     ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
     training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
-    ``nonfinite`` names a script's metric that was NaN or infinite.
+    ``nonfinite`` names a script's metric that was NaN or infinite. ``hardware`` is what a finished run was computed
+    with, as result.json has it.
     """
 
     key: str
@@ -64,6 +65,7 @@ class Row:
     note: str = ""
     nonfinite: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
@@ -170,6 +172,7 @@ def row(folder: RunFolder) -> Row:
         note=f"  {accepted}" if accepted is not None else _note(result),
         nonfinite=results.nonfinite_note(result.fields),
         metrics=result.metrics if result.fields.get("program") else {},
+        hardware=result.fields.get("hardware") or {},
     )
 
 

@@ -17,7 +17,7 @@ from pipeline.core.tables import counted
 FILE = "result.json"
 _OF_THE_CONTROLLER = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
-    "origin_sha256", "files", "program", "proven",
+    "origin_sha256", "files", "program", "proven", "hardware",
 )  # fmt: skip
 _STAMP = ("mtime_ns", "inode", "ctime_ns")
 _T = TypeVar("_T")

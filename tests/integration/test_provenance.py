@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.agent.processors import hardware
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results
@@ -199,6 +200,29 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     assert graph.startswith("flowchart LR\n")
     assert "train0 --> evaluate0" in graph
     assert "train0 -> evaluate0;" in dot
+
+
+def test_a_run_that_another_processor_finished_is_finished_and_shown_as_such(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    path = trained.root / "runs" / key / "result.json"
+    before, launches = path.read_bytes(), trained.launches()
+    known = documents.read_sealed(path)
+    (attempt,) = known["hardware"]["attempts"]
+    assert attempt["nodes"][0]["cpu_flags"] == hardware()["cpu_flags"]
+    other = {**attempt["nodes"][0], "cpu_model": "Another", "cpu_id": "Vendor 6/143/8", "cpu_flags": "avx512f amx_bf16"}
+    told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [other]}]}
+    assert "arithmetic" not in "".join(trained.doit(*words) for words in (("runs",), ("why", *A), ("train", *A)))
+    results.write(path, {**known, "hardware": told})
+    seen = "other arithmetic: Another (Vendor 6/143/8, avx512f amx_bf16), here "
+    assert "  other arithmetic" in trained.doit("runs")
+    for words in (("why", *A), ("status", f"run={key}"), ("train", *A)):
+        assert seen in " ".join(trained.doit(*words).split()), words
+    assert trained.why(*A)["other_arithmetic"].startswith("Another (Vendor 6/143/8")
+    trained.doit("report", key)
+    certificate = trained.root / "runs" / "reports" / f"{key}.certificate.json"
+    assert json.loads(certificate.read_text())["hardware"] == told
+    path.write_bytes(before)
+    assert trained.launches() == launches
 
 
 @pytest.mark.parametrize("words", [("reproduce", "run=KEY"), pytest.param(("-a", "train", *A), marks=pytest.mark.long)])

@@ -1,9 +1,13 @@
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.trainers.tiny_runs import ROOT
 from trainers.distributed.affinity import share, take_cores
 from trainers.distributed.process_group import Ranks
 
@@ -70,3 +74,12 @@ def test_more_threads_than_cores_are_not_squeezed_together(as_before: pytest.Mon
     torch.set_num_threads(len(given))
     take_cores(Ranks(local_rank=0, local_world_size=2))
     assert os.sched_getaffinity(0) == given
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are those of x86")
+def test_onednn_tells_which_instructions_it_takes_and_not_which_there_are() -> None:
+    code = "print('before'); from trainers.distributed.node_info import onednn_isa; print([onednn_isa(), onednn_isa()])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ONEDNN_MAX_CPU_ISA": "AVX"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "before\n['Intel AVX', 'Intel AVX']\n"

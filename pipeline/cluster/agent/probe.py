@@ -19,7 +19,7 @@ from .checks import facts
 from .left import look_after
 from .node import address_and_port, identity, machine, sha256
 from .processes import LINUX
-from .processors import count_cpus, count_gpus
+from .processors import count_cpus, count_gpus, hardware
 from .staging import free_bytes, holds_pack
 from .wire import Json, say
 
@@ -159,25 +159,6 @@ def version_of_module(name: str, path: list[str]) -> str:
         if re.search(rf"^{re.escape(begin)}[/.]", files, re.MULTILINE) or (not files and name in told):
             return found.version
     return "unknown"
-
-
-def hardware() -> Json:
-    """Models of CPU and GPUs and the GPU driver's version, as the system's files tell; null where they don't."""
-
-    def seen(pattern: str, paths: list[str]) -> list[str]:
-        lines = []
-        for path in sorted(paths):
-            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-                lines += re.findall(pattern, file.read(), re.MULTILINE)
-        return lines
-
-    cpus = seen(r"^model name\s*:\s*(.+)$", ["/proc/cpuinfo"])
-    driver = seen(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
-    return {
-        "cpu_model": cpus[0] if cpus else None,
-        "gpu_models": seen(r"^Model:\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information")),
-        "gpu_driver": driver[0] if driver else None,
-    }
 
 
 def numa(system: str = "/sys") -> bool:

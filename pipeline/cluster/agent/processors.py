@@ -18,6 +18,8 @@ _SMI_QUERIES = {
     "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",  # an unknown field fails the whole query
     "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
 }
+_ARITHMETIC = r"(avx|amx|sse4|asimd|sve)\w*|fma|f16c|bf16|i8mm|fphp|sme2?"
+"""Instructions that round in their own way, as Linux names what a processor has."""
 _OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows' subsystem for Linux, of a Jetson
 
 
@@ -101,3 +103,35 @@ def count_cpus() -> int:
         quota, period = file.read().split()
         count = min(count, max(1, int(quota) // int(period)))
     return count
+
+
+def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
+    """Models of CPU and GPUs and the GPU driver's version, as the system's files tell; null where they don't.
+
+    ``cpu_id`` is ``AuthenticAMD 25/1/1``: vendor, family, model and stepping (a hypervisor may give many processors one
+    name). ``cpu_flags`` are the instructions that decide how arithmetic rounds.
+    """
+    lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
+    cpu = dict(reversed(lines))  # of the first processor
+    numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]
+    names = next((fields for fields in numbers if fields[0] in cpu), ())
+    vendor, *others = [cpu.get(name, "?") for name in names] or [""]
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    driver = _seen(r"(Kernel Module)\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
+    gpus = _seen(r"^(Model):\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information"))
+    return {
+        "cpu_model": cpu.get("model name"),
+        "cpu_id": f"{vendor} {'/'.join(others)}" if vendor else None,
+        "cpu_flags": " ".join(sorted(flag for flag in flags if re.fullmatch(_ARITHMETIC, flag))) or None,
+        "gpu_models": [model for _, model in gpus],
+        "gpu_driver": driver[0][1] if driver else None,
+    }
+
+
+def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
+    """The two groups of each line that matches, in these files."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found += re.findall(pattern, file.read(), re.MULTILINE)
+    return found

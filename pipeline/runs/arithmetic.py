@@ -1,0 +1,114 @@
+"""What a run was computed with, beside what is here: another processor or GPU rounds otherwise.
+
+The hardware is in no key, as the hosts of a run are not known when its key is computed. So it is noted for each attempt
+and compared when a finished run is used again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.files import write_json
+
+FILE = "hardware.json"
+"""In the folder of each attempt: what its hosts' probes said, by node rank."""
+_FIELDS = {"cpu": ("cpu_model", "cpu_id", "cpu_flags"), "cuda": ("gpu_models",)}
+_SHOWN = ("avx", "avx2", "avx512f", "asimd", "sve")  # the widest one of these, and then
+_BESIDES = ("avx512_bf16", "amx_bf16", "bf16", "sve2")
+_HERE = ("localhost",)  # the hosts of a run of cluster=local
+
+Hardware = Mapping[str, Any]
+"""Of one host, as ``pipeline.cluster.agent.processors.hardware`` tells."""
+
+
+def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
+    """Keep what the hosts of an attempt are. Raises OSError."""
+    write_json(run_dir / "attempts" / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
+
+
+def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
+    """For result.json: the device that computes (cpu or cuda), and of each attempt that is known its nodes."""
+    found = []
+    for path in sorted(run_dir.glob(f"attempts/*/{FILE}"), key=lambda path: (len(path.parent.name), path.parent.name)):
+        try:
+            nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+            found.append({"attempt": int(path.parent.name), "nodes": [dict(node) for node in nodes]})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return {"device": device, "attempts": found}
+
+
+def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
+    """In what a finished run was computed otherwise than it would be now: ``AMD EPYC (…), here …``. None: in nothing
+    that is known.
+
+    Of a run on hosts nobody can say what they are now without asking them; its own attempts are compared.
+
+    Args:
+        result: what result.json holds.
+    """
+    attempts, device = _attempts(result)
+    if tuple(result.get("hosts") or ()) == _HERE:
+        for _, nodes in attempts:
+            for node in nodes:
+                if _differ(node, here, device):
+                    return f"{described(node, device)}, here {described(here, device, beside=node)}"
+        return None
+    for (first, nodes), (second, others) in pairwise(attempts):
+        for one, other in zip(nodes, others, strict=False):
+            if _differ(one, other, device):
+                told = described(other, device, beside=one)
+                return f"attempt {first} by {described(one, device)}, attempt {second} by {told}"
+    return None
+
+
+def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """In what two results were computed otherwise, node by node; None: in nothing that is known."""
+    attempts, device = _attempts(old)
+    now = [nodes for _, nodes in _attempts(new)[0]]
+    for _, nodes in attempts:
+        for one, other in zip(nodes, now[-1] if now else (), strict=False):
+            if _differ(one, other, device):
+                return f"{described(one, device)}, now {described(other, device, beside=one)}"
+    return None
+
+
+def described(hardware: Hardware, device: str, *, beside: Hardware | None = None) -> str:
+    """``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; where that of ``beside`` reads alike, with what it has and lacks."""
+    if device == "cuda":
+        models = [str(model) for model in hardware.get("gpu_models") or ()]
+        return ", ".join(f"{models.count(model)}× {model}" for model in dict.fromkeys(models)) or "no NVIDIA GPU"
+    flags = str(hardware.get("cpu_flags") or "").split()
+    widest = [name for name in _SHOWN if name in flags][-1:]
+    shown = " ".join([*widest, *(name for name in _BESIDES if name in flags)])
+    told = f"{hardware.get('cpu_model') or 'a processor'} ({hardware.get('cpu_id')}, {shown})"
+    if beside is not None and told == described(beside, device):
+        others = str(beside.get("cpu_flags") or "").split()
+        more, less = sorted({*flags} - {*others}), sorted({*others} - {*flags})
+        told = f"{told[:-1]}{''.join(f' +{name}' for name in more)}{''.join(f' -{name}' for name in less)})"
+    return told
+
+
+def _differ(one: Hardware, other: Hardware, device: str) -> bool:
+    """Whether both say what they are, and not the same."""
+    fields = _FIELDS.get(device, ())
+    return any(one.get(name) and other.get(name) and one[name] != other[name] for name in fields)
+
+
+def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]]], str]:
+    """Number and nodes of each attempt, and the device; none of a result that doesn't say."""
+    known = result.get("hardware")
+    if not isinstance(known, Mapping):
+        return [], ""
+    return [*_told(known.get("attempts"))], str(known.get("device"))
+
+
+def _told(attempts: Any) -> Iterator[tuple[int, list[Hardware]]]:
+    for attempt in attempts if isinstance(attempts, list) else ():
+        nodes = attempt.get("nodes") if isinstance(attempt, Mapping) else None
+        if isinstance(nodes, list):
+            yield attempt.get("attempt", 0), [node for node in nodes if isinstance(node, Mapping)]
