@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
+from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
 
 _SHOWN = 8
 
@@ -23,6 +23,17 @@ _NO_METRIC = (
     "{checkpoints} TensorBoard files, *.jsonl with step, *.csv with a column step or epoch; lines that "
     "program.metrics_pattern matches (the same command with it reads the log of this run)"
 )
+
+
+def _mlflow_store(logged: Path) -> Path:
+    """Where a script's own MLflow writes on this host, unless it is given another place: beside ``logged``."""
+    return logged.with_name("mlflow")
+
+
+def mlflow_variables(logged: Path) -> dict[str, str]:
+    """For accelerate, transformers and others that log to MLflow by themselves: without them it would lay its files
+    into the working directory."""
+    return {"MLFLOW_TRACKING_URI": _mlflow_store(logged).as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 
 class Source(Protocol):
@@ -55,7 +66,8 @@ class Recorder:
         before(logged).unlink(missing_ok=True)
         self._files = FilesBelow(run_dir / "outputs", run_dir / "checkpoints", work)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
-        self._sources: list[Source] = [self._logged, self._json, self._events, CsvTables(self._files)]
+        tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
+        self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
         self.recorded = False  # whether this attempt has logged anything
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))

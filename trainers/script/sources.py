@@ -267,6 +267,29 @@ def _step_and_second(scalar: Scalar) -> tuple[int, int]:
     return scalar.step, int(scalar.time_s)
 
 
+class MlflowFiles:
+    """What a script's own MLflow (accelerate's, transformers' or its own calls) logs into a folder: a file a metric in
+    ``<experiment>/<run>/metrics/``, whose lines are time (ms), value and step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, GrowingFile] = {}
+
+    def rows(self, *, last: bool) -> Iterator[Row]:
+        """What came since the last look; metrics of one step and time together."""
+        found: dict[tuple[int, float], dict[str, float]] = {}
+        for path in sorted(self._folder.glob("*/*/metrics/**/*")):
+            name = "/".join(path.relative_to(self._folder).parts[3:])
+            if not path.is_file() or name.startswith("system/"):
+                continue
+            for line in self._files.setdefault(path, GrowingFile(path)).lines():
+                with suppress(ValueError, IndexError):
+                    time_ms, value, step = line.split()[:3]
+                    found.setdefault((int(step), int(time_ms) / 1000), {})[name] = float(value)
+        for (at, time_s), metrics in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+            yield Row(time_s=time_s, step=at, metrics=metrics)
+
+
 class PatternLines:
     """Rank 0's lines, searched for a pattern whose named groups are metrics (``step``, ``epoch`` are what they say;
     without ``step`` the matches are counted from 1)."""

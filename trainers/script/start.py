@@ -29,7 +29,7 @@ from trainers.script.arguments import Paths, argv, program, variables
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
 from trainers.script.prepared import PreparedTorchrun
-from trainers.script.recorder import Recorder, before
+from trainers.script.recorder import Recorder, before, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
 
@@ -148,7 +148,7 @@ class Attempt:
             folder.mkdir(exist_ok=True, parents=True)
         with suppress(FileNotFoundError):
             self.logged.replace(before(self.logged))
-        for name in ("lib", "seen", "site", "started"):
+        for name in ("lib", "mlflow", "seen", "site", "started"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
@@ -220,6 +220,7 @@ class Attempt:
         behind = os.environ.get("PYTHONPATH", "").split(os.pathsep) + own.pop("PYTHONPATH", "").split(os.pathsep)
         kept = [entry for entry in behind if entry and Path(entry).resolve() != self.snapshot]
         return {
+            **mlflow_variables(self.logged),
             **os.environ,
             **own,
             "PYTHONPATH": os.pathsep.join([str(site), str(library), str(self.work), *kept]),

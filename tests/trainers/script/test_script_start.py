@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,17 @@ def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
     said = run.start(sys.executable, "-m", "torch.distributed.run", *options, env={"PROJECT": str(run.project)})
     assert sorted(run.rows()) == [(1, {"rank": 0.0}), (2, {"loss": 0.5})]
     assert "paceline: the key is not complete: hidden.txt was read; add it to program.inputs\n" in said
+
+
+def test_what_a_script_logs_to_mlflow_itself_is_recorded_and_leaves_nothing_in_its_folder(run: ScriptRun) -> None:
+    script = """
+        import os, mlflow
+        with mlflow.start_run(run_name="mine"):
+            mlflow.log_metrics({"loss": 0.5, "eval/acc": 0.25}, step=3)
+        print("left", os.listdir())
+        """
+    said = run.write(textwrap.dedent(script)).start()
+    assert run.rows() == [(3, {"eval/acc": 0.25, "loss": 0.5})]
+    assert "left ['train.py']" in said
+    run.write("import os; print(os.environ['MLFLOW_TRACKING_URI'])")
+    assert "http://there" in run.start(env={"MLFLOW_TRACKING_URI": "http://there"})
