@@ -255,8 +255,9 @@ class _Walk:
     def _missing(self, item: Import, path: str) -> None:
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
-            own = self.script is not None and Path(self.places[path]).is_relative_to(self.script.folder)
-            if item.kind != "optional" and (own or self._is_of_project(path)):
+            place = self.places.get(path)  # a step's command line has none
+            own = self.script is not None and place is not None and Path(place).is_relative_to(self.script.folder)
+            if item.kind != "optional" and (own or (place is not None and self._is_of_project(path))):
                 self.unresolved.add(f"{item.name} ({path}:{item.line})")
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"

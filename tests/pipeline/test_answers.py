@@ -19,7 +19,7 @@ def test_answers_of_a_stream() -> None:
     log = parsed(b'@paceline f00d {"log": ["0 | a", "- | b"], "from": 3, "at": 15}\n')
     assert log == Lines(of="log", texts=("0 | a", "- | b"), start_bytes=3, end_bytes=15)
     assert parsed(b'@paceline f00d {"beat": 7.5}\n') == NodeBeat(host="node0")
-    assert parsed(b'@paceline f00d {"error": "full"}\n') == NodeLost(host="node0", reason="full")
+    assert parsed(b'@paceline f00d {"error": "full"}\n') == NodeLost(host="node0", reason="full", answers=True)
     ended = parsed(
         b'@paceline f00d {"exit": {"code": 1, "reason": "r", "tail": ["t"], "errors": [{"rank": 1, "unix_time": 5, '
         b'"message": "m", "traceback": "x"}]}, "now": 990}\n'
@@ -27,7 +27,7 @@ def test_answers_of_a_stream() -> None:
     assert isinstance(ended, NodeExit)
     assert (ended.code, ended.reason, ended.errors[0].unix_time) == (1, "r\nt", 15.0)
     lost = parsed(b'@paceline f00d {"exit": {"lost": true, "reason": "frozen"}, "now": 990}\n')
-    assert lost == NodeLost(host="node0", reason="frozen")
+    assert lost == NodeLost(host="node0", reason="frozen", answers=True)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ def test_a_batch_that_the_ranks_cannot_share_keeps_no_host_from_being_asked(
 ) -> None:
     words("preflight", "cluster.nproc_per_node=3")
     diagnostics.preflight()
-    *_, last_but_one, last = capsys.readouterr().out.splitlines()
-    assert last_but_one == "1 host can take part"
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "1 host can take part"
+    last = printed.err.splitlines()[-1]
     assert last.startswith("warning: a training with these words would be refused: trainer.global_batch_size=")
     assert "can't be shared evenly by 3 ranks" in last
 
@@ -85,7 +86,9 @@ def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
     words: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words("attach")
-    key = finished(tmp_path / "runs", config=session().config.resolved, result=False).key
+    typed = {"overrides": [*session().config.overrides]}  # of which its hosts are read
+    resolved = session().config.resolved
+    key = finished(tmp_path / "runs", config=resolved, provenance=typed, result=False).key
     monkeypatch.setattr(sys, "argv", ["doit", "attach", f"run={key}", f"paths.runs={tmp_path}/runs"])
     (tmp_path / "data").mkdir()
     session.cache_clear()
