@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core.process import Completed, find, run
 
 _TIMEOUT_S = 60.0
+_NUMBER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and what alters a diff
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
@@ -50,7 +52,10 @@ def environment() -> dict[str, str]:
 
 
 def has_commit(folder: Path, commit: str) -> bool:
-    return answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+    """Whether a repository has the commit of that number, which may be what somebody's file says."""
+    return (
+        _NUMBER.fullmatch(commit) is not None and answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+    )
 
 
 def common_folder(checkout: Path) -> Path | None:

@@ -81,7 +81,7 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
-    if SOURCE not in members and commit is not None and git.has_commit(root, commit):
+    if SOURCE not in members and commit is not None and git.has_commit(root, str(commit)):
         members[SOURCE] = _source(root, commit)
     members[MANIFEST] = _manifest(folder, members)
     archive = _packed(folder.key, members)

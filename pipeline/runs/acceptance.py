@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.keys.content_key import ContentKey
+from pipeline.keys.content_key import KEY_LENGTH, ContentKey
 from pipeline.keys.diff import Difference
 from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
@@ -24,6 +25,8 @@ from pipeline.runs.result import Result
 FILE = "accepted.json"
 HELD = "accepted_as.json"
 """In the folder of the finished run: the keys that it was accepted for, for its record in MLflow."""
+
+_KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 
 CARRIED = "accepted_result.json"
 """In an exported run: the result of the finished run, whose folder isn't there."""
@@ -92,9 +95,18 @@ def read(folder: RunFolder) -> Acceptance | None:
         raise folder.altered(FILE, str(error)) from error
     except (TypeError, KeyError) as error:
         raise folder.altered(FILE, f"holds what no acceptance does ({error})") from error
+    texts = (found.digest, found.run, found.run_digest, found.who)
+    if not all(isinstance(text, str) and text.isprintable() for text in texts) or not _KEY.fullmatch(found.run):
+        raise folder.altered(FILE, "names no run")
+    if isinstance(found.unix_time, bool) or not isinstance(found.unix_time, int | float) or not _is_day(found):
+        raise folder.altered(FILE, "has no time")
     if found.digest[: len(folder.key)] != folder.key:
         raise folder.altered(FILE, "is that of another run")
     return found
+
+
+def _is_day(found: Acceptance) -> bool:
+    return 0 <= found.unix_time < 1 << 33
 
 
 def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str | None:

@@ -77,6 +77,7 @@ def locked(
         inside = (folder.path / name for name in _WRITTEN_IN)
         leftovers.remove([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
+        misplaced.refuse_links(folder.path)
         (folder.path / STOP).unlink(missing_ok=True)  # it was meant for a command before this one
         for line in misplaced.set_aside(folder.path):
             say(line)
@@ -94,6 +95,7 @@ def _heed(stop: Stop | None) -> None:
 
 def ask_to_stop(folder: RunFolder) -> None:
     """Let a command that is attached to the run know that its next bad end was meant. Raises OSError, PacelineError."""
+    misplaced.refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():
         lock.release()

@@ -6,14 +6,30 @@ knows what is in it, and no file can be written over a directory.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+
+from pipeline.core.errors import PacelineError
 
 _FILES = frozenset((".json", ".jsonl", ".yaml", ".log", ".patch", ".png", ".pt"))  # how the files of a run end
 _FOLDERS = ("attempts", "checkpoints", "code", "evaluation")
 _LINK = "data"
 _WITH_FILES = (".", "attempts/*", "checkpoints", "evaluation")
+_WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation")
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Before anything is written into the folder. Raises PacelineError: a link in it, but for that to the data, would
+    take what is written elsewhere."""
+    for path in (path for pattern in _WRITTEN_IN for path in sorted(run_dir.glob(f"{pattern}/*"))):
+        if path.is_symlink() and path != run_dir / _LINK:
+            raise PacelineError(
+                f"{path} is a link to {path.readlink()}, where what is written into the run folder would land; a run "
+                f"folder has no link but {_LINK}",
+                hint=f"rm {shlex.quote(str(path))}, or what it leads to in its place, then the same command",
+            )
 
 
 def set_aside(run_dir: Path) -> Iterator[str]:

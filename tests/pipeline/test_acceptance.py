@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.acceptance import accept
 from pipeline.cli.session import session
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.keys.diff import differences
 from pipeline.reproduction import archive
@@ -120,6 +121,20 @@ def test_an_edited_word_or_one_of_another_run_is_none(folder: RunFolder) -> None
     other = RunFolder(folder.path.rename(folder.path.with_name("ba9876543210")))
     with pytest.raises(AlteredError, match="is that of another run"):
         acceptance.read(other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("run", "../../../etc"), ("run", 7), ("run", "/etc"), ("digest", 7), ("who", "\x1b[2J"), ("unix_time", 10**40),
+     ("unix_time", "x"), ("unix_time", float("nan")), ("differences", 3), ("differences", [3])],
+)  # fmt: skip
+def test_a_word_that_was_sealed_anew_with_what_no_word_holds_is_none(
+    folder: RunFolder, field: str, value: object
+) -> None:
+    told = documents.read_sealed(folder.path / acceptance.FILE)
+    documents.write_sealed(folder.path / acceptance.FILE, {**told, field: value})
+    with pytest.raises(AlteredError, match=r"accepted\.json was altered: it "):
+        acceptance.read(folder)
 
 
 def test_a_result_of_its_own_stands_before_any_word(base: RunFolder, folder: RunFolder) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.documents import write_sealed
-from pipeline.core.errors import TrainingError, UsageError, os_reason
+from pipeline.core.errors import PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_json
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
@@ -19,6 +21,7 @@ from pipeline.runs import index as runs
 from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
 from pipeline.runs.layout import Description
+from pipeline.runs.lock import RunLock, ask_to_stop, locked
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
 from tests.pipeline import finished_folder
@@ -332,3 +335,27 @@ def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(fi
     assert "ALTERED" in said
     assert "metrics.jsonl has " in said
     assert "0.9999" not in said
+
+
+@pytest.mark.parametrize(
+    "name", ["journal.jsonl", "code", "attempts", "attempts/7", "attempts/1/node0.log", "evaluation", "stop", "outputs"]
+)
+def test_nothing_is_written_through_a_link_of_a_run_folder(finished: RunFolder, name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years")
+    path = finished.path / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(precious / "thesis.tex" if path.suffix else precious)
+    said = re.escape(f"{path} is a link to {precious}")
+    with pytest.raises(PacelineError, match=said):
+        ask_to_stop(finished)
+    with pytest.raises(PacelineError, match=said), locked(finished, print):
+        pass
+    assert [(item.name, item.read_text()) for item in precious.iterdir()] == [("thesis.tex", "years")]
+    lock = RunLock(finished)
+    assert lock.take(), "the lock is given back"
+    lock.release()

@@ -82,9 +82,9 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
         files["metrics"] = os.path.join(node["run_dir"], "metrics.jsonl")
-    beat = time.monotonic()
+    beat, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
     while True:
-        ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor)
+        ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor, mark)
         while sum(forward(name, path, offsets) for name, path in files.items()):
             pass
         looks.tell(last=bool(ended))
@@ -120,8 +120,8 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
     return True
 
 
-def orphaned(node: Json, supervisor: Silence) -> Json | None:
-    """Ends what a dead or frozen supervisor left behind; None while it lives."""
+def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
+    """Ends what a dead or frozen supervisor left behind, which carries ``mark``; None while it lives."""
     state = node["state_dir"]
     if not os.path.isdir(state):
         return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
@@ -134,7 +134,7 @@ def orphaned(node: Json, supervisor: Silence) -> Json | None:
     if ended:
         return ended
     send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
-    gone = end_tree(entry["mark"], 1.0)
+    gone = end_tree(mark, 1.0)
     why = (
         "the node agent was killed; the host itself answers"
         if not frozen

@@ -27,8 +27,10 @@ def entries(request: Json) -> list[tuple[str, Json]]:
 
 
 def own_entries(request: Json) -> list[tuple[str, Json]]:
-    """The supervisors of one run folder's attempts, whose ids have a common prefix."""
-    return [(path, entry) for path, entry in entries(request) if str(entry["run_id"]).startswith(request["attempts"])]
+    """The supervisors of one run folder's attempts, whose ids and marks have a common prefix."""
+    begin = request["attempts"]
+    found = entries(request)
+    return [item for item in found if all(str(item[1].get(name)).startswith(begin) for name in ("run_id", "mark"))]
 
 
 def tombstone_path(request: Json, run_id: str) -> str:
