@@ -53,7 +53,7 @@ def no_project() -> UsageError:
 
 def refuse_none() -> None:
     """Raises UsageError: Paceline is installed, and the command wasn't started in a project."""
-    if places.IS_INSTALLED and ROOT == places.HOME:
+    if places.IS_INSTALLED and places.enclosing(Path.cwd()) is None:
         raise no_project()
 
 

@@ -28,8 +28,8 @@ def compare() -> None:
             raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
     found = compared(groups, wanted)
     if is_on(options, "json"):
-        say(json.dumps(tables.as_json(found), indent=2, allow_nan=False), data=True)
+        say(json.dumps(tables.as_json(found), indent=2, allow_nan=False))
     elif is_on(options, "markdown"):
-        say(tables.markdown(found), data=True)
+        say(tables.markdown(found))
     else:
         say(tables.text(found, shutil.get_terminal_size().columns))

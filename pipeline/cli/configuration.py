@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.cli.output import say
+from pipeline.cli.output import say_log
 from pipeline.cli.session import session
 
 
 def config() -> None:
     from pipeline.config import origins
 
-    say(origins.text(origins.values(session().asked.overrides)), data=True)
+    say_log(origins.text(origins.values(session().asked.overrides)))

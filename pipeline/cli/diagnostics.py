@@ -41,7 +41,7 @@ def preflight() -> None:
     if measures and report.is_ok:
         report = _measured(report, saves=saves, say=hear)
     if as_json:
-        say(checks.as_json(report), data=True)
+        say(checks.as_json(report))
         if not report.is_ok:
             raise PacelineError("")  # all is said
         return

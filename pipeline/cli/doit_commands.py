@@ -8,6 +8,7 @@ from doit.doit_cmd import DoitMain
 from doit.exceptions import InvalidCommand
 
 from pipeline.cli import invocation
+from pipeline.cli.output import command
 from pipeline.cli.run_command import Run
 from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.cli.verbs import VERBS
@@ -25,9 +26,9 @@ class Clean(Run):
         for word in args:
             if not invocation.is_override(word):
                 options = [f"{name}=" for name in VERBS["clean"].options]
-                raise InvalidCommand(f"doit clean takes no {word!r}; {suggestion(word, options)}")
+                raise InvalidCommand(f"{command()} clean takes no {word!r}; {suggestion(word, options)}")
         return super().execute(params, ["clean"])
 
 
-COMMANDS = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion, Run, Clean)}
+COMMANDS = {one.get_name(): one for one in (*DoitMain.DOIT_CMDS, TabCompletion, Run, Clean)}
 """By the name that is typed."""

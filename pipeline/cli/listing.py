@@ -68,7 +68,7 @@ def runs() -> None:
     differing = differences({row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows})
     if as_json:
         about = [{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows]
-        say(json.dumps(about, indent=2), data=True)
+        say(json.dumps(about, indent=2))
         return
     if is_empty:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")

@@ -92,7 +92,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if verb is not None or not _takes_words(tasks, pos_args):
                 refuse_unknown(tasks, pos_args, self._invocation.verb)
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
-                raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
+                raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._outlive()
             self._compose()
             signals.begin()
@@ -125,13 +125,20 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> Non
         if word in names or "*" in word or of_late_task or _is_target(tasks, word):
             continue
         if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
-            raise InvalidCommand(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
+            raise invalid(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
         if verb is not None:
             from pipeline.cli import flags
 
             if meant := flags.without_equals(word, "" if after in names else after, verb):
-                raise InvalidCommand(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
-        raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
+                raise invalid(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
+        raise invalid(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
+
+
+def invalid(text: str) -> InvalidCommand:
+    """doit prints it as it is."""
+    from pipeline.cli.output import as_typed
+
+    return InvalidCommand(as_typed(text))
 
 
 def _takes_words(tasks: list[Task], words: list[str]) -> bool:

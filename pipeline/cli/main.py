@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.cli import clone, new_project
 from pipeline.cli.loader import leave
+from pipeline.cli.output import TYPED
 from pipeline.core import places
 from pipeline.core.errors import PacelineError
 
@@ -15,12 +16,15 @@ from pipeline.core.errors import PacelineError
 def main() -> int:
     """The exit code is doit's."""
     words = sys.argv[1:]
+    os.environ[TYPED] = "paceline"
     try:
         if words[:1] == ["init"]:
             print(new_project.init(words[1:]), flush=True)
             return 0
-        if places.enclosing(Path.cwd()) is None:
+        here = places.enclosing(Path.cwd())
+        if here is None:
             return _without_project(words)
+        clone.refuse_another(here)
         clone.start_here()
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:

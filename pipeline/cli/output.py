@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
@@ -15,24 +14,25 @@ from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines, program_lines, takes_colours
 from pipeline.core.tables import ENDLESS, folded
 
+TYPED = "PACELINE_TYPED"
+"""The variable in which `paceline` leaves its name."""
 _UNREAD = "nobody reads this command's output any more"
 _OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a rank, a step or a log
 _GOES_ON = "doit status shows how it stands"
 
 
-def say(text: str, *, painted: bool = False, data: bool = False) -> None:
+def say(text: str, *, painted: bool = False) -> None:
     """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
 
     Args:
         painted: it has colours of ours.
-        data: it is for programs, or somebody else's words: commands in it are nothing that this person is told to type.
     """
-    text = text if data else as_typed(text)
+    text = as_typed(text)
     print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
 
 
 def say_log(text: str) -> None:
-    """Lines of a rank or a step on stdout."""
+    """Lines of a rank or a step, or values of the configuration, on stdout: commands in them are nobody's to type."""
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
     print(program_lines(text, terminal=is_terminal, colours=colours), flush=True)
 
@@ -57,7 +57,7 @@ def note_usual(text: str) -> None:
 
 def say_folded(text: str) -> None:
     """Lines for people alone, which a terminal would break in the midst of a word."""
-    say(folded(as_typed(text), width()), data=True)  # named as typed before it is folded
+    say(folded(as_typed(text), width()))  # a longer name may need a fold
 
 
 def width() -> int:
@@ -66,8 +66,9 @@ def width() -> int:
 
 
 def command() -> str:
-    """What the person typed before the verb: ``paceline``, or ``doit``, which does the same."""
-    return "paceline" if Path(sys.argv[0]).name == "paceline" else "doit"
+    """What was typed before the verb: ``paceline``, or ``doit``, which does the same. A command that this one starts
+    (Hydra's application, the training of `doit reproduce`) names its commands alike."""
+    return os.environ.get(TYPED, "doit")
 
 
 def as_typed(text: str) -> str:
@@ -75,7 +76,7 @@ def as_typed(text: str) -> str:
     subfolders. What doit itself is called stays (``doit's own options``), and so do lines of ranks and steps."""
     if command() == "doit":
         return text
-    verbs = "|".join([*VERBS, "VERB", "help", "list", "tabcompletion", r"-\w"])
+    verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
     ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
     lines = text.split("\n")
     return "\n".join(line if _OF_A_PROGRAM.match(line) else ours.sub(f"{command()} ", line) for line in lines)

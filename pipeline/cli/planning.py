@@ -27,7 +27,7 @@ def plan() -> None:
     shape = "json" if is_on(options, "json") else options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    say(shapes[shape](_trials()), data=shape != "text")
+    say(shapes[shape](_trials()))
     current = session()
     if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
         say(idle)
@@ -79,7 +79,7 @@ def _why_run(current: Session) -> None:
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
         }
-        say(json.dumps(answer, indent=2, ensure_ascii=False), data=True)
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")

@@ -48,7 +48,7 @@ def report() -> None:
     runs, found = subject.runs, _made(subject)
     text = _written(found, form)
     if form != "html" and "file" not in options:
-        say(text, data=True)
+        say(text)
         return
     target = _target(current, subject.name, form)
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)

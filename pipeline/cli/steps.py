@@ -50,7 +50,7 @@ def _list(graph: Graph) -> None:
     rows = [(name, *_told(graph, name)) for name in graph.names()]
     if is_on(session().asked.options, "json"):
         keys = ("name", "state", "why")
-        say(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False), data=True)
+        say(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
     elif rows:
         say(aligned([("step", "state", ""), *rows]))
     else:
@@ -77,7 +77,7 @@ def why(name: str) -> None:
     key = standing.key.short if standing.key is not None else None
     if is_on(session().asked.options, "json"):
         answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
-        say(json.dumps(answer, indent=2, ensure_ascii=False), data=True)
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
     if standing.made is not None:
         say(f"step {name} is up to date: {relative(standing.made.folder)}")

@@ -80,7 +80,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     about, results = folder.begun(), results_of(folder)
     if as_json:
         told = reporting.as_json(results, about.total, about.by, about.goals)
-        say(json.dumps({"sweep": folder.name, **told}, indent=2), data=True)
+        say(json.dumps({"sweep": folder.name, **told}, indent=2))
         return
     say_folded(f"sweep {folder.name}: {' '.join(about.words)}")
     say(reporting.text(results, about.total, about.by, about.goals, width=width()))

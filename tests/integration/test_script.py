@@ -263,7 +263,7 @@ def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is
     said, seconds = interrupt(child, signal.SIGINT)
     assert "stopped by SIGINT; no process of the run is left" in said
     assert "try: the same command again; it starts over: no argument of the script has {resume}" in said
-    assert (child.returncode, seconds < 15) == (1, True)
+    assert (child.returncode, seconds < 15) == (130, True)
 
 
 def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> None:

@@ -117,7 +117,7 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     wait_for_step(project, 20, child)
     output, took_s = interrupt(child, number)
     assert took_s < promised_s(10)
-    assert child.returncode == 1
+    assert child.returncode == 128 + number
     assert "KILLED" in output
     assert "Traceback" not in output
     assert list(processes_of(project.folder)) == []

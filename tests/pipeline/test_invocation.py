@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from typing import NoReturn
 
 import pytest
 
-from pipeline.cli import commands
+from pipeline.cli import commands, loader
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say, say_usual
+from pipeline.cli.output import TYPED, command, note_usual, say, say_log
 from pipeline.cli.session import Session
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, taken_out
 from pipeline.config import compose
@@ -100,7 +99,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     told = threading.Event()
 
     def hear(text: str) -> None:
-        say_usual(text)
+        note_usual(text)
         told.set()
 
     def slowly(*_: object) -> NoReturn:
@@ -109,36 +108,39 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
         raise UsageError("it took long")
 
     monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
-    monkeypatch.setattr(commands, "say_usual", hear)
-    monkeypatch.setattr("pipeline.cli.session.say_usual", hear)
+    monkeypatch.setattr(commands, "note_usual", hear)
+    monkeypatch.setattr("pipeline.cli.session.note_usual", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)
     monkeypatch.setattr(Session, "begin_torchrun", lambda _: None)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
     with pytest.raises(UsageError, match="it took long"):
         current.basis  # noqa: B018
-    assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().out)
+    assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().err)
     monkeypatch.setattr(Session, "pack", object())
     monkeypatch.setattr(Session, "located", None)
     monkeypatch.setattr(Session, "run", property(slowly))
     monkeypatch.setattr(commands, "_bring_weights", lambda _: None)
     with pytest.raises(UsageError, match="it took long"):
         commands.train_all(current)
-    assert re.match(r"still looking up the run \(\d+ s\)\n", capsys.readouterr().out)
+    assert re.match(r"still looking up the run \(\d+ s\)\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"), [("/env/bin/paceline", "paceline"), ("/env/bin/doit", "doit"), ("/x/doit/__main__.py", "doit")]
-)
+@pytest.mark.parametrize("said", ["paceline", "doit"])
 def test_the_next_command_is_told_in_the_words_that_were_typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [typed, "train"])
+    monkeypatch.delenv(TYPED, raising=False)
+    if said == "paceline":
+        monkeypatch.setenv(TYPED, said)
     assert command() == said
+    assert str(loader.invalid("doit train trainer.epochs=3")) == f"{said} train trainer.epochs=3"
+    say_log("node0:0 | doit train")
     say("doit's own options; try: doit lab down=1\n  prove  doit reproduce run=0c, as `doit help run` says")
-    say('{"ran": "doit train"}', data=True)
+    say('{"reason": "try doit fetch"}')
     assert capsys.readouterr().out == (
+        "node0:0 | doit train\n"
         f"doit's own options; try: {said} lab down=1\n  prove  {said} reproduce run=0c, as `{said} help run` says\n"
-        '{"ran": "doit train"}\n'
+        f'{{"reason": "try {said} fetch"}}\n'
     )
 
 
