@@ -42,6 +42,7 @@ STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for th
 NOTE_S = 2.0
 _POLL_S = 0.5
 _ASKED_OF = 3  # lost hosts: the others have a moment to answer
+_COLLECT_AGAIN_S = 2.0
 _ASK_AGAIN_S, _ANSWERED_S = 5.0, 3.5  # between two questions of them; after which those answers that came will do
 
 Ends = dict[str, NodeExit | NodeLost]
@@ -280,9 +281,10 @@ class RunningAttempt:
         self.watchers.on_line(not_brought(self.plan, self.run_dir, error))
 
     def _is_collected(self, *, final: bool) -> bool:
-        """Raises TrainingError, OSError: after a good end, whose results are wanted now."""
+        """Raises TrainingError, OSError: after a good end, whose results are wanted now. Where the way there is broken,
+        it is tried again for as long as the ranks' lease would have been waited for."""
         try:
-            came = self.launcher.collect(self.plan, self.run_dir, final=final)
+            came = self._collected_at_last() if final else self.launcher.collect(self.plan, self.run_dir, final=False)
             for note in self.launcher.notes():
                 text = f"WARNING: {note}"
                 self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
@@ -292,6 +294,21 @@ class RunningAttempt:
                 raise
             self._not_fetched(error)
             return False
+
+    def _collected_at_last(self) -> bool:
+        until, said = time.monotonic() + self.plan.lease_s, False
+        while True:
+            try:
+                return self.launcher.collect(self.plan, self.run_dir, final=True)
+            except TrainingError as error:
+                if error.cause != "outputs" or time.monotonic() > until:
+                    raise
+                if not said:
+                    self.watchers.on_job(f"{error.what}; it is tried again for {self.plan.lease_s:g} s")
+                said = True
+            self.signals.release()  # nothing is lost by leaving: the same command fetches them
+            time.sleep(_COLLECT_AGAIN_S)
+            self.signals.hold()
 
     def _note_ranks(self) -> None:
         """Where the ranks stand, for `doit status`; a full disk, or a folder that was removed, is told elsewhere."""

@@ -29,8 +29,8 @@ class Restarts:
     def after(self, error: TrainingError, *, step: int, now: float) -> None:
         """An attempt has failed. Raises TrainingError where the next one would fail in the same way: for a value of the
         configuration, or at the same step with the same message (numbers in it don't count), for a reason that is no
-        host's; or where somebody has ended it by the scheduler."""
-        if error.cause in ("config", "cancelled"):
+        host's; where somebody has ended it by the scheduler; or where it ended well and can't be brought here yet."""
+        if error.cause in ("config", "cancelled", "outputs"):
             raise error
         failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step
         if error.cause != "host" and failure == self._last:

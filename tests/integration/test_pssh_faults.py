@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,22 @@ def test_a_break_between_here_and_hosts_ends_nothing_and_is_said(
     assert sorted(line.split()[0] for line in told) == silent
     assert all(re.search(waits, line) and seen in line for line in told), told
     assert sorted(line.split()[0] for line in said if " answers again, after " in line) == silent
+
+
+def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Bench, lab: Lab) -> None:
+    stub, said = pssh.stub("print('up', flush=True)\n" + RUN_TO_END, stand_in=True), list[str]()
+    with ExitStack() as broken:
+
+        def say(text: str) -> None:
+            said.append(text)
+            broken.close()
+
+        end = partial(broken.enter_context, uplink_cut(lab))
+        watchers = Watchers(on_line=lambda _: None, on_end=end, on_job=say)
+        run_attempt(stub.spec(), closing(Hosts(replace(pssh.cluster, connect_timeout_s=5.0))), watchers)
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert [line.partition(":")[0] for line in said] == ["node0 ended well, but its outputs could not be collected yet"]
+    assert said[0].endswith("; it is tried again for 600 s")
 
 
 KEEPS_A_CHECKPOINT = """

@@ -138,7 +138,7 @@ def test_a_full_disk_here_is_no_trouble_of_the_host(tmp_path: Path) -> None:
 def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "import sys; sys.exit('gone')"]
     receive(to(argv), {}, tmp_path, final=False)
-    with pytest.raises(TrainingError, match="node0: its outputs could not be collected: gone"):
+    with pytest.raises(TrainingError, match="node0 ended well, but its outputs could not be collected yet: gone"):
         receive(to(argv), {}, tmp_path, final=True)
 
 
@@ -159,7 +159,9 @@ def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
 ) -> None:
     monkeypatch.setattr(collecting, "SILENT_S", 1.0)
     began = time.monotonic()
-    with pytest.raises(TrainingError, match="node0: its outputs could not be collected: nothing came for 1 s"):
+    with pytest.raises(
+        TrainingError, match="node0 ended well, but its outputs could not be collected yet: nothing came for 1 s"
+    ):
         receive(to(STUCK), {}, make(tmp_path / "run"), final=True)
     assert receive(to(STUCK), {}, tmp_path / "run", final=False) is False
     assert time.monotonic() - began < promised_s(10)

@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -32,6 +33,7 @@ from trainers.script.workdir import NODES
 SILENT_S = 10.0
 _LOOK_S = 0.5
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
+_BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the way there, not of what was asked for
 _FAILURES = (OSError, PacelineError, *tars.DAMAGE)
 _MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
 _LONGEST_LINE = 1 << 20
@@ -89,6 +91,10 @@ def receive(
 
 def _refuse(error: Exception, host: str, *, final: bool) -> None:
     """Raise what ``receive`` raises, unless the files can be fetched later."""
+    if final and isinstance(error, _BROKEN):
+        hint = f"the same command once {host} answers; it fetches them, and nothing is trained again"
+        what = f"{host} ended well, but its outputs could not be collected yet: {error}"
+        raise TrainingError(what, hint=hint, cause="outputs") from error
     if final:
         raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
     if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
@@ -154,13 +160,13 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: f
         answers = (value for line in iter(came.readline, b"") if (value := parse(line, token)) is not None)
         answer = next((value for value in answers if "tar" in value or "error" in value), None)
         if answer is None:
-            raise PacelineError(_last_words(child))
+            raise ConnectionError(_last_words(child))
         if "error" in answer:
             raise PacelineError(str(answer["error"]))
         wanted = [*request["patterns"], *request.get("work", [])]
         for member in tars.members(came, most_bytes=_MOST_BYTES):
             if not _is_asked_for(member, wanted):
-                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not wanted for")
+                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
             member.write(folder)
         return answer
     finally:
