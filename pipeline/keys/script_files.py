@@ -123,7 +123,9 @@ class ScriptFiles(NamedTuple):
                 return
 
     def _refuse_other_workdir(self, sources: dict[str, Path]) -> None:
-        if self.workdir and not any(name.startswith(f"{self.workdir}/") for name in sources):
+        if not self.workdir or (self.root / self.workdir).is_dir():
+            return
+        if not any(name.startswith(f"{self.workdir}/") for name in sources):
             raise UsageError(
                 f"program.workdir={self.workdir} is no folder of the snapshot, which holds what the script imports and "
                 "program.inputs",

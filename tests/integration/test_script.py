@@ -428,3 +428,26 @@ def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project
     assert not [*run.glob("nodes/1/checkpoints/*/model.bin")]  # the first host's, and sent to the second
     assert "nodes/1/outputs/workdir/states.csv" in project.result()["files"]
     assert not (run / "work").exists()
+
+
+def test_a_script_stands_where_its_user_stood_and_a_file_beside_it_is_named_or_there(
+    tmp_path: Path, fetched: Path
+) -> None:
+    checkout = copied(tmp_path / "project", fetched)
+    (checkout.root / "study/configs").mkdir(parents=True)
+    (checkout.root / "study/configs/default.txt").write_text("0.5")
+    (checkout.root / "study/train.py").write_text(
+        "import paceline\npaceline.log(1, loss=float(open('configs/default.txt').read()))\nopen('r.csv', 'w').write('x')"
+    )
+    line = "cd study && DOIT_SEEK_FILE=1 doit train program.script=train.py program.torchrun=false "
+    failed = typed(checkout, line, ALONE)
+    assert failed.returncode == 1
+    told = "study/configs/default.txt was looked for and isn't in the snapshot; add it to program.inputs"
+    assert told in failed.stdout, failed.stdout
+    done = typed(checkout, f"{line} program.inputs=[configs/default.txt] ", ALONE)
+    assert done.returncode == 0, done.stdout
+    (result,) = (checkout.root / "runs").glob("*/result.json")
+    assert json.loads(result.read_text())["metrics"] == {"loss": 0.5}
+    assert (result.parent / "outputs/workdir/r.csv").exists()
+    assert json.loads((result.parent / "key.json").read_text())["config"]["program"]["workdir"] == "study"
+    assert "program.workdir=study" in json.loads((result.parent / "provenance.json").read_text())["overrides"]

@@ -23,6 +23,9 @@ from pipeline.core.errors import UsageError
         ("""program.args=['it\\'s {x}',"{y} z",{run}]""", """program.args=['it\\'s {x}',"{y} z",'{run}']"""),
         ("program.args.name={{epoch}}.pt", "program.args.name='{{epoch}}.pt'"),
         ("cluster.env={A: b}", "cluster.env={A: b}"),
+        ("program.args.resume={resume:**/last.ckpt}", "program.args.resume='{resume:**/last.ckpt}'"),
+        ("program.args=[--from,{resume:a*.pt}]", "program.args=[--from,'{resume:a*.pt}']"),
+        ("program.args={resume:last.ckpt}", "program.args={resume:last.ckpt}"),  # --resume last.ckpt
     ],
 )
 def test_placeholders_need_no_quotes(typed: str, read: str) -> None:
@@ -35,7 +38,26 @@ def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypat
     words = ("program.script=train.py", "program.script=dodo.py")
     assert typed_words.for_project(words) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
     monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / "trainers")
-    assert typed_words.for_project(["program.script=entry.py"]) == ("program.script=trainers/entry.py",)
+    assert typed_words.for_project(["program.script=entry.py"])[0] == "program.script=trainers/entry.py"
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "workdir"),
+    [
+        ("trainers", ["program.script=entry.py"], ["program.workdir=trainers"]),
+        ("it's here", ["program.command=[make]"], ["program.workdir='it\\'s here'"]),
+        ("trainers", ["program.script=entry.py", "program.workdir=docs"], []),
+        ("trainers", ["experiment=mine", "program.script=entry.py"], []),  # the same run from every folder
+        ("trainers", ["experiment=mine", "program.args.lr=1"], []),
+        ("trainers", ["program.script=/elsewhere/train.py"], []),  # it stands in its own folder
+        ("", ["program.script=dodo.py"], []),
+    ],
+)
+def test_a_script_stands_where_its_user_does(
+    folder: str, words: list[str], workdir: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / folder)
+    assert [*typed_words.for_project(words)[len(words) :]] == workdir
 
 
 @pytest.mark.parametrize(
