@@ -294,7 +294,8 @@ def _lay_out(work: Work) -> None:
     run = work.run
     if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
         acceptance.withdraw(run.folder, accepted)
-    run.folder.clear_of_script()
+    if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
+        work.say(f"what the script had left in this run is kept in {place}")
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):

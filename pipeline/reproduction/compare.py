@@ -15,7 +15,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 
 _COMPARED = ("weights_sha256", "steps", "epochs")
-_OF_SCRIPT = "outputs/"
+_OF_SCRIPT, _UNNAMED = "outputs/", "outputs/workdir/"  # the second: nobody said that these are results
 _LOGS = (".jsonl", ".log", "training_args.bin")  # they and TensorBoard's hold the times at which they were written
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
 _TIME = re.compile(
@@ -113,7 +113,8 @@ def _timeless(value: Any) -> Any:
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
     """What a script has left in {run}, but for its logs."""
     files = result.get("files") or {} if result.get("program") else {}
-    names = [name for name in files if name.startswith(_OF_SCRIPT) and not name.endswith(_LOGS)]
+    named = [name for name in files if name.startswith(_OF_SCRIPT) and not name.startswith(_UNNAMED)]
+    names = [name for name in named if not name.endswith(_LOGS)]
     return {name: files[name] for name in names if "tfevents" not in name}
 
 

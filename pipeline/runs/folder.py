@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,15 +97,24 @@ class RunFolder(NamedTuple):
         layout.write_config(self.path, run)
         layout.write_code(self.path, run.sources)
 
-    def clear_of_script(self) -> None:
-        """Remove what a script that had ended left in its folders, before it is started anew. Raises OSError.
+    def set_aside_of_script(self, attempt: int) -> Path | None:
+        """Move what a script that had ended left in its folders out of the way of ``attempt``, which starts it anew;
+        where it is (None: nothing). Raises OSError.
 
         It would go on from its last checkpoint and leave what it finds: nobody knows whether that is damaged, or made
         of something that the key lacks.
         """
-        if self.summary.exists() or self.result.exists():
-            for name in self.program.folders:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+        left = (path for name in self.program.folders for path in (self.path / name).rglob("*") if path.is_file())
+        if not (self.summary.exists() or self.result.exists()) or next(left, None) is None:
+            return None
+        place = self.path / "attempts" / str(attempt) / "before"
+        while place.exists():
+            place = place.with_name(f"{place.name}-")
+        place.mkdir(parents=True)
+        for name in self.program.folders:
+            if (self.path / name).exists():
+                (self.path / name).replace(place / name)
+        return place
 
     def restore(self, run: Description) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""

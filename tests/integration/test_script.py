@@ -252,6 +252,7 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     repeated = project.doit("train", *words).stdout
     assert "FINISHED" in repeated
     assert "attempt 2 starts from the beginning: there is no checkpoint yet" in repeated
+    assert f"what the script had left in this run is kept in {folder}/attempts/2/before" in repeated
     assert (project.result()["attempts"], output.read_text()) == (2, written)
     assert "is finished" in project.doit("train", *words).stdout
 
@@ -437,7 +438,8 @@ def test_a_script_stands_where_its_user_stood_and_a_file_beside_it_is_named_or_t
     (checkout.root / "study/configs").mkdir(parents=True)
     (checkout.root / "study/configs/default.txt").write_text("0.5")
     (checkout.root / "study/train.py").write_text(
-        "import paceline\npaceline.log(1, loss=float(open('configs/default.txt').read()))\nopen('r.csv', 'w').write('x')"
+        "import paceline\npaceline.log(1, loss=float(open('configs/default.txt').read()))\n"
+        "open('r.csv', 'w').write('x')"
     )
     line = "cd study && DOIT_SEEK_FILE=1 doit train program.script=train.py program.torchrun=false "
     failed = typed(checkout, line, ALONE)

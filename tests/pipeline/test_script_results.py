@@ -125,10 +125,15 @@ def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[
 def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:
     folder, _ = ended
     folder.result.unlink()
-    folder.clear_of_script()
+    before = {path.relative_to(folder.path): path.read_bytes() for path in (folder.path / "outputs").rglob("*")}
+    place = folder.set_aside_of_script(2)
+    assert place == folder.path / "attempts/2/before"
     assert not (folder.path / "outputs").exists()
     assert not (folder.path / "checkpoints").exists()
+    assert before
+    assert {path: (place / path).read_bytes() for path in before} == before
+    assert folder.set_aside_of_script(2) is None
     folder.summary.unlink()
     write_atomic(folder.path / "checkpoints/1.pt", "of an attempt that was killed")
-    folder.clear_of_script()
+    assert folder.set_aside_of_script(2) is None
     assert (folder.path / "checkpoints/1.pt").exists()
