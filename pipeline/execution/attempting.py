@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
@@ -36,6 +37,7 @@ from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
 from trainers.script.settings import ScriptConfig
 
+_ABSENT = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 _MOST_SHOWN = 2000  # characters of a line on the terminal
 
 
@@ -130,9 +132,23 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
         except HostError as error:
             raise _or_without_it(error, work.run) from error
         except TrainingError as error:
-            _start_again(work, number, last, restarts, error)
+            _start_again(work, number, last, restarts, naming_inputs(error, work.run))
         except Killed as error:
             raise Killed(f"{error.what}{restarts.not_asked(time.time())}", hint=error.hint) from None
+
+
+def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
+    """With the word that takes a file along which a rank looked for in vain and the project has; of a script its seal
+    says so."""
+    found = _ABSENT.search(error.what)
+    if found is None or error.hint is not None or run.config.script is not None:
+        return error
+    path = found["path"]
+    name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
+    if not name or name in run.sources or not (run.root / name).is_file():
+        return error
+    hint = f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
+    return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
 
 
 def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:

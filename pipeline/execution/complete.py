@@ -24,7 +24,7 @@ from pipeline.execution.attempting import attach, going_on, left_running, run_at
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import process_groups, rank_environment
+from pipeline.keys import package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, checkpoints, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -33,6 +33,8 @@ from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
 
 _SHOWN_AFTER_S = 2.0  # of recording how a run ended
+
+_SHOWN = 5  # names in a message
 
 
 def alone() -> RunServices:
@@ -179,14 +181,22 @@ def _notes(run: Run) -> list[str]:
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
-    if not run.unresolved:
-        return said
-    names = ", ".join(run.unresolved[:5]) + (f" and {len(run.unresolved) - 5} more" if len(run.unresolved) > 5 else "")
-    return [
-        *said,
-        f"WARNING: not in the project and not installed here, so the key counts it as absent: {names}; folders with "
-        "modules belong in cluster.env.PYTHONPATH",
-    ]
+    inputs = "program.inputs" if run.config.script is not None else "model.inputs"
+    if run.unresolved:
+        said.append(
+            f"WARNING: not in the project and not installed here, so the key counts it as absent: "
+            f"{_some(run.unresolved)}; folders with modules belong in cluster.env.PYTHONPATH"
+        )
+    if run.left_out:
+        said.append(
+            f"not taken along, as files beside modules may have {package_data.LARGEST_BYTES:,} bytes: "
+            f"{_some(run.left_out)}; {inputs} takes files of any size"
+        )
+    return said
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _summary_lacks(run: Run) -> bool:

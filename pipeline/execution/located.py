@@ -15,6 +15,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.evaluation import report_key
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
+from pipeline.keys.script_files import with_inputs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 
@@ -28,8 +29,8 @@ _UNKEYED_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedRun:
-    """``sources`` are the files of the run's code, ``unresolved`` imports of it that lead nowhere here. ``sealed``: a
-    run that read what its key lacks isn't finished."""
+    """``sources`` are the files of the run's code, ``unresolved`` imports of it that lead nowhere here, ``left_out``
+    data of its packages that is too large. ``sealed``: a run that read what its key lacks isn't finished."""
 
     key: ContentKey
     sources: Mapping[str, Path]
@@ -37,6 +38,7 @@ class LocatedRun:
     root: Path
     sealed: bool = False
     unresolved: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     metrics_pattern: str | None = None
 
     @property
@@ -163,7 +165,8 @@ def code_of(
     behind = basis.key_parts.python_path
     if basis.script is not None:
         return basis.script.closure(behind)
-    return (read or sources(root))((*basis.chosen, *reading), behind)
+    code = (read or sources(root))((*basis.chosen, *reading), behind)
+    return with_inputs(code, root, (basis.resolved.get("model") or {}).get("inputs") or ())
 
 
 def locate(
@@ -191,5 +194,6 @@ def locate(
         root=root,
         sealed=script is not None and told.get("seal") != "off",
         unresolved=code.unresolved,
+        left_out=code.left_out,
         metrics_pattern=told.get("metrics_pattern"),
     )

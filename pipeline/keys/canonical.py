@@ -55,6 +55,8 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(section, dict):
             at_default = [name for name, default in added.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
+    if isinstance(kept.get("model"), dict):
+        kept["model"].pop("inputs", None)  # they count by content
     trainer = kept.get("trainer")
     if isinstance(trainer, dict) and isinstance(trainer.get("freeze"), list):
         trainer["freeze"] = sorted(set(trainer["freeze"]))  # which of them matches first is nothing to the run

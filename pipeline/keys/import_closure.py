@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from pipeline.core import places
 from pipeline.core.errors import UsageError
-from pipeline.core.files import sha256_bytes
-from pipeline.keys import ABSENT
+from pipeline.core.files import sha256_bytes, sha256_file
+from pipeline.keys import ABSENT, package_data
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
 from pipeline.keys.readings import Reading, Readings
@@ -39,13 +39,14 @@ class Closure(NamedTuple):
 
     ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
     they import, and ``absent`` for a module that is missing and that the code can do without. ``unresolved`` are those
-    of the missing ones that a script imports without such provision.
+    of the missing ones that a script imports without such provision, ``left_out`` data of packages that is too large.
     """
 
     digests: Mapping[str, str]
     sources: Mapping[str, Path]
     versions: Mapping[str, str]
     unresolved: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class ScriptEntry(NamedTuple):
@@ -92,11 +93,16 @@ def import_closure(
         walk.follow_for_all(name)
     walk.readings.keep()
     walk.installed.keep()
+    data = package_data.of_modules(walk.found, walk.places)
+    digests = {path: reading.digest for path, reading in walk.found.items()}
+    digests |= {name: sha256_file(path) for name, path in data.files.items()}
+    lying = {name: Path(place) for name, place in walk.places.items()} | data.files
     return Closure(
-        digests={path: reading.digest for path, reading in sorted(walk.found.items())},
-        sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
+        digests=dict(sorted(digests.items())),
+        sources={name: lying[name] for name in sorted(digests)},
         versions=walk.versions(),
         unresolved=tuple(sorted(walk.unresolved)),
+        left_out=data.left_out,
     )
 
 

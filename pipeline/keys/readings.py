@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +18,17 @@ from pipeline.keys.imports import Import
 _MOST = 256  # sources remembered, and at least twice as many as were just read; a run needs about thirty
 
 
+_OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
+_FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
+
+
 class Reading(NamedTuple):
-    """``digest`` is that of ``pipeline.keys.syntax``."""
+    """``digest`` is that of ``pipeline.keys.syntax``; ``files`` are names of files in its text, if it looks beside
+    itself."""
 
     digest: str
     imports: tuple[Import, ...]
+    files: tuple[str, ...] = ()
 
 
 class Readings:
@@ -51,6 +58,7 @@ class Readings:
             imports=tuple(
                 Import(name, line, kind) for kind, lines in found["imports"].items() for name, line in lines.items()
             ),
+            files=tuple(found["files"]),
         )
 
     def keep(self) -> None:
@@ -80,4 +88,12 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     kinds: dict[str, dict[str, int]] = {}
     for item in found:
         kinds.setdefault(item.kind, {})[item.name] = item.line
-    return {"digest": syntax.digest(tree, source), "imports": kinds}
+    return {"digest": syntax.digest(tree, source), "imports": kinds, "files": _files(tree, source)}
+
+
+def _files(tree: ast.Module, source: bytes) -> list[str]:
+    """Texts that may name files, of a source that finds them from its own place."""
+    if not _OWN_PLACE.search(source):
+        return []
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return sorted(text for text in texts if _FILE.fullmatch(text))

@@ -71,7 +71,7 @@ class ScriptFiles(NamedTuple):
             UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
         """
         own = import_closure(self.root, (STARTER, TORCHRUN), behind)
-        digests, sources, unresolved = dict(own.digests), dict(own.sources), own.unresolved
+        digests, sources, found = dict(own.digests), dict(own.sources), own
         versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
@@ -79,7 +79,6 @@ class ScriptFiles(NamedTuple):
             digests |= found.digests
             sources |= found.sources
             versions |= found.versions
-            unresolved = found.unresolved
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
@@ -88,7 +87,8 @@ class ScriptFiles(NamedTuple):
             digests=dict(sorted(digests.items())),
             sources=dict(sorted(sources.items())),
             versions=versions,
-            unresolved=unresolved,
+            unresolved=found.unresolved,
+            left_out=tuple(name for name in found.left_out if name.partition(" (")[0] not in sources),
         )
 
     @property
@@ -115,11 +115,8 @@ class ScriptFiles(NamedTuple):
     def _matches(self, pattern: str) -> Iterator[Path]:
         """Those in the script's folder; where there is none, in the project."""
         for folder in dict.fromkeys((self.folder, self.root)):
-            found = sorted(folder.glob(pattern))
-            files = [path for path in found if path.is_file()]
-            inside = [path for item in found if item.is_dir() for path in sorted(item.rglob("*")) if path.is_file()]
-            if files or inside:
-                yield from dict.fromkeys(path for path in (*files, *inside) if "__pycache__" not in path.parts)
+            if files := _files_of(folder, pattern):
+                yield from files
                 return
 
     def _refuse_other_workdir(self, sources: dict[str, Path]) -> None:
@@ -131,6 +128,31 @@ class ScriptFiles(NamedTuple):
                 "program.inputs",
                 hint=f"program.inputs=['{self.workdir}/*'], or a folder that has one of these files",
             )
+
+
+def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
+    """With the files of ``model.inputs``. Raises UsageError: a pattern matches nothing, or leads out of the project."""
+    if not patterns:
+        return code
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        _refuse_leading_out("model.inputs", pattern)
+        refuse_odd(pattern, f"model.inputs: {pattern!r}")
+        files = _files_of(root, pattern)
+        if not files:
+            raise UsageError(f"model.inputs: {pattern!r} matches no file in {root}")
+        found |= {path.relative_to(root).as_posix(): path for path in files}
+    digests = {**code.digests, **{name: sha256_file(path) for name, path in found.items()}}
+    sources = {**code.sources, **found}
+    return code._replace(digests=dict(sorted(digests.items())), sources=dict(sorted(sources.items())))
+
+
+def _files_of(folder: Path, pattern: str) -> list[Path]:
+    """The files that a pattern matches, and those in folders that it matches."""
+    found = sorted(folder.glob(pattern))
+    inside = [path for item in found if item.is_dir() for path in sorted(item.rglob("*"))]
+    files = [path for path in (*found, *inside) if path.is_file() and "__pycache__" not in path.parts]
+    return [*dict.fromkeys(files)]
 
 
 def find(

@@ -92,7 +92,9 @@ def test_the_example_of_the_page_trains_as_printed_and_a_mistake_is_told_once(tm
     assert (result.parent / "code/my_package/nets.py").is_file()
 
     nets = checkout.root / "my_package/nets.py"
-    nets.write_text(nets.read_text().replace("        return self", "        oh(images)\n        return self"))
+    (nets.parent / "sizes.json").write_text("[1]")
+    beside = "__import__('pathlib').Path(__file__).with_name('sizes.json').read_text(), oh(images)"
+    nets.write_text(nets.read_text().replace("        return self", f"        {beside}\n        return self"))
     done = typed(checkout, example.splitlines()[-1])
     assert done.returncode == 1
     assert len(re.findall(r"name 'oh' is not defined", done.stdout)) == 1, done.stdout

@@ -151,3 +151,15 @@ def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None
     with pytest.raises(DataError):
         attempting.run_attempts(work)
     assert doing == ["waiting for cluster.checkpoint_mirror=s3://models/a to answer"]
+
+
+@pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
+def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_takes_it_along(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "tables").mkdir()
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=None), sources={}, root=tmp_path)
+    error = TrainingError(f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
+    assert attempting.naming_inputs(error, run) is error
+    (tmp_path / "tables/a.npy").touch()
+    assert (attempting.naming_inputs(error, run).hint or "").startswith("model.inputs=[tables/a.npy] takes it along")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UsageError
+from pipeline.keys import script_files
 from pipeline.keys.import_closure import Closure, import_closure
 from tests.integration.commands import ROOT
 
@@ -341,3 +342,36 @@ def test_a_folder_that_holds_byte_code_alone_is_no_package(tmp_path: Path) -> No
     root = project(tmp_path, "import nets", {"nets/__init__.pyc": ""})
     with pytest.raises(UsageError, match=r":1 imports nets: neither a file of the project"):
         closure(root)
+
+
+# -------------------------------------------------------------------------------------- data beside modules
+def test_the_data_of_a_package_and_what_a_module_names_beside_itself_come_along_by_their_bytes(tmp_path: Path) -> None:
+    beside = "from pathlib import Path\nSIZES = (Path(__file__).parent / 'more.json').read_text()\n"
+    files = {
+        "nets/__init__.py": "",
+        "nets/own.py": "",
+        "nets/sizes.json": "[1]",
+        "nets/tables/a.csv": "1",
+        "nets/sub/__init__.py": "",
+        "nets/sub/not.json": "1",
+        "nets/README.md": "x",
+        "nets/outputs/weights.txt": "1",
+        "alone.py": beside,
+        "more.json": "[2]",
+        "other.json": "[3]",
+        "plain.py": "open('other.json')\n",
+    }
+    root = project(tmp_path, "import nets.own, alone, plain", files)
+    data = {"nets/sizes.json", "nets/tables/a.csv", "more.json"}
+    assert reached(root) == {"nets/__init__.py", "nets/own.py", "alone.py", "plain.py", *data}
+    before = closure(root).digests
+    (root / "nets/sizes.json").write_text("[9]")
+    changed = {name for name, digest in closure(root).digests.items() if before[name] != digest}
+    assert changed == {"nets/sizes.json"}
+    (root / "nets/large.bin").write_bytes(bytes((1 << 20) + 1))
+    assert closure(root).left_out == ("nets/large.bin (1,048,577 bytes)",)
+    assert "nets/large.bin" not in closure(root).sources
+    taken = script_files.with_inputs(closure(root), root, ["nets/*.bin"])
+    assert taken.sources["nets/large.bin"] == root / "nets/large.bin"
+    with pytest.raises(UsageError, match=r"^model\.inputs: 'nope/\*' matches no file in"):
+        script_files.with_inputs(closure(root), root, ["nope/*"])

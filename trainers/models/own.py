@@ -25,11 +25,13 @@ class OwnModelConfig(ModelConfig):
     Attributes:
         target: the class or function, as package.module:Name.
         args: its other arguments, by name.
+        inputs: globs of files of the project that its code reads: they count by their bytes and come along.
     """
 
     name: str = "own"
     target: str = ""
     args: dict[str, Any] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_target("model.target", self.target)
