@@ -95,6 +95,8 @@ class Outputs:
 
 INITIAL_WEIGHTS = "init.pt"
 """File of a run folder: the weights that the run starts from, where they aren't fresh."""
+DEPENDENCIES = "dependencies.json"
+"""File of a run folder: what the first node took in beside what the key holds (``trainers.core.dependencies``)."""
 PRUNE, PRUNED = "prune", "pruned.json"
 """Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
 STOP = "stop"
@@ -110,14 +112,22 @@ _RESUME = (
 )
 TRAINING_OUTPUTS = Outputs(
     resume=_RESUME,
-    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
+    final=(
+        *_RESUME,
+        "checkpoints/final.pt",
+        "checkpoints/final.json",
+        "predictions.json",
+        "summary.json",
+        DEPENDENCIES,
+        PRUNED,
+    ),
     needed=("checkpoints/final.pt", "summary.json"),
     pruned=PRUNED,
 )
 """The outputs of a training."""
 SCRIPT_OUTPUTS = Outputs(
     resume=("checkpoints", "metrics.jsonl", "outputs"),
-    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", PRUNED),
+    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", DEPENDENCIES, PRUNED),
     needed=("summary.json",),
     pruned=PRUNED,
     whole=("checkpoints", "outputs", "work"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, Train
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import PRUNE, PRUNED, STOP, State
+from pipeline.core.specs import DEPENDENCIES, PRUNE, PRUNED, STOP, State
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
@@ -306,7 +307,13 @@ def _lay_out(work: Work) -> None:
         acceptance.withdraw(run.folder, accepted)
     if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
         work.say(f"what the script had left in this run is kept in {place}")
-    for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
+    if run.key_lacks is not None:  # its checkpoints are of something else, too
+        shutil.rmtree(run.folder.path / "checkpoints", ignore_errors=True)
+    for name in (
+        run.folder.result,
+        run.folder.summary,
+        *(run.folder.path / one for one in (PRUNE, PRUNED, DEPENDENCIES)),
+    ):
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
         run.pack.lay_down()

@@ -12,12 +12,14 @@ from pipeline.config.basis import Basis
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.specs import DEPENDENCIES
 from pipeline.evaluation import report_key
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.script_files import with_inputs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
+from trainers.core import dependencies
 
 if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.config.build import RunConfig
@@ -67,7 +69,7 @@ class LocatedRun:
 
     @property
     def key_lacks(self) -> str | None:
-        """What the finished run read though its key doesn't hold it, in words; None: nothing that counts.
+        """What the finished run read though its key doesn't hold it, and isn't as it was, in words; None: nothing.
 
         Of a result that was altered ``reason`` tells, and whether the training counts the folder judges.
         """
@@ -80,7 +82,7 @@ class LocatedRun:
         made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
-        return unkeyed(result.fields)
+        return unkeyed(result.fields) or dependencies.changed(self.folder.read_json(DEPENDENCIES) or {})
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -178,7 +180,7 @@ def locate(
 ) -> LocatedRun:
     """The run with its key and folder. Starts nothing, imports no torch. ``reading``: as ``code_of`` has it."""
     remember_in(root, basis.runs_dir)
-    script, code = basis.script, code_of(basis, root, read, reading)
+    code = code_of(basis, root, read, reading)
     key = content_key(
         canonical=basis.key_parts.canonical,
         code=code.digests,
@@ -192,7 +194,7 @@ def locate(
         sources=code.sources,
         folder=RunFolder(basis.runs_dir / key.short),
         root=root,
-        sealed=script is not None and told.get("seal") != "off",
+        sealed=told.get("seal") != "off",
         unresolved=code.unresolved,
         left_out=code.left_out,
         metrics_pattern=told.get("metrics_pattern"),

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.core import masking, process, threads
+from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
-from pipeline.steps.reading import Reading
 from pipeline.steps.step import Step, StepError, filled
+from trainers.core.dependencies import Observed, joined, of_host
+from trainers.core.observer import PROJECT, SKIP
 
 if TYPE_CHECKING:
     from pipeline.steps.making import Making
@@ -43,9 +46,10 @@ def call(step: Step, inputs: Sequence[str], out: str) -> str:
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
-    """That of the command, with the project importable, what the step is told, and its arguments for bash.
+    """Built as a rank's is, with the project importable, what the step is told, and its arguments for bash.
 
     Args:
+        around: the environment of this process.
         site: the folder with the audit hook, which every Python process looks into first.
 
     Raises:
@@ -59,11 +63,12 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
                 "PYTHONPATH, so that what it reads would not be seen",
                 hint=f"another name for the folder, or paths.runs=<a folder without {os.pathsep!r} in its path>",
             )
-    path = (str(site), str(making.root), step.env.get("PYTHONPATH"), around.get("PYTHONPATH"))
+    home = None if IS_INSTALLED or making.root == HOME else str(HOME)
+    path = (str(site), str(making.root), step.env.get("PYTHONPATH"), home)
     told = {name: as_text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
     own = {"out": str(making.out)} if isinstance(step.command, str) else {}
-    fixed = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
-    return {**around, **fixed, **told, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    passed = {**rank_environment.passed(around), **rank_environment.ALWAYS}
+    return {**passed, **told, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def run_here(making: Making) -> int:
@@ -73,8 +78,11 @@ def run_here(making: Making) -> int:
         OSError: what it says can't be kept; it is ended.
     """
     argv, seal = command(making), making.out.parent / "seal"
-    reading = Reading(seal, making.root, making.out.parents[2])
-    child = process.guarded(argv, cwd=making.root, env=environment(making, os.environ, reading.site))
+    skipped = [making.out.parent, *(HOME / name for name in PACKAGES if making.root != HOME)]
+    zones = [(PROJECT, os.path.realpath(making.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
+    observed = Observed(seal, [*zones, *of_host()])
+    env = environment(making, os.environ, observed.site)
+    child = process.guarded(argv, cwd=making.root, env=env)
     assert child.stdin is not None
     assert child.stdout is not None
     guard = threads.start(_end_when_told, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
@@ -88,13 +96,23 @@ def run_here(making: Making) -> int:
     code = child.wait()
     child.stdin.close()
     guard.join(timeout=1.0)
-    if code == 0:
-        making.unkeyed.extend(reading.unkeyed(making.keyed))
-        for pattern, found in reading.looked_for().items():
-            if masking.shown(pattern) == pattern:  # else it names a secret, which stands in no file
-                making.looked_for[pattern] = found
+    making.seen = observed.seen()
+    _tell_variables(making, [name for name in making.seen.variables if name in os.environ and name not in env])
     shutil.rmtree(seal, ignore_errors=True)
     return code
+
+
+def _tell_variables(making: Making, found: Sequence[str]) -> None:
+    """Say which variables of this shell the step read in vain: a key holds those of its ``env`` alone."""
+    if found:
+        named = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in found)
+        text = (
+            f"WARNING: step {making.step.name} read {joined(found)}, which this shell sets and the step doesn't get; "
+            f"env: {{{named}}} in its file passes {'it' if len(found) == 1 else 'them'}, as a part of its key"
+        )
+        with making.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
+        making.say(text)
 
 
 def _end_when_told(making: Making, stdin: IO[bytes]) -> None:

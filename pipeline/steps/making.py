@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.core import leftovers, masking, threads
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import fsync, write_hint, write_json
+from pipeline.core.files import fsync, sha256_file, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.signals import CTRL_C, Interruptible, Stop
 from pipeline.keys.content_key import ContentKey
@@ -20,20 +23,20 @@ from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
 from pipeline.steps.key import changed, described
-from pipeline.steps.step import Step
+from pipeline.steps.step import PREFIX, Step
+from trainers.core.dependencies import Seen, joined
 
 Say = Callable[[str], None]
 _TOLD_LINES, _TOLD_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
-_TOLD_FILES = 8
+_CALLER = ("trainers/__init__.py", "trainers/script/__init__.py", "trainers/script/call.py")  # of functions
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Making:
     """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
 
-    ``keyed`` are the files of the project that its key holds; ``unkeyed`` gets those that it reads besides, and
-    ``looked_for`` the patterns of names that it asked for, each with those that there are.
+    ``seen`` gets what its Python processes took in.
     """
 
     step: Step
@@ -43,9 +46,7 @@ class Making:
     log: Path
     stop: Stop
     say: Say
-    keyed: frozenset[str] = frozenset()
-    unkeyed: list[str] = field(default_factory=list)
-    looked_for: dict[str, list[str]] = field(default_factory=dict)
+    seen: Seen | None = None
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
@@ -170,16 +171,19 @@ class _Work:
                 log=store.log_of(folder),
                 stop=self.stop,
                 say=self.say,
-                keyed=frozenset((*key.parts["code"], *key.parts["data"])),
             )
+            inputs = [os.path.realpath(path) for group in standing.inputs for path in group]
+            keyed = {**dict.fromkeys(inputs, ""), **_code(key, root)}
             self.say(f"step {step.name}: {', '.join(standing.why)}")
             begun = time.time()
             self._run(making)
             self._refuse_changed(step, key)
-            self._tell_unkeyed(making)
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
-            unkeyed = {name: store.sha256_of(root / name, folder.parent) for name in making.unkeyed}
-            write_json(building / store.RECORD, {**record, "unkeyed": unkeyed, "looked_for": making.looked_for})
+            if making.seen is not None:
+                self._refuse_read(making.seen, step, keyed)
+                record["dependencies"] = found = _without_secrets(making.seen.record(root, keyed, inputs))
+                self._tell_unkeyed(making, [*found["files"]])
+            write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)
             making.log.unlink(missing_ok=True)
@@ -220,13 +224,13 @@ class _Work:
                 hint="let it write them into the folder that it is told",
             )
 
-    def _tell_unkeyed(self, making: Making) -> None:
-        if not making.unkeyed:
+    def _tell_unkeyed(self, making: Making, found: list[str]) -> None:
+        if not found:
             return
-        shown = ", ".join(making.unkeyed[:_TOLD_FILES])
-        more = f" and {len(making.unkeyed) - _TOLD_FILES} more" if len(making.unkeyed) > _TOLD_FILES else ""
-        was, them = ("was", "it") if len(making.unkeyed) == 1 else ("were", "them")
-        what = f"{shown}{more} {was} read; add {them} to its inputs"
+        was, them = ("was", "it") if len(found) == 1 else ("were", "them")
+        steps = f"{_shown(store.steps_dir(self.graph.runs_dir), making.root)}/"
+        named = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in found]
+        what = f"{joined(named)} {was} read; add {them} to its inputs"
         text = f"WARNING: the key of step {making.step.name} is not complete: {what}"
         with making.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
@@ -238,6 +242,29 @@ class _Work:
         if now.digest != key.digest:
             what = "; ".join(changed({"parts": key.parts, **described(step)}, step, now))
             raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
+
+    def _refuse_read(self, seen: Seen, step: Step, keyed: Mapping[str, str]) -> None:
+        """Raises PacelineError: a file that the key holds had another content when the step opened it."""
+        if found := seen.changed_meanwhile(self.graph.root, keyed):
+            raise PacelineError(
+                f"step {step.name} read {joined(found)} with another content than its key holds: somebody edits it",
+                hint="the same command again",
+            )
+
+
+def _code(key: ContentKey, root: Path) -> dict[str, str]:
+    """sha256 of each file of its code, by its real path."""
+    ours = (*key.parts["code"], *_CALLER)
+    return {os.path.realpath(root / name): sha256_file(root / name) for name in ours if (root / name).is_file()}
+
+
+def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
+    """Without names that hold a secret, which stands in no file."""
+    kept = {
+        part: {name: value for name, value in record[part].items() if masking.shown(name) == name}
+        for part in ("files", "folders", "looked_for")
+    }
+    return {**record, **kept}
 
 
 def _elsewhere(making: Making, graph: Graph) -> int:
@@ -260,7 +287,7 @@ class _Told:
             self._say(f"another command is making step {self._step.name}; waiting for it")
 
 
-def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, object]:
+def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, Any]:
     """step.json."""
     step = standing.step
     return {

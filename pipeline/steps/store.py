@@ -13,8 +13,8 @@ from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprint, fingerprints
 from pipeline.keys.content_key import ContentKey
-from pipeline.steps.reading import names
 from pipeline.steps.step import PREFIX, Step, StepError
+from trainers.core import dependencies
 
 FOLDER = "steps"
 OUT = "out"
@@ -77,8 +77,7 @@ def record_of(folder: Path) -> dict[str, Any] | None:
 def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     """The step if it is made and intact; else why not. Files are hashed only after their stamps changed.
 
-    What it read besides its inputs (``unkeyed``), and which names it found where it looked (``looked_for``), has to be
-    as it was, too: its key doesn't say that.
+    What it took in besides (``dependencies``) has to be as it was, too: its key doesn't say that.
     """
     record = record_of(folder)
     if record is None:
@@ -94,12 +93,8 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
-    for name, sha256 in (record.get("unkeyed") or {}).items():
-        if sha256_of(root / name, folder.parent) != sha256:
-            return None, f"{name}, which it read and its key lacks, changed"
-    for pattern, known in (record.get("looked_for") or {}).items():
-        if new := {*names(root, pattern)} ^ {*known}:
-            return None, f"{min(new)}, which it looked for, {'is gone' if min(new) in known else 'is new'}"
+    if (changed := dependencies.changed(record.get("dependencies") or {}, root)) is not None:
+        return None, changed
     return Made(folder=folder, record=record), ""
 
 
@@ -121,14 +116,6 @@ def digests(out: Path) -> dict[str, str]:
 
 def _files(out: Path) -> list[Path]:
     return [path for path in sorted(out.rglob("*")) if path.is_file()]
-
-
-def sha256_of(path: Path, notes: Path) -> str | None:
-    """That of one file; None: it can't be read. ``notes`` as in ``hashed``."""
-    try:
-        return fingerprints([path], notes)[path][1]
-    except (OSError, DataError):
-        return None
 
 
 def missing_outputs(step: Step, out: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Lets the node agent see a script's rank: its process id in memory, and at a signal its threads' stacks in a file.
 
-``trainers.script.seal`` writes this file into the ``sitecustomize.py`` of the run, with a line that calls ``publish``;
-so it runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank
-that can't be seen trains all the same. trainers/distributed/heartbeat.py describes the numbers.
+``trainers.script.start`` has it written into the ``sitecustomize.py`` of the run, with a call of ``publish``: so it
+runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank that
+can't be seen trains all the same. trainers/distributed/heartbeat.py describes the numbers.
 """
 
 # It runs at the start of each process: os.path is loaded by then, pathlib isn't.

@@ -22,8 +22,10 @@ from types import FrameType
 from typing import Any
 
 import paceline
+from trainers.core import dependencies
+from trainers.core.dependencies import Observed, Places, Seen, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import executables, seal
+from trainers.script import executables, rank_hook
 from trainers.script import workdir as workdirs
 from trainers.script.arguments import Paths, argv, program, variables
 from trainers.script.files import write_json, write_sealed
@@ -110,18 +112,22 @@ class Attempt:
     def run(self) -> int:
         """From the copy of the snapshot to the results. Raises ConfigError, OSError."""
         paths = self.prepare()
-        the_seal = seal.Seal(self.folder, self.places(), watches=self.settings.seal != "off")
-        env = self.environment(paths, the_seal.site)
+        places = self.places()
+        hook = Path(str(rank_hook.__file__)).read_text(encoding="utf-8")
+        watches = self.settings.seal != "off"
+        observed = Observed(self.folder, places.zones, watches=watches, in_copy=True, first=f"{hook}\npublish()")
+        env = self.environment(paths, observed.site)
         command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:
             make_executable(Path(program(self.settings, paths)), self.work)
             require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
-        unkeyed = the_seal.unkeyed(ended_well=code == 0)
+        seen = observed.seen()
+        unkeyed = seen.unkeyed(places, ended_well=code == 0)
         if code and not self.settings.torchrun:
             say(f"error: {self.name} {how_it_ended(code)}")
-        for line in seal.message(unkeyed):  # of a good end the controller tells it
+        for line in dependencies.message(unkeyed):  # of a good end the controller tells it
             say(line if code == 0 else f"{WARNING}{line}")
         if code:
             self.tell_what_is_left()
@@ -133,7 +139,7 @@ class Attempt:
             self.note_pruned(recorder)
             return 0  # what it wrote stays where it is: it may go on
         if code == 0:
-            code = self.finish(paths, recorder, {item.path: item.how for item in unkeyed})
+            code = self.finish(paths, recorder, seen, unkeyed)
         return code
 
     def prepare(self) -> Paths:
@@ -148,7 +154,7 @@ class Attempt:
             folder.mkdir(exist_ok=True, parents=True)
         with suppress(FileNotFoundError):
             self.logged.replace(before(self.logged))
-        for name in ("lib", "mlflow", "seen", "site", "started"):
+        for name in ("lib", "mlflow", "seen", "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
@@ -199,16 +205,17 @@ class Attempt:
             "starts over (what is there is kept)"
         )
 
-    def places(self) -> seal.Places:
-        """Where the seal looks."""
-        return seal.Places(
+    def places(self) -> Places:
+        """Where is looked for what the key lacks."""
+        return Places(
             run_dir=self.run_dir,
             snapshot=self.snapshot,
             work=self.work,
-            script=self.started.script,
             data=self.started.data,
-            project=seal.project_of(self.config, self.run_dir),
-            origin=seal.origin_of(self.config, self.started.script),
+            project=dependencies.project_of(self.config, self.run_dir),
+            origin=dependencies.origin_of(self.config, self.started.script),
+            whole=self.settings.inputs,
+            folder=os.path.dirname(self.started.script),  # noqa: PTH120
         )
 
     def environment(self, paths: Paths, site: Path) -> dict[str, str]:
@@ -299,7 +306,7 @@ class Attempt:
         write_json(self.run_dir / "pruned.json", {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
 
-    def finish(self, paths: Paths, recorder: Recorder | None, unkeyed: dict[str, str]) -> int:
+    def finish(self, paths: Paths, recorder: Recorder | None, seen: Seen, unkeyed: Sequence[Unkeyed]) -> int:
         """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError."""
         rank = self.started.node_rank
         outputs = (
@@ -319,7 +326,7 @@ class Attempt:
             return 1
         self.tell_of(found, outputs)
         if recorder is not None:
-            self.write_results(recorder, found, unkeyed)
+            self.write_results(recorder, found, seen, unkeyed)
         if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -345,8 +352,12 @@ class Attempt:
                 f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
             )
 
-    def write_results(self, recorder: Recorder, found: Gathered, unkeyed: dict[str, str]) -> None:
+    def write_results(self, recorder: Recorder, found: Gathered, seen: Seen, unkeyed: Sequence[Unkeyed]) -> None:
         """Raises OSError."""
+        record = seen.record()
+        if self.settings.seal != "off" and (outside := [*record["files"]]):
+            say(f"{WARNING}{dependencies.outside(outside)}")
+        write_sealed(self.run_dir / "dependencies.json", record)
         metrics = recorder.metrics
         hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found.outputs}
         write_json(self.run_dir / "outputs.json", hashes)
@@ -354,7 +365,7 @@ class Attempt:
             "steps": metrics.step,
             "metrics": metrics.last,
             **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
-            "unkeyed": unkeyed,
+            "unkeyed": {item.path: item.how for item in unkeyed},
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(self.run_dir),
         }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.core.errors import PacelineError
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 
@@ -60,7 +63,9 @@ def test_a_file_that_a_step_reads_and_its_key_lacks_is_told(project: StepProject
     project.make("make")
     said = "WARNING: the key of step make is not complete: rate.txt was read; add it to its inputs"
     assert project.said.count(said) == 1
-    assert [*json.loads((project.out("make").parent / "step.json").read_text())["unkeyed"]] == ["rate.txt"]
+    assert [*json.loads((project.out("make").parent / "step.json").read_text())["dependencies"]["files"]] == [
+        "rate.txt"
+    ]
     assert said in (project.out("make").parent / "log.txt").read_text()
     assert project.make("make") == 0
     project.write("rate.txt", "0.2")
@@ -98,3 +103,110 @@ def test_a_file_that_a_step_looks_for_in_vain_makes_it_anew_when_it_appears(proj
         assert (project.make("make"), project.make("make")) == (1, 0)
     (project.root / "parts/b.txt").unlink()
     assert project.why("make") == ("parts/b.txt, which it looked for, is gone",)
+
+
+@pytest.mark.slow
+def test_a_module_that_was_edited_within_the_same_second_runs_as_it_is(project: StepProject) -> None:
+    """Byte code tells an edit by size and second: the old code ran under the new key, for good."""
+    project.write("make.py", "import pathlib, sys, value\npathlib.Path(sys.argv[1], 'x').write_text(str(value.VALUE))")
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\n")
+    for value in range(4):
+        os.utime(project.write("value.py", f"VALUE = {value}"), (1.7e9, 1.7e9))
+        project.make("make")
+        assert (project.out("make") / "x").read_text() == str(value)
+
+
+@pytest.mark.slow
+def test_a_step_gets_the_variables_that_it_names_and_says_which_it_read_in_vain(
+    project: StepProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the shell decided, and no key held it."""
+    monkeypatch.setenv("SCALE", "3")
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    text = "import os, pathlib, sys\n{**os.environ}\nfound = os.environ.get('SCALE', __debug__)\n"
+    project.write("make.py", f"{text}pathlib.Path(sys.argv[1], 'x').write_text(str(found))")
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\n")
+    project.make("make")
+    assert (project.out("make") / "x").read_text() == "True"
+    said = (
+        "WARNING: step make read SCALE, which this shell sets and the step doesn't get; "
+        'env: {SCALE: "${oc.env:SCALE}"} in its file passes it, as a part of its key'
+    )
+    assert [line for line in project.said if "WARNING" in line] == [said]
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\nenv: {SCALE: '${oc.env:SCALE}'}\n")
+    project.make("make")
+    assert (project.out("make") / "x").read_text() == "3"
+    monkeypatch.setenv("SCALE", "4")
+    assert project.why("make") == ("env.SCALE: 3 → 4",)
+
+
+READS = """
+    import os, sqlite3, sys
+    from pathlib import Path
+    out = Path(sys.argv[1])
+    for name in ("data/a.txt", ".hidden", "runs_of_mine/b.txt", os.environ["OUTSIDE"]):
+        open(name).close()
+    os.close(os.open("created.txt", os.O_RDONLY | os.O_CREAT))
+    folder = os.open("folder", os.O_RDONLY)
+    os.close(os.open("by_dir_fd.txt", os.O_RDONLY, dir_fd=folder))
+    sqlite3.connect("known.db").execute("select * from sqlite_master").fetchall()
+    os.path.exists("flag")
+    os.listdir("folder")
+    (Path(sys.argv[2]).parent / "more.txt").read_text()
+    (out / "own.txt").write_text("x"); (out / "own.txt").read_text()
+    Path("scratch").mkdir(exist_ok=True); Path("scratch/x").write_text("x"); Path("scratch/x").read_text()
+    (out / "x").touch()
+"""
+READ = [".hidden", "created.txt", "data/a.txt", "folder/by_dir_fd.txt", "known.db", "runs_of_mine/b.txt"]
+
+
+@pytest.mark.slow
+def test_whatever_a_step_opens_counts_wherever_it_lies(project: StepProject, tmp_path_factory: Any) -> None:
+    """Also more of another step's outputs than it names, and a file that it only asks for."""
+    outside = tmp_path_factory.mktemp("outside") / "values.txt"
+    outside.write_text("1")
+    for name in (*READ, "flag"):
+        project.write(name, "")
+    project.write("make.py", READS)
+    project.step("first", 'command: touch "$out/named.txt" "$out/more.txt"\noutputs: [\'*\']\n')
+    env = f"env: {{OUTSIDE: {outside}}}\ninputs: [step:first/named.txt]\n"
+    project.step("make", f"command: [python, make.py, '{{out}}', '{{inputs}}']\noutputs: [x]\n{env}")
+    project.make("make")
+    made = json.loads((project.out("make").parent / "step.json").read_text())
+    more = (project.out("first") / "more.txt").relative_to(project.root).as_posix()
+    assert sorted(made["dependencies"]["files"]) == sorted([*READ, more, str(outside)])
+    (said,) = [line for line in project.said if "WARNING" in line]
+    assert "step:first/more.txt" in said
+    assert project.make("make") == 0
+    for path, text, why in (
+        (project.root / ".hidden", "2", ".hidden, which it read and its key lacks, changed"),
+        (outside, "2", f"{outside}, which it read and its key lacks, changed"),
+        (project.root / "folder/new.txt", "", "the names in the folder folder, which it listed, changed"),
+        (project.root / "flag", None, "flag, which it looked for, is gone"),
+    ):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        assert project.why("make") == (why,)
+        assert (project.make("make"), project.make("make")) == (1, 0)
+
+
+@pytest.mark.slow
+def test_an_edit_that_was_taken_back_counts(project: StepProject) -> None:
+    """A file is hashed when it is first opened: both races gave "up to date" on another content."""
+    text = """
+        import os, subprocess, sys
+        from pathlib import Path
+        os.environ["NAME"] = name = "given" + ".txt"
+        subprocess.check_call(["sh", "-c", "echo edited > $NAME"])
+        Path(sys.argv[1], "x").write_text(Path(name).read_text())
+        subprocess.check_call(["sh", "-c", "echo known > $NAME"])
+        """
+    project.write("make.py", text)
+    project.write("given.txt", "known\n")
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\ninputs: [given.txt]\n")
+    with pytest.raises(PacelineError, match=r"step make read given\.txt with another content than its key holds: some"):
+        project.make("make")
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\n")
+    project.make("make")
+    assert project.why("make") == ("given.txt, which it read and its key lacks, changed",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.runs import ROOT, ScriptRun
-from trainers.script.seal import Unkeyed, message
+from trainers.core.dependencies import Unkeyed, changed, message
+from trainers.core.observer import HASHED_BYTES
 
 READS = """
     import importlib, linecache, os, pathlib, sqlite3, subprocess, sys, threading, multiprocessing
@@ -179,3 +181,54 @@ def test_the_seal_names_95_of_100_planted_files_and_none_of_an_honest_script() -
     done = subprocess.run([sys.executable, "benchmarks/seal.py", "1"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "false alarms: 0 []" in done.stdout
+
+
+@pytest.mark.slow
+def test_files_outside_of_the_project_are_said_in_a_line_and_noted(run: ScriptRun, tmp_path: Path) -> None:
+    """Data that an argument names was in no key: half of it removed, the run was finished."""
+    script = """
+        import os, tempfile, torch
+        from pathlib import Path
+        outside = Path(os.environ["OUTSIDE"])
+        (outside / "a.txt").read_text(); (outside / "large.bin").open("rb").close(); os.listdir(outside)
+        torch.save({}, outside / "own.pt"); torch.load(outside / "own.pt")
+        with tempfile.TemporaryDirectory() as made:
+            os.system(f"touch {made}/x"); open(f"{made}/x").close()
+        os.environ.get("OUTSIDE"), os.environ.get("NOT_SET")
+    """
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text("1")
+    with (outside / "large.bin").open("wb") as file:
+        file.truncate(HASHED_BYTES + 1)
+    said = run.write(textwrap.dedent(script)).start(env={"OUTSIDE": str(outside)})
+    a, large = outside / "a.txt", outside / "large.bin"
+    assert f"{a} and {large} were read outside of the project: no part of the key, but the run is rep" in said
+    record = run.read("dependencies.json")
+    assert {path: digest for path, (digest, _) in record["files"].items()} == {
+        str(a): hashlib.sha256(b"1").hexdigest(),
+        str(large): f"{HASHED_BYTES + 1}:{large.stat().st_mtime_ns}",
+    }
+    assert ("torch" in record["imported"], "os" in record["imported"]) == (True, False)
+    assert {"OUTSIDE", "NOT_SET"} <= {*record["variables"]}
+    assert (run.read("summary.json")["unkeyed"], changed(record)) == ({}, None)
+    for change, why in (
+        (lambda: a.write_text("2"), f"{a}, which it read and its key lacks, changed"),
+        (lambda: (outside / "new").touch(), f"the names in the folder {outside}, which it listed, changed"),
+        (large.unlink, f"{large}, which it read and its key lacks, is gone"),
+    ):
+        before = run.write(textwrap.dedent(script)).start(env={"OUTSIDE": str(outside)})
+        assert before is not None
+        change()
+        assert changed(run.read("dependencies.json")) == why
+
+
+def test_a_script_that_reads_its_own_text_is_reported_and_a_traceback_is_not(run: ScriptRun) -> None:
+    """Comments are no part of the key."""
+    text = "import helper, logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('shown')\nhelper.{call}"
+    helper = "import inspect\ndef none(): pass\ndef own(): return open(__file__).read() + inspect.getsource(own)\n"
+    for call, found in (("none()", {}), ("own()", {"helper.py": "read"})):
+        run.write(text.format(call=call), files={"helper.py": helper}).start()
+        assert run.read("summary.json")["unkeyed"] == found
+    run.write(text.format(call="own()"), files={"helper.py": helper}, inputs=["helper.py"]).start()
+    assert run.read("summary.json")["unkeyed"] == {}

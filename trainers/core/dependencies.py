@@ -1,0 +1,464 @@
+"""What a run, a step or a data set took in beside what its key holds, from the notes of its processes (``observer``).
+
+Standard library only: the controller reads it, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import getpass
+import glob
+import itertools
+import os
+import platform
+import site
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainers.core import observer
+from trainers.core.observer import (
+    ABSENT,
+    ASKED,
+    FOLDER,
+    IMPORTED,
+    MADE,
+    MODULE,
+    NAMES,
+    ORIGIN,
+    OUTSIDE,
+    PACKAGE,
+    PATTERN,
+    PROJECT,
+    READ,
+    SKIP,
+    TEXT,
+    THERE,
+    VARIABLE,
+    WORD,
+    WORK,
+    WRITTEN,
+)  # fmt: skip
+
+_COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
+_RECORDS = (".git/", ".hg/")
+_SYSTEM = (
+    *("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/System", "/Library"),
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share"),
+)
+_CACHES = ("~/.cache/matplotlib", "~/.cache/fontconfig", "~/.cache/pip", "~/.triton", "~/.nv")  # made again if lost
+_SECRETS = ("~/.ssh", "~/.netrc", "~/.aws", "~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens")
+_CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
+_SETTLED_NS = 2_500_000_000  # an edit of a younger file may leave the same times and size
+
+
+class Note(NamedTuple):
+    """A line of a process: see ``observer`` for the words."""
+
+    at_ns: int
+    how: str
+    kind: str
+    digest: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders of one attempt on this host.
+
+    Attributes:
+        run_dir: the run folder; nothing in it but ``work`` is looked at.
+        snapshot: the files that the key holds.
+        work: the copy in which the program runs; the snapshot itself for the built-in trainer.
+        data: what {data}, {data2}, … stand for.
+        project: the checkout, where it lies on this host.
+        origin: the folder of a script that lies outside of the project, where it lies on this host.
+        whole: patterns of the files that count byte for byte, relative to the project or to ``folder``.
+        folder: the script's own in the copy.
+    """
+
+    run_dir: Path
+    snapshot: Path
+    work: Path
+    data: tuple[str, ...] = ()
+    project: Path | None = None
+    origin: Path | None = None
+    whole: Sequence[str] = ()
+    folder: str = ""
+
+    @property
+    def zones(self) -> list[tuple[str, str]]:
+        """(kind, real path): the innermost zone decides about a file."""
+        known = [(WORK, self.work), (SKIP, self.run_dir), (PROJECT, self.project), (ORIGIN, self.origin)]
+        split = [os.path.split(path) for path in self.data]
+        return [
+            *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
+            *((SKIP, os.path.realpath(path)) for path in self.data),
+            *((SKIP, os.path.join(os.path.realpath(folder), name)) for folder, name in split),  # noqa: PTH118  (a link to one file)
+            *of_host(),
+        ]
+
+
+@dataclass(frozen=True)
+class Unkeyed:
+    """A file by its path in the project; ``was_read``: else it was looked for in vain."""
+
+    path: str
+    was_read: bool
+
+    @property
+    def how(self) -> str:
+        """What was done with it, as summary.json has it."""
+        return "read" if self.was_read else "looked for"
+
+
+class Observed:
+    """The processes of a program that is to be started with ``site`` first on PYTHONPATH; asked when all have ended."""
+
+    def __init__(
+        self,
+        folder: Path,
+        zones: Sequence[tuple[str, str]],
+        *,
+        watches: bool = True,
+        in_copy: bool = False,
+        first: str = "",
+    ) -> None:
+        """``folder`` is this attempt's own; ``first`` is a text that each process runs before. Raises OSError."""
+        self.notes, self.site = folder / "seen", folder / "site"
+        for path in (self.notes, self.site):
+            path.mkdir(parents=True)
+        arguments = {
+            "folder": str(self.site),
+            "zones": [*zones],
+            "report": str(self.notes),
+            "watches": watches,
+            "in_copy": in_copy,
+        }
+        text = Path(observer.__file__).read_text(encoding="utf-8")
+        (self.site / "sitecustomize.py").write_text(f"{text}\n{first}\nbegin(**{arguments!r})\n", encoding="utf-8")
+
+    def seen(self) -> Seen:
+        """Raises OSError."""
+        return Seen(self.notes)
+
+
+class Seen:
+    """All notes in a folder, without those of files that the processes themselves had written before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
+        self.notes = [*_of_others(sorted(note for path in folder.iterdir() for note in _parsed(path)))]
+
+    def of(self, *hows: str, kinds: Collection[str] = ()) -> Iterator[Note]:
+        """The notes with one of these words."""
+        return (note for note in self.notes if note.how in hows and (not kinds or note.kind in kinds))
+
+    @property
+    def variables(self) -> list[str]:
+        """Those that were read by their names, sorted."""
+        return sorted({note.path for note in self.of(VARIABLE)})
+
+    def unkeyed(self, places: Places, *, ended_well: bool) -> list[Unkeyed]:
+        """Files of the project that the copy of the run lacks, by path.
+
+        Where the project doesn't lie on this host, nobody can say whether a file that was looked for in vain is one
+        of its files: it is told only where the run failed.
+        """
+        keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
+        found: dict[str, bool] = {}
+        for note in self.notes:
+            for name in _names(note, places, ended_well):
+                as_text = note.how == TEXT and not _is_whole(name, places)
+                if (as_text or name.rstrip("/") not in keyed) and not _is_record(name):
+                    found[name] = found.get(name, False) or note.how in (READ, TEXT)
+        parents = {f"{path}/" for name in found if not name.endswith("/") for path in Path(name).parents}
+        return [Unkeyed(name, was_read) for name, was_read in sorted(found.items()) if name not in parents]
+
+    def record(
+        self, root: Path | None = None, keyed: Collection[str] = (), whole: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """What decides whether it is still up to date: files with digest and stamp, folders, names, modules, variables.
+
+        Args:
+            root: the project, in which the program ran: its files count. Without it those outside of it do.
+            keyed: absolute real paths of files that the key holds.
+            whole: those of them that count byte for byte; of others code may have seen the comments.
+        """
+        inside = "" if root is None else os.path.realpath(root)
+        kinds = (OUTSIDE,) if root is None else (OUTSIDE, PROJECT)
+        files: dict[str, list[Any]] = {}
+        for note in self.of(READ, TEXT, kinds=kinds):
+            path = _absolute(note, inside)
+            counts = whole if note.how == TEXT else keyed
+            if os.path.realpath(path) not in counts and not _is_record(note.path):
+                digest = _digest(path, "") if note.how == TEXT else note.digest
+                files.setdefault(_shown(path, inside), [digest, _stamp(path, digest)])
+        found = {
+            "host": host(),
+            "prefix": sys.prefix,
+            "files": dict(sorted(files.items())),
+            "folders": dict(sorted(self._folders(inside, kinds).items())),
+            "imported": sorted({note.path for note in self.of(IMPORTED)}),
+            "variables": self.variables,
+        }
+        return {**found, "looked_for": self._looked_for(Path(inside), keyed)} if inside else found
+
+    def changed_meanwhile(self, root: Path, keyed: Mapping[str, str]) -> list[str]:
+        """Of the files that the key holds those that had a content, when they were opened, that it doesn't hold.
+
+        Args:
+            keyed: absolute real path → sha256 at the start; at the end each is again what the key holds.
+        """
+        inside, found = os.path.realpath(root), set[str]()
+        for note in self.of(READ, kinds=(PROJECT, OUTSIDE)):
+            path = os.path.realpath(_absolute(note, inside))
+            if path in keyed and note.digest != keyed[path] and note.digest != _digest(path, note.digest):
+                found.add(_shown(path, inside))
+        return sorted(found)
+
+    def _folders(self, inside: str, kinds: Collection[str]) -> dict[str, list[Any]]:
+        """Digest of the names in each folder that was listed; names that the program itself has put there."""
+        own: dict[str, set[str]] = {}
+        for note in self.of(WRITTEN, MADE, kinds=kinds):
+            folder, _, name = _absolute(note, inside).rpartition("/")
+            own.setdefault(folder, set()).add(name)
+        found: dict[str, list[Any]] = {}
+        for note in self.of(NAMES, kinds=kinds):
+            path = _absolute(note, inside)
+            if not _is_record(f"{note.path}/"):
+                mine = sorted(own.get(path, ()))
+                without = mine if _names_digest(path, mine) == note.digest else []
+                found.setdefault(_shown(path, inside), [note.digest, without])
+        return found
+
+    def _looked_for(self, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
+        """Patterns of names below the project, each with those that there are now."""
+        found: dict[str, list[str]] = {}
+        for note in self.of(PATTERN, ABSENT, ASKED, MODULE, WORD, THERE, kinds=(PROJECT,)):
+            if note.how == PATTERN:
+                found[note.path] = names(root, note.path)
+            elif (note.how != MODULE or note.path.endswith(".py")) and not _is_record(note.path):
+                escaped = glob.escape(note.path)
+                there = names(root, escaped)
+                if note.how == THERE and there and str(root / note.path) not in keyed:
+                    found[escaped] = there
+                elif note.how != THERE and not there:  # else it was made meanwhile
+                    found[escaped] = []
+        return dict(sorted(found.items()))
+
+
+def changed(record: Mapping[str, Any], root: Path | None = None) -> str | None:
+    """What of a record isn't as it was, in words; None: all of it is. Files are hashed where their stamps differ.
+
+    Args:
+        root: the project, if its files count.
+    """
+    if record.get("host") != host():
+        return None  # of other files
+    for name, (digest, stamp) in (record.get("files") or {}).items():
+        path = os.path.join(root or "/", name)  # noqa: PTH118
+        with suppress(OSError):
+            if stamp is not None and _times(path) == stamp:
+                continue
+        if (now := _digest(path, digest)) != digest:
+            return f"{name}, which it read and its key lacks, {'changed' if now else 'is gone'}"
+    for name, (digest, without) in (record.get("folders") or {}).items():
+        if _names_digest(os.path.join(root or "/", name), without) != digest:  # noqa: PTH118
+            return f"the names in the folder {name or '.'}, which it listed, changed"
+    for pattern, known in (record.get("looked_for") or {}).items():
+        if new := {*names(root or Path("/"), pattern)} ^ {*known}:
+            return f"{min(new)}, which it looked for, {'is gone' if min(new) in known else 'is new'}"
+    return None
+
+
+def of_host() -> list[tuple[str, str]]:
+    """Zones of what belongs to the host: Python, what is installed (also in the project), the system, caches."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []
+    own = [f"{top}/{name}" for top in (sys.prefix, sys.base_prefix) for name in ("lib", "share", "etc", "bin", "ssl")]
+    with suppress(KeyError, OSError):
+        own.append(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    caches = [*_CACHES, *_SECRETS, *filter(None, (os.environ.get(name) for name in _CACHE_VARIABLES))]
+    folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), site.getusersitepackages()]
+    everything = [*folders, *prefix, *own, *_SYSTEM, *(os.path.expanduser(path) for path in caches)]  # noqa: PTH111
+    return [(SKIP, os.path.realpath(path)) for path in dict.fromkeys(everything)]
+
+
+def host() -> str:
+    """This computer: files of a record are those of one."""
+    with suppress(OSError):
+        return f"{platform.node()} {Path('/etc/machine-id').read_text(encoding='ascii').strip()}"
+    return platform.node()
+
+
+def names(root: Path, pattern: str) -> list[str]:
+    """What matches below the project, sorted."""
+    return sorted(glob.glob(pattern, root_dir=root, recursive=True))  # noqa: PTH207  (which takes hidden ones, too)
+
+
+def _of_others(notes: Iterable[Note]) -> Iterator[Note]:
+    """Notes in the order of time, but for what the program itself had written."""
+    own: set[tuple[str, str]] = set()
+    made: dict[str, tuple[str, ...]] = {}
+    for note in notes:
+        if note.how in (WRITTEN, MADE):
+            yield note
+            own.add((note.kind, note.path))
+            if note.how == MADE:
+                made[note.kind] = (*made.get(note.kind, ()), f"{note.path}/")
+        elif (note.kind, note.path) not in own and not note.path.startswith(made.get(note.kind, ())):
+            yield note
+
+
+def _parsed(path: Path) -> Iterator[Note]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, SyntaxError):  # its process was killed while it wrote
+            at_ns, how, kind, digest, inside = line.split(" ", 4)
+            yield Note(int(at_ns), how, kind, digest, str(ast.literal_eval(inside)))
+
+
+def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
+    """Of the files that a note stands for those of the project."""
+    how, kind, inside = note.how, note.kind, note.path
+    if kind in (PROJECT, ORIGIN):
+        if how in (READ, THERE):  # a step alone notes what isn't there
+            yield inside if kind == PROJECT else _COPIED + inside
+        return
+    if kind != WORK:
+        return
+    if how == TEXT:
+        yield inside
+        return
+    prefix = _COPIED if inside.startswith(_COPIED) else ""
+    top, rest = places.origin if prefix else places.project, inside.removeprefix(prefix)
+    if top is None:
+        if how == ABSENT and not ended_well:
+            yield inside
+    elif how in (PACKAGE, PATTERN):
+        pattern = f"{glob.escape(rest)}*.py" if how == PACKAGE else rest
+        there = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
+        lacks = (prefix + name for name in there if not (places.work / prefix / name).exists())
+        yield from (name for name in lacks if (top / name.removeprefix(prefix)).is_file())
+    elif inside.endswith("/"):
+        if _holds(top / rest, modules=how != FOLDER):
+            yield inside
+    elif (top / rest).is_file():
+        yield inside
+    elif how == ASKED and not ended_well and _holds(top / rest):
+        yield f"{inside}/"  # whether it exists was asked: Hydra does, before it lists its configurations
+
+
+def _is_whole(name: str, places: Places) -> bool:
+    relative = {Path(name), Path(name.removeprefix(f"{places.folder}/"))}
+    paths = {str(path) for file in relative for path in (file, *file.parents)}
+    patterns = [pattern.removeprefix(_COPIED) for pattern in places.whole]
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns for path in paths)
+
+
+def _holds(folder: Path, *, modules: bool = False) -> bool:
+    """Whether a file lies in it; ``modules``: of Python, as a package without __init__.py has them or one in it."""
+    found = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules else folder.rglob("*")
+    return any(path.is_file() for path in found)
+
+
+def _is_record(name: str) -> bool:
+    """Of version control and of installed distributions: written down by libraries, and no part of what is computed."""
+    return name.startswith(_RECORDS) or any(part.endswith((".egg-info", ".dist-info")) for part in name.split("/"))
+
+
+def _absolute(note: Note, inside: str) -> str:
+    return note.path if note.kind == OUTSIDE else f"{inside}/{note.path}".rstrip("/")
+
+
+def _shown(path: str, inside: str) -> str:
+    return path[len(inside) + 1 :] if inside and f"{path}/".startswith(f"{inside}/") else path
+
+
+def _times(path: str) -> list[int]:
+    seen = os.stat(path)  # noqa: PTH116
+    return [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
+
+
+def _stamp(path: str, digest: str) -> list[int] | None:
+    """By which a file needs no hashing the next time; None where it is another by now, or may become so unseen."""
+    with suppress(OSError):
+        times = _times(path)
+        if time.time_ns() - times[2] > _SETTLED_NS and _digest(path, digest) == digest and _times(path) == times:
+            return times
+    return None
+
+
+def _digest(path: str, like: str) -> str:
+    """Of the file as it is now, as ``like`` was taken; '' where it can't be read."""
+    try:
+        return observer.digest_of(path, as_stamp=":" in like)
+    except OSError:
+        return ""
+
+
+def _names_digest(path: str, without: Collection[str]) -> str:
+    import hashlib
+
+    try:
+        shown = [name for name in observer.names_in(path) if name not in without]
+    except OSError:
+        return ""
+    return hashlib.sha256("\n".join(shown).encode(errors="surrogateescape")).hexdigest()
+
+
+def message(unkeyed: Collection[Unkeyed]) -> list[str]:
+    """What a person is told: a line for files that were read, another for those that were looked for in vain."""
+    lines = []
+    for was_read in (True, False):
+        found = [item.path for item in unkeyed if item.was_read is was_read]
+        if found:
+            was, are, them = ("was", "isn't", "it") if len(found) == 1 else ("were", "aren't", "them")
+            what = f"{joined(found)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
+            lines.append(f"the key is not complete: {what}; add {them} to program.inputs")
+    return lines
+
+
+def outside(paths: Sequence[str]) -> str:
+    """What a person is told of files that lie outside of the project."""
+    was, them, change = ("was", "it", "changes") if len(paths) == 1 else ("were", "them", "change")
+    they = "it" if len(paths) == 1 else "they"
+    return (
+        f"{joined(paths)} {was} read outside of the project: no part of the key, but the run is repeated when {they} "
+        f"{change}; program.data sends {them} to the hosts, as a part of the key"
+    )
+
+
+def joined(found: Sequence[str]) -> str:
+    """The first eight of them, in a sentence."""
+    if len(found) > 8:
+        return f"{', '.join(found[:8])} and {len(found) - 8} more"
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
+    """The checkout, where it lies on this host: as PACELINE_PROJECT says, else the folder above that of the runs."""
+    told = os.environ.get("PACELINE_PROJECT")
+    if told:
+        return Path(told) if Path(told).is_dir() else None
+    runs = Path(str(config.get("paths", {}).get("runs", "")))
+    if runs.is_absolute() or not runs.parts or run_dir.parent.parts[-len(runs.parts) :] != runs.parts:
+        return None
+    return run_dir.parents[len(runs.parts)]
+
+
+def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
+    """The folder of a script outside of the project, where it lies on this host."""
+    typed = str(config["program"].get("script") or "")
+    inside = script.removeprefix(_COPIED)
+    if not script.startswith(_COPIED) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117
+        return None
+    folder = Path(typed.removesuffix(f"/{inside}") or "/")
+    return folder if folder.is_dir() else None

@@ -1,0 +1,613 @@
+"""Notes what a Python process takes in beside its arguments: files, names in folders, variables, modules.
+
+``trainers.core.dependencies`` writes this file, with a last line that calls ``begin``, as ``sitecustomize.py`` into a
+folder that comes first on PYTHONPATH: so it runs in each Python process of a script, a step or own data before
+anything else; ranks of the built-in trainer import it. Standard library only and Python >= 3.8, as a script may start
+another interpreter. Nothing here may raise: an exception of an audit hook ends what the process was doing.
+
+A file is hashed when it is first opened, so that an edit before or after shows. Source of the events: the table "Audit
+events" of Python's documentation. An event comes before the file is opened.
+"""
+
+# It runs at the start of each process: os.path is loaded by then, pathlib isn't.
+# ruff: noqa: PTH100, PTH109, PTH112, PTH114, PTH115, PTH117, PTH118, PTH119, PTH120, PTH208, SIM105
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from _imp import extension_suffixes  # importlib.machinery, which names them, takes longer
+from _thread import get_ident
+from time import monotonic_ns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes a small process longer than all of this
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "skip"
+READ, TEXT, WRITTEN, MADE, THERE, ABSENT, ASKED = "read", "text", "written", "made", "there", "absent", "asked"
+MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
+VARIABLE, IMPORTED = "variable", "imported"
+HASHED_BYTES = 64 << 20  # of a larger file size and modification time count
+_ALL_HASHED_BYTES = 512 << 20  # the same holds for all files of a process from here on
+_MOST = 20_000  # notes of one process
+_MAGIC = "*?["
+_IMPORTING = "<frozen importlib._bootstrap_external>"
+_STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_stat, _open = os.stat, os.open  # as they were: see watch_stat and watch_open
+
+
+def digest_of(path: str, as_stamp: bool = False) -> str:
+    """sha256 of a regular file, or ``SIZE:MTIME_NS`` of a large one (of any if ``as_stamp``). Raises OSError."""
+    seen = _stat(path)
+    if as_stamp or seen.st_size > HASHED_BYTES:
+        return f"{seen.st_size}:{seen.st_mtime_ns}"
+    from hashlib import sha256
+
+    found, file = sha256(), _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        while part := os.read(file, 1 << 20):
+            found.update(part)
+    finally:
+        os.close(file)
+    return found.hexdigest()
+
+
+def names_in(folder: str) -> list[str]:
+    """The names in a folder that count, sorted. Raises OSError."""
+    return sorted(name for name in os.listdir(folder) if name != "__pycache__")
+
+
+class Watch:
+    """What is known in one process. ``zones``: (kind, real path of a folder), the innermost one counts."""
+
+    def __init__(self, zones: Iterable[tuple[str, str]], report: str) -> None:
+        self.zones = sorted(
+            ((folder.rstrip("/") or "/", kind) for kind, folder in zones), key=lambda zone: -len(zone[0])
+        )
+        self.skipped = tuple(folder + "/" for folder, kind in self.zones if kind == SKIP and not self._holds(folder))
+        self.files = {folder for folder, kind in self.zones if kind == SKIP}  # data may be a file
+        self.report = report
+        self.noted: set[str] = set()
+        self.written: set[str] = set()  # real paths that this process opened for writing
+        self.made: tuple[str, ...] = ()  # folders that it made
+        self.folders: dict[str, tuple[str, str] | None] = {}
+        self.busy: set[int] = set()  # threads whose events are this module's own
+        self.hashed_bytes = 0
+
+    def _holds(self, folder: str) -> bool:
+        """Whether a zone that counts lies inside: its paths begin alike."""
+        return any(other.startswith(folder + "/") for other, kind in self.zones if kind != SKIP)
+
+    def zone(self, folder: str) -> tuple[str, str] | None:
+        """(kind, path inside of it) of a folder; None where nobody looks."""
+        if folder not in self.folders:
+            if len(self.folders) > _MOST:
+                self.folders.clear()
+            self.folders[folder] = self._zone(os.path.realpath(folder))
+        return self.folders[folder]
+
+    def _zone(self, real: str) -> tuple[str, str] | None:
+        for top, kind in self.zones:
+            if real == top or real.startswith(top + "/"):
+                return None if kind == SKIP else (kind, real[len(top) + 1 :])
+        return OUTSIDE, real
+
+    def look(self, path: str, missing: str, is_link: bool = False) -> None:
+        """Note a file; ``missing`` is what to call it where the run's own copy of the project lacks it, or ''."""
+        folder, name = os.path.split(path)
+        if path in self.files or not name or os.path.basename(folder) == "__pycache__":
+            return
+        found = self.zone(folder)
+        if not is_link and (found is None or found[0] in (WORK, OUTSIDE)) and os.path.islink(path):
+            real = os.path.realpath(path)
+            at = self.zone(os.path.dirname(real))
+            if found is None or found[0] == WORK or (at is not None and at[0] != OUTSIDE):
+                self.look(real, missing, is_link=True)
+                return
+        if found is None:
+            return
+        kind, inside = found
+        inside = inside + "/" + name if inside else name
+        if kind == WORK:
+            if missing and not _exists(os.path.join(folder, name)):
+                self.note(missing, kind, inside)
+            return
+        try:
+            seen = _stat(path)
+        except OSError:
+            if missing in (ABSENT, ASKED) and kind != OUTSIDE:
+                self.note(missing, kind, inside)
+            return
+        if stat.S_ISREG(seen.st_mode) and not self.is_own(path):
+            self.note(READ, kind, inside, lambda: self.digest(path, seen.st_size))
+
+    def is_own(self, path: str) -> bool:
+        """Whether this process wrote the file, or made a folder that it lies in."""
+        if not self.written and not self.made:
+            return False
+        real = os.path.realpath(path)
+        return real in self.written or real.startswith(self.made)
+
+    def digest(self, path: str, size_bytes: int) -> str:
+        """Of a file as it is now: ``digest_of``, within the bound of all that a process hashes."""
+        self.hashed_bytes += size_bytes if size_bytes <= HASHED_BYTES else 0
+        me = get_ident()
+        self.busy.add(me)
+        try:
+            return digest_of(path, as_stamp=self.hashed_bytes > _ALL_HASHED_BYTES)
+        finally:
+            self.busy.discard(me)
+
+    def wrote(self, path: str, keeps: bool = False) -> None:
+        """A file that this process writes from now on; one that ``keeps`` its content is read, too."""
+        folder, name = os.path.split(path)
+        found = self.zone(folder)
+        real = os.path.join(os.path.realpath(folder), name)
+        if found is None or real in self.written:
+            return
+        if keeps and _exists(path):
+            self.look(path, "")
+        if len(self.written) < _MOST:
+            self.written.add(real)
+        if found[0] != WORK:
+            self.note(WRITTEN, found[0], found[1] + "/" + name if found[1] else name)
+
+    def note(self, how: str, kind: str, inside: str, digest: Callable[[], str] | None = None) -> None:
+        """Append a line to this process's file: opened each time, as a script may close what it didn't open."""
+        key = how + " " + kind + " " + inside
+        if key in self.noted or len(self.noted) >= _MOST:
+            return
+        self.noted.add(key)
+        at_ns = monotonic_ns()  # the same clock in all processes of a host
+        line = f"{at_ns} {how} {kind} {digest() if digest else '-'} {inside!a}\n"
+        me = get_ident()
+        self.busy.add(me)
+        try:
+            file = _open(os.path.join(self.report, str(os.getpid())), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                os.write(file, line.encode())
+            finally:
+                os.close(file)
+        finally:
+            self.busy.discard(me)
+
+    def module(self, name: str, folders: Iterable[str]) -> None:
+        """A module that no finder found in ``folders``: the checkout may have it."""
+        last = name.rpartition(".")[2]
+        ends = (".py", "/__init__.py", *extension_suffixes(), "/")
+        for folder in folders:
+            found = self.zone(folder or os.getcwd())
+            if found is not None and found[0] in (WORK, PROJECT):
+                for end in ends:
+                    self.note(MODULE, found[0], os.path.join(found[1], last + end))
+
+    def listed(self, path: Any, caller: str, whole: bool) -> None:
+        """The names in a folder are asked for. The copy may lack it, or modules of a package (plug-ins are found so).
+
+        Args:
+            caller: the source that asks; what searches for a pattern has an event of its own.
+            whole: by os.listdir, which no copy of a tree uses.
+        """
+        if isinstance(path, int):
+            return
+        folder = os.path.join(os.getcwd(), _text(path or "."))
+        found = self.zone(folder)
+        if found is None:
+            return
+        if found[0] != WORK:
+            searches = found[0] == PROJECT and os.path.basename(caller) == "glob.py"
+            if not searches and not self.is_own(folder) and os.path.isdir(folder):
+                self.note(NAMES, found[0], found[1], lambda: self._names(folder))
+        elif found[1] and not _exists(folder):
+            self.note(FOLDER, WORK, found[1] + "/")
+        elif found[1] and whole and _exists(os.path.join(folder, "__init__.py")):
+            self.note(PACKAGE, WORK, found[1] + "/")
+
+    def _names(self, folder: str) -> str:
+        from hashlib import sha256
+
+        me = get_ident()
+        self.busy.add(me)
+        try:
+            return sha256("\n".join(names_in(folder)).encode(errors="surrogateescape")).hexdigest()
+        finally:
+            self.busy.discard(me)
+
+    def matched(self, pattern: str) -> None:
+        """The names that match a pattern are asked for."""
+        parts = os.path.normpath(os.path.join(os.getcwd(), pattern)).split("/")
+        at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
+        folder = "/".join(parts[:at]) or "/"
+        found = self.zone(folder)
+        if found is None or found[0] not in (WORK, PROJECT) or not at:
+            return
+        if found[1] or "**" not in parts:  # of the whole checkout it takes long
+            self.note(PATTERN, found[0], os.path.join(found[1], *parts[at:]))
+
+    def words(self, values: Any, cwd: Any) -> None:
+        """Files that the command line of a started program names: it reads them, and no hook is in it."""
+        base = os.path.join(os.getcwd(), _text(cwd)) if cwd else os.getcwd()
+        values = [values] if isinstance(values, (str, bytes)) or hasattr(values, "__fspath__") else values
+        for value in values:
+            text = _text(value)
+            for word in {text, *(part.strip("'\"<>;|&()") for part in text.split())}:
+                if word and not word.startswith("-"):
+                    self.look(os.path.join(base, word.rpartition("=")[2] or word), WORD)
+
+    def source(self, path: str) -> None:
+        """A source of the run's own copy is opened, and not by an import: code that sees its own text sees comments,
+        which the key lacks. What libraries and tracebacks read for themselves decides nothing."""
+        found = self.zone(os.path.dirname(path))
+        frame: Any = sys._getframe(3)
+        while frame is not None and _is_standard(frame.f_code.co_filename):
+            if os.path.basename(frame.f_code.co_filename) in (
+                "traceback.py",
+                "warnings.py",
+                "runpy.py",
+                "<frozen runpy>",
+            ):
+                return
+            frame = frame.f_back
+        if frame is None or found is None:
+            return
+        who = self.zone(os.path.dirname(os.path.abspath(frame.f_code.co_filename)))
+        if who is not None:
+            self.note(TEXT, found[0], os.path.join(found[1], os.path.basename(path)))
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith((os.path.dirname(os.__file__) + "/", "<frozen ")) and "/site-packages/" not in file
+
+
+def _exists(path: str) -> bool:
+    try:
+        _stat(path)
+    except OSError:
+        return False
+    return True
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else os.fsdecode(value)
+
+
+def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
+    """The audit hook. What is asked for again, or lies where nobody looks, costs a look into a set."""
+    seen: set[str] = set()
+    skipped, busy = watch.skipped, watch.busy
+
+    def opened(path: Any, flags: int) -> None:
+        if type(path) is not str:
+            path = os.fsdecode(path)
+        if path[:1] != "/":
+            path = os.getcwd() + "/" + path
+        if path.startswith(skipped) and "/../" not in path:
+            return
+        if flags & _CHANGES:
+            watch.wrote(path, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
+            return
+        if flags & getattr(os, "O_DIRECTORY", 0):
+            return
+        found = watch.zone(os.path.dirname(path))
+        if found is not None and found[0] in (WORK, PROJECT) and path.endswith(".py"):
+            if sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path):
+                watch.source(path)
+            watch.look(path, ABSENT)
+            return  # imported, and opened another time as a text
+        if len(seen) > _MOST:
+            seen.clear()
+        seen.add(path)
+        watch.look(path, ABSENT)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        try:
+            if event == "open":
+                path, _, flags = args
+                if path in seen and not flags & _CHANGES:
+                    return
+                if isinstance(path, int) or (busy and get_ident() in busy):
+                    return
+                opened(path, flags)
+            elif event in others and (not busy or get_ident() not in busy):
+                others[event](*args)
+        except Exception:
+            pass
+
+    others = _others(watch)
+    return hook
+
+
+def _others(watch: Watch) -> dict[str, Callable[..., None]]:
+    tops: set[str] = set()
+
+    def imported(module: str, filename: Any, *_: Any) -> None:
+        if filename is not None:  # a compiled one; sources come by "open"
+            watch.look(os.path.join(os.getcwd(), _text(filename)), "")
+        top, dot, rest = module.partition(".")
+        if top in _STANDARD:
+            return
+        if dot and getattr(sys.modules.get(top), "__file__", None) is None:  # a namespace: several share it
+            top += "." + rest.partition(".")[0]
+        if top not in tops:
+            tops.add(top)
+            watch.note(IMPORTED, OUTSIDE, top)
+        if "torch.serialization" in sys.modules:
+            watch_torch(watch)
+
+    def started(executable: Any, words: Any, cwd: Any = None, *_: Any) -> None:
+        is_list = not isinstance(words, (str, bytes)) and not hasattr(words, "__fspath__")
+        program = _text(executable or (words[0] if is_list else words))
+        at = watch.zone(os.path.dirname(os.path.join(os.getcwd(), program)))
+        if at is not None and at[0] != OUTSIDE:  # others are those of the host
+            watch.words([program], cwd)
+        if not os.path.basename(program).startswith("python"):  # that one has this hook too
+            watch.words(words[1:] if is_list else words, cwd)
+
+    def connected(database: Any) -> None:
+        name = _text(database)
+        name = name[5:].partition("?")[0] if name.startswith("file:") else name
+        if name and name != ":memory:":
+            watch.wrote(os.path.join(os.getcwd(), name), keeps=True)
+
+    def loaded(name: Any) -> None:
+        if name is not None and "/" in _text(name):
+            watch.look(os.path.join(os.getcwd(), _text(name)), WORD)
+
+    return {
+        **_of_names(watch),
+        "import": imported,
+        "subprocess.Popen": started,
+        "os.posix_spawn": lambda path, words, *_: started(path, words),
+        "os.exec": lambda path, words, *_: started(path, words),
+        "os.system": lambda command: watch.words([command], None),
+        "sqlite3.connect": connected,
+        "ctypes.dlopen": loaded,
+    }
+
+
+def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
+    """Events of who asks for names in folders, or gives them."""
+
+    def listed(path: Any) -> None:
+        caller = sys._getframe(2).f_code.co_filename
+        if caller != _IMPORTING and "/importlib/metadata/" not in caller:
+            watch.listed(path, caller, whole=True)
+
+    def scanned(path: Any) -> None:
+        caller = sys._getframe(2).f_code.co_filename
+        if not os.path.basename(caller).startswith(("pathlib", "_local")):  # iterdir takes os.listdir
+            watch.listed(path, caller, whole=False)
+
+    def globbed(pattern: Any, recursive: bool, root: Any, folder: Any) -> None:
+        if folder is None:
+            watch.matched(os.path.join(_text(root or ""), _text(pattern)))
+
+    def renamed(before: Any, path: Any, *folders: Any) -> None:
+        if folders == (-1, -1):
+            source, target = (os.path.join(os.getcwd(), _text(one)) for one in (before, path))
+            if not watch.is_own(source):
+                watch.look(source, "")
+            watch.wrote(target)
+
+    def made(path: Any, _: Any = None, folder: Any = -1) -> None:
+        place = os.path.join(os.getcwd(), _text(path))
+        if folder == -1 and not _exists(place):
+            real = os.path.realpath(place)
+            if not real.startswith(watch.made) or not watch.made:
+                watch.made = (*watch.made[-_MOST:], real + "/")
+                found = watch.zone(os.path.dirname(real))
+                if found is not None and found[0] != WORK:
+                    watch.note(MADE, found[0], os.path.join(found[1], os.path.basename(real)))
+
+    return {
+        "os.listdir": listed,
+        "os.scandir": scanned,
+        "glob.glob/2": globbed,
+        "pathlib.Path.glob": lambda path, pattern: watch.matched(os.path.join(str(path), pattern)),
+        "pathlib.Path.rglob": lambda path, pattern: watch.matched(os.path.join(str(path), "**", pattern)),
+        "os.rename": renamed,
+        "os.mkdir": made,
+    }
+
+
+class LastFinder:
+    """The last of ``sys.meta_path``: it is asked for modules that are nowhere, however they are imported."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Finds nothing."""
+        try:
+            self._watch.module(name, sys.path if path is None else path)
+        except Exception:
+            return
+
+
+def watch_stat(watch: Watch) -> None:
+    """``os.path.exists`` opens nothing and raises no event; code that goes on with or without a file comes to
+    other results. So ``os.stat``, which it calls, notes what isn't there, and what is there in the checkout."""
+    known: set[Any] = set()
+
+    def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        try:
+            found = _stat(path, *args, **options)
+        except FileNotFoundError:
+            looked(path, options, ASKED)
+            raise
+        if type(path) is not int and path not in known:
+            looked(path, options, THERE)
+        return found
+
+    def looked(path: Any, options: dict[str, Any], how: str) -> None:
+        try:
+            if path in known or options.get("dir_fd") is not None or get_ident() in watch.busy:
+                return
+            if len(known) > _MOST:
+                known.clear()
+            known.add(path)
+            place = os.path.join(os.getcwd(), _text(path))
+            if how == ASKED:
+                watch.look(place, ASKED)
+                return
+            found = watch.zone(os.path.dirname(place))
+            if found is None or found[0] != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):
+                return
+            if os.path.basename(place) and not watch.is_own(place):
+                watch.note(THERE, PROJECT, os.path.join(found[1], os.path.basename(place)))
+        except Exception:
+            known.clear()
+
+    _replace("stat", stat)
+
+
+def watch_open(watch: Watch) -> None:
+    """``os.open(name, dir_fd=…)`` raises its event without the folder."""
+
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None or os.path.isabs(path):
+            return _open(path, flags, mode, dir_fd=dir_fd)
+        me = get_ident()
+        watch.busy.add(me)
+        try:
+            place = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), _text(path))
+            if flags & _CHANGES:
+                watch.wrote(place, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
+            elif not flags & getattr(os, "O_DIRECTORY", 0):
+                watch.look(place, ABSENT)
+        except Exception:
+            pass
+        try:
+            watch.busy.add(me)
+            return _open(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            watch.busy.discard(me)
+
+    _replace("open", opened)
+
+
+def _replace(name: str, function: Any) -> None:
+    """Put a function in the place of one of ``os``."""
+    before = getattr(os, name)
+    function.__module__, function.__name__, function.__qualname__ = "os", name, name
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if before in able:
+            able.add(function)
+    setattr(os, name, function)
+
+
+def watch_variables(watch: Watch) -> None:
+    """Note which variables are read by their names; who copies all of them reads none."""
+    environ: Any = type(os.environ)
+    get, names_of = environ.__getitem__, environ.__iter__
+    copied: list[str] = []
+    known: set[Any] = set()
+
+    def read(self: Any, name: Any) -> Any:
+        if copied and copied[-1] == name:
+            copied.pop()
+        elif name not in known:
+            del copied[:]
+            known.add(name)
+            try:
+                watch.note(VARIABLE, OUTSIDE, _text(name))
+            except Exception:
+                known.clear()
+        return get(self, name)
+
+    def names(self: Any) -> Iterator[Any]:
+        found = [*names_of(self)]
+        copied[:] = found[::-1]
+        return iter(found)
+
+    environ.__getitem__, environ.__iter__ = read, names
+
+
+def watch_torch(watch: Watch) -> None:
+    """``torch.save`` writes a file by its path in C++, without an event."""
+    writer: Any = getattr(sys.modules["torch.serialization"], "_open_zipfile_writer_file", None)
+    if writer is None or hasattr(writer, "paceline"):
+        return
+    begin = writer.__init__
+
+    def begun(self: Any, name: Any, *args: Any, **options: Any) -> None:
+        try:
+            watch.wrote(os.path.join(os.getcwd(), _text(name)))
+        except Exception:
+            pass
+        begin(self, name, *args, **options)
+
+    writer.__init__, writer.paceline = begun, True
+
+
+def leave_project(zones: Iterable[tuple[str, str]]) -> None:
+    """Take the project's folders from ``sys.path``: an editable install puts them there, on one host and not on
+    another, and what the snapshot lacks would come from them."""
+    watch = Watch(zones, "")
+
+    def stays(entry: str) -> bool:
+        found = watch.zone(os.path.realpath(entry)) if entry else None
+        return found is None or found[0] in (WORK, OUTSIDE)
+
+    sys.path[:] = [entry for entry in sys.path if stays(entry)]
+    sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in _owner(one).__module__]
+
+
+def _owner(finder: Any) -> Any:
+    return finder if isinstance(finder, type) else type(finder)
+
+
+def chain(folder: str) -> None:
+    """Run the installation's own sitecustomize, which the one in ``folder`` hides."""
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        __import__("site" + "customize")  # not by its name: it would count as an import of this run
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if own is not None:
+            sys.modules.setdefault("sitecustomize", own)
+
+
+def compile_anew() -> None:
+    """Read modules of source trees from their sources alone: byte code tells an edit by size and second of the source,
+    and after one within the same second the old code would run."""
+    loader: Any = sys.modules["_frozen_importlib_external"].SourceFileLoader
+    stats, standard = loader.path_stats, os.path.dirname(os.__file__) + "/"
+
+    def path_stats(self: Any, path: str) -> Any:
+        if path.startswith(standard) or "/site-packages/" in path or "/dist-packages/" in path:
+            return stats(self, path)
+        raise OSError(path)  # so no byte code of it is read, and none is written
+
+    loader.path_stats = path_stats
+
+
+def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
+    """Note from here on. ``report`` is the folder of the notes."""
+    found = Watch(zones, report)
+    sys.addaudithook(hook_of(found))
+    watch_stat(found)
+    watch_open(found)
+    watch_variables(found)
+    sys.meta_path.append(LastFinder(found))
+
+
+def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bool, in_copy: bool) -> None:
+    """What a process does first: see the functions above.
+
+    Args:
+        folder: holds the sitecustomize that calls this.
+        in_copy: the process works in a copy of the project, and imports nothing of the project itself.
+    """
+    if in_copy:
+        leave_project(zones)
+    compile_anew()
+    if watches:
+        watch(zones, report)
+    chain(folder)
