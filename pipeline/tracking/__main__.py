@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any, TextIO
 from pipeline.core import masking, threads, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.giving_way import give_way
+from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.destinations import SETTINGS_VARIABLE
 from pipeline.tracking.failures import StoreError
@@ -31,6 +33,7 @@ from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
 
 _LOOK_S, _LEAVES_S = 0.5, 1.0  # for its parent; what it has to leave by itself
+_LARGEST_BYTES = 1 << 30  # of a file that says what a run was made of: an answer without end fills no disk
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
 
@@ -181,6 +184,7 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
     from pipeline.tracking.artifacts import RECIPE
     from pipeline.tracking.store import Store
 
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return 0 if Store(uri).fetch(run_id, RECIPE, place) else NO_SUCH_RUN
 
 
@@ -203,4 +207,4 @@ def _publish(uri: str, run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    answers.leave(main())

@@ -7,10 +7,11 @@ import base64
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlencode
 
 from pipeline.core.web_address import opener
@@ -18,6 +19,7 @@ from pipeline.tracking.address import recorder_env
 from pipeline.tracking.pages import VIEW_TAG, Shown
 
 _TIMEOUT_S = 30.0  # a server that has just started on a busy computer
+_MOST_BYTES, _PART_BYTES = 256 << 20, 1 << 20
 _MOST_RUNS = 100  # as MLflow's page itself shows at first; of a thousand the answer takes 4 s of a core and has 11 MB
 _API = "/api/2.0/mlflow"
 _UNQUOTED = re.compile(r"\W")
@@ -57,8 +59,18 @@ class Server:
         data = None if value is None else json.dumps(value).encode()
         asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
         with opener(self.url).open(asked, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
-            found: dict[str, Any] = json.loads(answer.read() or b"{}")
+            found: dict[str, Any] = json.loads(_whole(answer) or b"{}")
         return found
+
+
+def _whole(answer: IO[bytes]) -> bytes:
+    """Raises TimeoutError for an answer without end."""
+    data, until = bytearray(), time.monotonic() + _TIMEOUT_S
+    while part := answer.read1(_PART_BYTES):  # type: ignore[attr-defined]
+        data += part
+        if len(data) > _MOST_BYTES or time.monotonic() > until:
+            raise TimeoutError(f"its answer has no end: given up after {len(data):,} bytes")
+    return bytes(data)
 
 
 def _login(told: Mapping[str, str]) -> dict[str, str]:

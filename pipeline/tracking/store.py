@@ -16,10 +16,11 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
+from pipeline.tracking.answers import Bounded
 from pipeline.tracking.failures import StoreError, explained, plain
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
@@ -128,7 +129,8 @@ class Store:
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
             if not database and not address.startswith("http"):
                 _connect(address)
-            self._client = MlflowClient(tracking_uri=address, registry_uri=address)
+            client = MlflowClient(tracking_uri=address, registry_uri=address)
+            self._client = cast(MlflowClient, Bounded(client)) if address.startswith("http") else client
             if database:
                 self._client.get_experiment("0")  # the client opens its database at the first question
         self.name = shown(uri)

@@ -26,7 +26,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.sweep import workers
-from pipeline.tracking import client, ui
+from pipeline.tracking import answers, client, rest, ui
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.destinations import Destination
 from pipeline.tracking.inputs import DataInput
@@ -52,6 +52,48 @@ def silent_server() -> Iterator[str]:
     """Accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+class _Endless(socketserver.StreamRequestHandler):
+    """Answers without end: as fast as it is read, or a byte now and then. ``left``: how many have been hung up on."""
+
+    pause_s: float
+    left: list[int]
+
+    def handle(self) -> None:
+        self.request.recv(1 << 16)
+        part, until = b" " if self.pause_s else bytes(1 << 20), time.monotonic() + HANG_S
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+            while time.monotonic() < until:
+                self.wfile.write(part)
+                time.sleep(self.pause_s)
+        self.left.append(1)
+
+
+@pytest.mark.parametrize(("pause_s", "limit"), [(0.0, "32 MiB"), (0.2, "3 s")])
+def test_a_server_that_answers_without_end_is_given_up(
+    run: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(answers, "GROWTH_BYTES", 32 << 20)
+    left: list[int] = []
+    handler = type("Handler", (_Endless,), {"pause_s": pause_s, "left": left})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        recorded = tracking.record(run, f"http://127.0.0.1:{server.server_address[1]}", EXPERIMENT, give_up_s=0.5)
+        wait_until(lambda: bool(left))
+        server.shutdown()
+        with pytest.raises(TimeoutError, match="its answer has no end"):
+            rest._whole(_Forever())  # type: ignore[arg-type]
+    assert (recorded.state, f"its answer has no end: given up after {limit}" in recorded.message) == (PENDING, True)
+    assert not [thread for thread in threading.enumerate() if thread.name == answers._THREAD]
+
+
+class _Forever:
+    def read1(self, count: int) -> bytes:
+        return bytes(count)
 
 
 class _Refusing(BaseHTTPRequestHandler):
