@@ -85,6 +85,8 @@ def _standing(folder: RunFolder) -> str:
     verdict = read(folder).verdict
     if verdict is None:
         return "not made again yet"
+    if verdict.get("within_spread"):
+        return "made again on other hardware, within the spread of its metrics"
     return "reproduced" if verdict.get("reproduced") else "made again, and came out otherwise"
 
 

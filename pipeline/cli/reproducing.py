@@ -16,6 +16,7 @@ from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import asked_for, expanded
 from pipeline.core.heartbeat import waiting
+from pipeline.core.printable import printable_lines
 from pipeline.core.tables import file_size
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def reproduce_run(folder: RunFolder) -> None:
             f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}",
             hint="paceline.log(step, loss=…) or a file in {run} gives it something to compare",
         )
+    if verdict.within_spread:  # neither proven nor refuted
+        say(f"{printable_lines(verdicts.text(verdict))}\n  {relative(work / 'verdict.json')}")
+        return
     settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
         say(settled)

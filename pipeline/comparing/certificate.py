@@ -32,7 +32,7 @@ KIND = "paceline certificate"
 OF_RUNS = "paceline certificate of runs"
 """Holds what the certificate of each finished one would, and the state of each other."""
 VERSION = 1
-_VERDICTS = {True: "reproduced", False: "not reproduced"}
+_REPRODUCED, _WITHIN, _OTHERWISE = "reproduced", "within the spread, on other hardware", "not reproduced"
 _RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
 _ORIGIN = ("git_commit", "git_dirty", "patch_sha256", "lock_sha256", "python")
 
@@ -55,7 +55,7 @@ _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "files_sha256": _are_digests,
     "origin": lambda value: isinstance(value, dict),
     "origin_sha256": _are_digests,
-    "verdict": lambda value: value is None or value in _VERDICTS.values(),
+    "verdict": lambda value: value in (None, _REPRODUCED, _WITHIN, _OTHERWISE),
 }
 """What a certificate must hold, whoever wrote it, so that it can be read and shown."""
 _OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "weights_sha256", "proven", "hardware")
@@ -115,8 +115,15 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
         "origin_sha256": dict(result.origin_sha256),
         "proven": result.fields.get("proven"),
         "hardware": result.fields.get("hardware"),
-        "verdict": None if verdict is None else _VERDICTS[bool(verdict.get("reproduced"))],
+        "verdict": None if verdict is None else _said(verdict),
     }
+
+
+def _said(verdict: Mapping[str, Any]) -> str:
+    """What `doit reproduce` found, in the words of a certificate."""
+    if verdict.get("reproduced"):
+        return _REPRODUCED
+    return _WITHIN if verdict.get("within_spread") else _OTHERWISE
 
 
 class Certificate(NamedTuple):
@@ -228,8 +235,8 @@ def _result(found: Mapping[str, Any], folder: RunFolder, key: ContentKey, result
     for name in sorted(told["files_sha256"].keys() - found["files_sha256"].keys()):
         yield f"{name}: the certificate doesn't name it"
     verdict = verdict_of(folder)
-    if verdict is not None and found["verdict"] not in (None, _VERDICTS[bool(verdict.get("reproduced"))]):
-        yield f"verdict: doit reproduce found {_VERDICTS[bool(verdict.get('reproduced'))]}"
+    if verdict is not None and found["verdict"] not in (None, _said(verdict)):
+        yield f"verdict: doit reproduce found {_said(verdict)}"
     lock = folder.path / LOCK
     if lock.is_file() and sha256_file(lock) != found["origin"].get("lock_sha256"):
         yield f"{LOCK}: its sha256 isn't {str(found['origin'].get('lock_sha256'))[:12]}…"

@@ -116,6 +116,8 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
         return "not made again yet"
     if verdict.get("reproduced"):
         return f"reproduced: {verdict.get('compared', 'weights_sha256')}, metrics and steps are equal"
+    if verdict.get("within_spread"):
+        return "on other hardware, its metrics within their spread"
     outcome = verdict.get("outcome")
     return f"not reproduced: {len(outcome) if isinstance(outcome, list) else 'some'} field(s) differ"
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
 from pipeline.keys.diff import Difference, differences
 from pipeline.reproduction.recipe import Recipe
+from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 
-_COMPARED = ("weights_sha256", "steps", "epochs")
+_STEPS = ("steps", "epochs")
+_COMPARED = ("weights_sha256", *_STEPS)
 _OF_SCRIPT, _UNNAMED = "outputs/", "outputs/workdir/"  # the second: nobody said that these are results
 _LOGS = (".jsonl", ".log", "training_args.bin")  # they and TensorBoard's hold the times at which they were written
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
@@ -34,6 +37,8 @@ class Verdict:
 
     ``compared``: what stands for the weights; of a script they are its outputs. ``times``: metrics that were left out,
     as they are times or rates or the user said so. ``nothing``: the run has left nothing that could differ.
+    ``hardware``: in what it was computed otherwise, so that bits can't be compared; ``reach`` says then which metrics
+    can be, and by how much each may differ.
     """
 
     run: str
@@ -44,16 +49,44 @@ class Verdict:
     compared: str = "weights_sha256"
     times: tuple[str, ...] = ()
     nothing: bool = False
+    hardware: str | None = None
+    reach: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reproduced(self) -> bool:
         return not self.outcome and not self.nothing
 
+    @property
+    def within_spread(self) -> bool:
+        """Whether nothing but bits differs, and these can't be equal: at least one metric was compared, none is far."""
+        return not self.reproduced and self.hardware is not None and bool(self.reach) and not self.far
 
-def compare(recipe: Recipe, again: RunFolder, ignored: Sequence[str] = ()) -> Verdict:
+    @property
+    def near(self) -> tuple[Difference, ...]:
+        """Metrics that differ by no more than they may on other hardware."""
+        return tuple(item for item in self.outcome if _apart(item) <= self.reach.get(item.field, -1.0))
+
+    @property
+    def far(self) -> tuple[Difference, ...]:
+        """What differs and isn't explained by other hardware: other steps or ranks, a metric beyond its spread."""
+        judged = {*_STEPS, *_RANKS, *self.reach}
+        return tuple(item for item in self.outcome if item.field in judged and item not in self.near)
+
+
+def compare(
+    recipe: Recipe,
+    again: RunFolder,
+    ignored: Sequence[str] = (),
+    *,
+    hardware: str | None = None,
+    reach: Mapping[str, float] | None = None,
+) -> Verdict:
     """Field by field: what came out, the parts of the key, and what the hosts had installed.
 
-    ``ignored``: patterns of names of metrics that are not compared.
+    Args:
+        ignored: patterns of names of metrics that are not compared.
+        hardware: in what the hosts are known to differ; None: what the two results tell of theirs.
+        reach: by how much a metric may differ on other hardware.
     """
     found, parts = again.read_result(), again.read_json("key.json") or {}
     result = found.fields if found is not None else {}
@@ -74,6 +107,8 @@ def compare(recipe: Recipe, again: RunFolder, ignored: Sequence[str] = ()) -> Ve
         nothing=bool(recipe.result.get("program")) and not {*old, *new} - {*_COMPARED, *_RANKS} and not same,
         outcome=tuple(differences({"config": old}, {"config": new})),
         key=tuple(differences(recipe.parts, parts)),
+        hardware=hardware or arithmetic.between(recipe.result, result),
+        reach={name: value for name, value in (reach or {}).items() if name in old and name in new},
         surroundings=tuple(
             differences(
                 _surroundings(recipe.provenance, recipe.result, nodes), _surroundings(provenance, result, nodes)
@@ -133,6 +168,14 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((provenance.get("environments") or {}).values())
 
 
+def _apart(item: Difference) -> float:
+    """By how much a metric differs; infinite where it is none, or on one side alone."""
+    if not all(isinstance(value, int | float) for value in (item.old, item.new)):
+        return math.inf
+    apart = abs(item.new - item.old)
+    return math.inf if math.isnan(apart) else apart
+
+
 def text(verdict: Verdict) -> str:
     """The verdict for a terminal."""
     lines = []
@@ -141,11 +184,23 @@ def text(verdict: Verdict) -> str:
             f"NOTHING TO COMPARE {verdict.run}: the script left neither a metric (times aside) nor a file in {{run}} "
             "(logs aside); it stays unproven"
         )
+    elif verdict.within_spread:
+        lines.append(
+            f"WITHIN THE SPREAD {verdict.run}: {', '.join(verdict.reach)} no further apart than chance allows; bits "
+            f"can't be compared, computed by {verdict.hardware}"
+        )
+        lines += [f"  {item} (at most {verdict.reach[item.field]:.2g} apart)" for item in verdict.near]
+        others = [item.field for item in verdict.outcome if item not in verdict.near]
+        lines.append(f"not judged: {', '.join(others)}")
     elif verdict.reproduced:
         lines.append(f"REPRODUCED {verdict.run}: {verdict.compared}, metrics and steps are equal")
     else:
         lines.append(f"NOT REPRODUCED {verdict.run}: {len(verdict.outcome)} field(s) differ")
         lines += [f"  {item}" for item in verdict.outcome]
+        if verdict.hardware is not None:
+            beyond = ", ".join(item.field for item in verdict.far)
+            why = f"{beyond} differ more than that" if beyond else "finished runs of two more seeds tell by how much"
+            lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
     if verdict.again != verdict.run:

@@ -27,8 +27,10 @@ from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.diff import Difference, differences
 from pipeline.keys.installed import version
+from pipeline.reproduction import seed_spread
 from pipeline.reproduction.compare import Verdict, compare
 from pipeline.reproduction.recipe import Recipe, checkout, read
+from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
 
 IGNORED = "program.ignore_metrics"
@@ -64,6 +66,8 @@ def reproduce(
     recipe = read(folder, root)
     _say_what_differs(recipe, say)
     _refuse_untold(recipe, overrides)
+    if (hardware := _other_hardware(recipe, overrides)) is not None:
+        say(f"  hardware     {hardware}: equal bits can't be promised, so metrics are compared within their spread")
     runs_dir = work / "runs"
     with ExitStack() as stack:
         stack.enter_context(_alone(work, say))
@@ -78,9 +82,21 @@ def reproduce(
         words, secrets = secret_words.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
         code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
-    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides))
-    write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
+    reach = seed_spread.reach(recipe, work.parents[1])
+    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
+    told = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
+    write_json(work / "verdict.json", {**asdict(verdict), **told})
     return verdict
+
+
+def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
+    """In what this computer differs from the one that the run was made on. Of other hosts that is known when they have
+    been asked: from what both results tell."""
+    from pipeline.cluster.agent.processors import hardware
+
+    if any(_name(word) == "cluster" for word in given):
+        return None
+    return arithmetic.other_than_here(recipe.result, hardware())
 
 
 def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:

@@ -239,6 +239,25 @@ def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(
 
 
 @pytest.mark.long
+def test_what_another_processor_finished_is_made_again_within_the_spread(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    path = trained.root / "runs" / key / "result.json"
+    before = path.read_bytes()
+    known = documents.read_sealed(path)
+    node = {"cpu_model": "Another", "cpu_id": "Vendor 6/143/8", "cpu_flags": "avx512f"}
+    told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [node]}]}
+    results.write(path, {**known, "hardware": told, "weights_sha256": "b" * 64})
+    shown = trained.doit("reproduce", f"run={key}")
+    path.write_bytes(before)
+    promise = shown.index("hardware     Another (Vendor 6/143/8, avx512f), here ")
+    assert "equal bits can't be promised, so metrics are compared within their spread" in shown
+    assert promise < shown.index("training ") < shown.index(f"WITHIN THE SPREAD {key}: test/accuracy no further apart")
+    assert "not judged: weights_sha256" in shown
+    verdict = json.loads((trained.root / "runs" / ".reproduced" / key / "verdict.json").read_text())
+    assert (verdict["reproduced"], verdict["within_spread"]) == (False, True)
+
+
+@pytest.mark.long
 def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
     trained: Checkout, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes, write_atomic, write_json
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.reproduction import recipe as recipes
-from pipeline.reproduction import reproduce
+from pipeline.reproduction import reproduce, seed_spread
 from pipeline.reproduction.compare import compare, text
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs.folder import RunFolder
@@ -43,6 +43,48 @@ def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
         f"REPRODUCED {KEY.short}: weights_sha256, metrics and steps are equal",
         "its key is the same",
     ]
+
+
+HERE = "AMD EPYC (AuthenticAMD 25/17/1, avx512f), now AMD EPYC (AuthenticAMD 25/1/1, avx2)"
+
+
+def test_on_other_hardware_metrics_are_compared_within_their_spread(tmp_path: Path) -> None:
+    first = recipe(tmp_path)
+    other = {**RESULT, "weights_sha256": "b" * 64, "metrics": {"test/accuracy": 0.53, "val/loss": 1.5}}
+    folder = run_folder(tmp_path / "again", other)
+    near = compare(first, folder, hardware=HERE, reach={"test/accuracy": 0.04})
+    assert (near.reproduced, near.within_spread) == (False, True)
+    assert text(near).splitlines()[:3] == [
+        f"WITHIN THE SPREAD {KEY.short}: test/accuracy no further apart than chance allows; bits can't be compared, "
+        f"computed by {HERE}",
+        "  test/accuracy: 0.5 → 0.53 (at most 0.04 apart)",
+        "not judged: val/loss, weights_sha256",
+    ]
+    far = compare(first, folder, hardware=HERE, reach={"test/accuracy": 0.02})
+    assert not far.within_spread
+    assert f"computed by {HERE}: other bits were to be expected; test/accuracy differ more than that" in text(far)
+    unknown = compare(first, folder, hardware=HERE, reach={"train/loss": 9.0})
+    assert not unknown.within_spread
+    assert "finished runs of two more seeds tell by how much" in text(unknown)
+    assert not compare(first, folder, reach={"test/accuracy": 1.0, "val/loss": 1.0}).within_spread  # the same hardware
+    fewer = run_folder(tmp_path / "fewer", {**other, "steps": 1})
+    assert not compare(first, fewer, hardware=HERE, reach={"test/accuracy": 1.0}).within_spread
+    assert compare(first, run_folder(tmp_path / "equal"), hardware=HERE).reproduced
+
+
+def test_the_spread_of_a_metric_is_that_of_other_seeds_or_of_the_test_images(tmp_path: Path) -> None:
+    def seed(number: int, accuracy: float, **more: object) -> RunFolder:
+        config = {"seed": number, "cluster": {}, **more}
+        summary = {**RESULT, "metrics": {"test/accuracy": accuracy}}
+        return finished(tmp_path, key_of(config), config=config, summary=summary)
+
+    first = read(seed(0, 0.5), tmp_path)
+    write_json(first.folder.path / "predictions.json", {"targets": [0] * 400})
+    assert seed_spread.reach(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.5 / 20, rel=1e-3)}
+    seed(1, 0.52)
+    seed(2, 0.48)
+    seed(0, 0.9, trainer={"epochs": 9})
+    assert seed_spread.reach(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.02)}
 
 
 def script_run(path: Path, metrics: dict[str, float], **outputs: str) -> RunFolder:
