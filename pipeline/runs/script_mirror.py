@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipeline.core.files import sha256_file
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs.checkpoint_mirror import SETTING
 from pipeline.runs.checkpoints import DAMAGE
+from trainers.script.workdir import NODES
 
 _LIST = "script.json"
 _CONTENTS = "contents"
@@ -101,7 +102,7 @@ class ScriptMirror:
     def _fetch(self, name: str, about: Mapping[str, Any], folder: Path) -> None:
         """Raises DataError, and what ``DAMAGE`` has."""
         sha256, parts = str(about["sha256"]), PurePosixPath(name).parts
-        if name != _METRICS and (parts[:1] != (_FOLDER,) or ".." in parts):
+        if name != _METRICS and (not _is_checkpoint(parts) or ".." in parts):
             raise ValueError(f"{name!r} is no file of a checkpoint")
         if not _SHA256.fullmatch(sha256):
             raise ValueError(f"{name!r} has no sha256")
@@ -114,9 +115,15 @@ class ScriptMirror:
 
 
 def _files(run_dir: Path) -> dict[str, Path]:
-    """All files of the checkpoints, and the metrics until then, by their path in the run folder."""
-    found = [*sorted((run_dir / _FOLDER).rglob("*")), run_dir / _METRICS]
-    return {path.relative_to(run_dir).as_posix(): path for path in found if path.is_file()}
+    """All files of every host's checkpoints, and the metrics until then, by their path in the run folder."""
+    folders = [run_dir / _FOLDER, *run_dir.glob(f"{NODES}/*/{_FOLDER}")]
+    found = [path for folder in folders for path in sorted(folder.rglob("*"))]
+    return {path.relative_to(run_dir).as_posix(): path for path in [*found, run_dir / _METRICS] if path.is_file()}
+
+
+def _is_checkpoint(parts: Sequence[str]) -> bool:
+    own = len(parts) > 3 and parts[0] == NODES and parts[1].isdecimal()
+    return parts[2 if own else 0] == _FOLDER
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -38,14 +38,16 @@ def contents(tmp_path: Path) -> list[str]:
 def test_a_lost_folder_gets_all_back_and_the_newest_is_still_the_newest(
     run_dir: Path, mirror: ScriptMirror, tmp_path: Path
 ) -> None:
-    assert (mirror.push(run_dir), mirror.push(run_dir)) == (3, 0)
+    (run_dir / "nodes/1/checkpoints").mkdir(parents=True)
+    (run_dir / "nodes/1/checkpoints/rng_state_1.pth").write_text("of another host")
+    assert (mirror.push(run_dir), mirror.push(run_dir)) == (4, 0)
     wanted = {path.relative_to(run_dir): path.read_text() for path in run_dir.rglob("*") if path.is_file()}
     shutil.rmtree(run_dir)
     run_dir.mkdir()
     said: list[str] = []
     Mirroring(mirror, run_dir, said.append).restore()
     assert said == [
-        "the run folder has no checkpoint; took 3 files that its script had left from "
+        "the run folder has no checkpoint; took 4 files that its script had left from "
         f"cluster.checkpoint_mirror={tmp_path / 'mirror'}"
     ]
     assert {path.relative_to(run_dir): path.read_text() for path in run_dir.rglob("*") if path.is_file()} == wanted

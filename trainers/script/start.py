@@ -137,7 +137,10 @@ class Attempt:
             return 1
         if code == 0 and recorder is not None and recorder.stopping:
             self.note_pruned(recorder)
-            return 0  # what it wrote stays where it is: it may go on
+            known = workdirs.given(self.run_dir, self.started.node_rank)
+            if next(workdirs.written(self.work, self.run_dir, known), None) is None:  # else it may go on with that
+                shutil.rmtree(self.folder, ignore_errors=True)
+            return 0
         if code == 0:
             code = self.finish(paths, recorder, seen, unkeyed)
         return code
