@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.agent import staging
 from pipeline.cluster.agent.beats import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import collect as collecting
@@ -26,7 +27,7 @@ from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
-from pipeline.core.specs import SCRIPT_OUTPUTS
+from pipeline.core.specs import SCRIPT_OUTPUTS, Outputs
 from pipeline.runs.checkpoints import go_on_from_checkpoint
 from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
@@ -318,3 +319,45 @@ def test_what_comes_can_not_be_executed_and_a_link_to_a_file_comes_as_its_conten
         assert path.lstat().st_mode & 0o7111 == 0
         assert path.read_text() == "#!/bin/sh\n"
         assert path.lstat().st_mtime == 1e9
+
+
+def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_stays_and_is_named(
+    tmp_path: Path,
+) -> None:
+    node, run_dir, now = tmp_path / "node", make(tmp_path / "run"), time.time()
+    for name, age_s in {
+        "checkpoints/c-2/model.bin": 60.0,  # the first host's, which was sent there
+        "checkpoints/c-2/rng_1.pth": 60.0,
+        "checkpoints/c-4/rng_1.pth": 0.0,
+        "work/node1/code/train.py": 60.0,
+        "work/node1/code/states.csv": 60.0,
+    }.items():
+        (node / name).parent.mkdir(parents=True, exist_ok=True)
+        (node / name).write_text(name)
+        os.utime(node / name, (now - age_s, now - age_s))
+    (node / "work/node1/code/link.txt").symlink_to("/etc/passwd")
+    stamps = {name: (node / name).stat() for name in ("checkpoints/c-2/model.bin", "work/node1/code/train.py")}
+    given = {name: [stamp.st_size, stamp.st_mtime_ns] for name, stamp in stamps.items()}
+    (node / "work/node1/given.json").write_text(json.dumps(given))
+    said: list[str] = []
+
+    def fetch(outputs: Outputs) -> list[str]:
+        request = asked(node)
+        request["nodes"][0]["host"] = "node0"
+        assert receive(to(AGENT), request, run_dir, final=False, outputs=outputs, rank=1, say=said.append)
+        return sorted(path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*") if path.is_file())
+
+    others = replace(SCRIPT_OUTPUTS, resume=SCRIPT_OUTPUTS.others, needed=())
+    during = of_step(replace(PLAN, outputs=SCRIPT_OUTPUTS), 1).outputs
+    assert fetch(replace(during, needed=())) == ["nodes/1/checkpoints/c-2/rng_1.pth"]  # the other one isn't settled
+    assert fetch(replace(others, limit_bytes=10)) == [
+        "nodes/1/checkpoints/c-2/rng_1.pth",
+        "nodes/1/checkpoints/c-4/rng_1.pth",
+    ]
+    assert said == [
+        "node0: what the script wrote in its working directory (26 B) is more than program.outputs_limit=9.31323e-09 "
+        f"GiB and stays there in {node}/work/node1/code; a higher limit brings such files back"
+    ]
+    staging.remove_ours([str(node)])
+    assert (node / "work/node1/code/states.csv").exists()
+    assert fetch(others)[2:] == ["nodes/1/work/node1/code/states.csv"]  # nor what a link leads to

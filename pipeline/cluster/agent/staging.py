@@ -270,6 +270,8 @@ def collect(request: Json) -> None:
     def wanted(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if item.isdir():
             return item
+        if item.name.startswith("work/") and os.path.islink(os.path.join(run_dir, item.name)):
+            return None  # as of data that a script has linked to where it stands
         known = stamps.get(item.name)
         if until_s is not None and item.mtime > until_s:
             return None
