@@ -25,7 +25,7 @@ from pipeline.execution.attempting import attach, going_on, left_running, run_at
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import package_data, process_groups, rank_environment
+from pipeline.keys import named_files, package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, checkpoints, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -182,6 +182,13 @@ def _notes(run: Run) -> list[str]:
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
+    if run.config.script is not None and run.sealed:
+        names = named_files.lacking(run.config.script, run.sources, run.config.resolved["program"])
+        if names:
+            said.append(
+                f"the script names files of the project that aren't in its copy: {_some(names)}; where it reads them: "
+                f"program.inputs=[{','.join(names)}]"
+            )
     inputs = "program.inputs" if run.config.script is not None else "model.inputs"
     if run.unresolved:
         said.append(

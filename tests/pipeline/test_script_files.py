@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.places import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
-from pipeline.keys import script_files
+from pipeline.keys import named_files, script_files
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
 
@@ -377,3 +377,12 @@ def test_no_file_of_another_name_is_suggested_for_data_that_is_not_there(tmp_pat
     (tmp_path / "opt").mkdir()
     with pytest.raises(UsageError, match=r"program\.data=nope: there is no .*/nope$"):
         found(tmp_path, None, command=["train"], data="nope")
+
+
+def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(folder: Path) -> None:
+    (folder / "train.py").write_text("open('configs/a.yaml'); open('b.txt'); open('c.csv'); exec('nope.txt')\n")
+    for name in ("b.txt", "c.csv", "d.json"):
+        (folder / name).touch()
+    files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
+    section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
+    assert named_files.lacking(files, files.closure().sources, section) == ["configs/a.yaml", "d.json"]

@@ -103,7 +103,7 @@ import pathlib
 import numpy as np
 
 def make(count=20):
-    value = int((pathlib.Path(__file__).parent / "value.txt").read_text()) + 1
+    value = int((pathlib.Path(__file__).parent / f"{'value'}.txt").read_text()) + 1
     return {"images": np.full((count, 8, 8), value, np.uint8), "labels": np.arange(count) % 2}
 """
 
