@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +24,17 @@ if TYPE_CHECKING:
     from pipeline.sweep.folder import SweepFolder
 
 
-def screen(picture: Callable[[], Picture]) -> Screen:
-    """For how the work of one command goes on, on stderr. ``picture`` is called where a view can be drawn."""
-    wanted = is_wanted if verbosity() == QUIET else lambda _: True
+_OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
+
+
+def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
+    """For how the work of one command goes on, on stderr. ``picture`` is called where a view can be drawn.
+
+    ``trials``: of what single trials say warnings and errors alone are shown; doit logs has their lines.
+    """
+    wanted: Callable[[str], bool] = is_wanted if verbosity() == QUIET else lambda _: True
+    if trials and verbosity() != VERBOSE:
+        usual, wanted = wanted, lambda text: usual(text) and (not _OF_A_TRIAL.match(text) or is_wanted(text))
     if verbosity() != QUIET and is_live(sys.stderr, os.environ):
         return Screen(picture(), wanted=wanted, named=as_typed)
     return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
@@ -69,7 +78,7 @@ def watch_sweep(folder: SweepFolder) -> None:
     files = SweepFiles(folder)
     state = files.so_far(time.time(), time.monotonic())
     try:
-        with screen(lambda: SweepPicture(state, folder.path.parent.parent)) as shown:
+        with screen(lambda: SweepPicture(state, folder.path.parent.parent), trials=True) as shown:
             follow(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status watch=1")
@@ -89,7 +98,21 @@ def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
 
         return SweepPicture(state(), runs_dir)
 
-    return screen(picture)
+    return screen(picture, trials=True)
+
+
+def sweep_teller(
+    shown: Screen, hear: Callable[[Any], None], lines: Callable[[Any, float], str | None]
+) -> Callable[[Any], None]:
+    """``teller`` of a sweep's trials; where no table is drawn, ``lines`` says which of them starts and ends."""
+    tell = teller(shown, hear)
+
+    def told(event: Any) -> None:
+        tell(event)
+        if not shown.is_live and (text := lines(event, time.monotonic())) is not None:
+            shown.say(text)
+
+    return told
 
 
 def teller(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -70,6 +70,7 @@ def conducted(
     """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
     from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.search_source import SearchPlan
+    from pipeline.sweep.trial import TrialLines
 
     if any(slot.spares for slot in what.slots):
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
@@ -89,7 +90,7 @@ def conducted(
                 root=ROOT,
                 argv=sys.argv,
                 say=shown.say,
-                on_event=showing.teller(shown, told.hear),
+                on_event=showing.sweep_teller(shown, told.hear, TrialLines(source.total, _metric(what)[0]).of),
                 watched=shown.is_live,
             )
         )
@@ -108,16 +109,22 @@ def _summed(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
 def _begun(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
     """For its view. The best is that of a search's first objective."""
     from pipeline.live.sweep_state import SweepState
+
+    metric, maximize = _metric(what)
+    at_once = max(1, len(what.slots))
+    return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
+
+
+def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
+    """By which the best trial is found, and whether it is to be high."""
     from pipeline.sweep import report as reporting
     from pipeline.sweep.search_rules import objectives
     from pipeline.sweep.search_source import SearchPlan
 
-    metric, maximize = reporting.BY, True
-    if isinstance(what, SearchPlan):
-        goal = objectives(what.config)[0]
-        metric, maximize = goal.metric, goal.direction == "maximize"
-    at_once = max(1, len(what.slots))
-    return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
+    if not isinstance(what, SearchPlan):
+        return reporting.BY, True
+    goal = objectives(what.config)[0]
+    return goal.metric, goal.direction == "maximize"
 
 
 # ----------------------------------------------------------------------------- what they have come to

@@ -123,7 +123,7 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[Text]:
     for name in names:
         yield line(_row(state, name, name_width, columns), width)
     if hidden := len(state.hosts) - len(names):
-        steps = [host.step for host in state.hosts.values()]
+        steps = [_step(state, host) for host in state.hosts.values()]
         yield line(
             [(f"and {counted(hidden, 'more host')}; all are at steps {min(steps)} to {max(steps)}", "dim")], width
         )
@@ -151,12 +151,17 @@ def _cells(state: RunState, host: HostState) -> dict[str, Part]:
     usage = host.usage
     return {
         "state": _state(host),
-        "step": (f"{host.step:,}" if host.step else "-", ""),
+        "step": (f"{_step(state, host):,}" if host.step else "-", ""),
         "images/s": (_images_per_s(state, host), ""),
         "busy": (_busy(usage), ""),
         "memory": (_memory(usage), ""),
         "network in / out": (f"{speed(usage.received_per_s)} / {speed(usage.sent_per_s)}" if usage else "-", ""),
     }
+
+
+def _step(state: RunState, host: HostState) -> int:
+    """What rank 0 has finished every host has begun; a host itself tells once a second."""
+    return host.step if host.over else max(host.step, state.step)
 
 
 def _state(host: HostState) -> Part:

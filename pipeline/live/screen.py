@@ -7,6 +7,7 @@ nobody moves on, holds up this thread alone.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from pipeline.core import threads
 from pipeline.core.beats import NodeBeat
 from pipeline.core.printable import program_lines, takes_colours
 from pipeline.core.specs import Waiting
-from pipeline.core.tables import folded
+from pipeline.core.tables import columns, folded
 from pipeline.live.run_state import Said
 
 if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody p
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
+_EPOCH = re.compile(r"(?:trial +\d+ \| )?\S+:\d+ \| epoch \d")
+_NEEDLESS = (re.compile(r"step [\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"), re.compile(r".* left"))
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _USUAL_WIDTH = 80
 _DUMB = ("dumb", "unknown")
@@ -232,4 +235,19 @@ def _shown(text: str, width: int | None) -> str:
     """As stderr gets it. ``width``: None where it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
     text = program_lines(text, terminal=width is not None, colours=colours)
-    return text if width is None else folded(text, max(_LEAST_WIDTH, width))
+    if width is None:
+        return text
+    width = max(_LEAST_WIDTH, width)
+    return folded("\n".join(epoch_fitted(line, width) for line in text.split("\n")), width)
+
+
+def epoch_fitted(line: str, width: int) -> str:
+    """A line of a rank about an epoch, without what it can do without where it is wider than the terminal."""
+    if not _EPOCH.match(line):
+        return line
+    parts = line.split("  ")
+    for needless in _NEEDLESS:
+        if columns("  ".join(parts)) <= width:
+            break
+        parts = [part for part in parts if not needless.fullmatch(part)]
+    return "  ".join(parts)

@@ -9,17 +9,30 @@ from types import MappingProxyType
 
 from pipeline.core.specs import State
 from pipeline.live.run_state import RunEvent, RunState, after
+from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.naming import set_apart
 from pipeline.sweep.trial import TrialBegan, TrialEnded
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """A trial under way. ``words`` set it apart: ``lr=0.1 seed=2``."""
+    """A trial under way. ``words`` set it apart: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so
+    far (NaN: none was told)."""
 
     words: str
     began: float
     run: RunState
+    best: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedTrial:
+    """A trial that has ended, perhaps before this command. ``epochs`` as far as it came (0: nobody saw it)."""
+
+    words: str
+    state: State
+    value: float = math.nan
+    epochs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +45,15 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """A sweep. ``ended``: by a trial's number how it ended; ``took_s``: seconds of those that were run to their end."""
+    """A sweep. ``running`` and ``ended`` are by a trial's number; ``took_s``: seconds of those that were run to their
+    end."""
 
     name: str
     total: int
     at_once: int
     metric: str
     maximize: bool = True
-    ended: Mapping[int, State] = field(default_factory=lambda: MappingProxyType({}))
+    ended: Mapping[int, EndedTrial] = field(default_factory=lambda: MappingProxyType({}))
     running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
     took_s: tuple[float, ...] = ()
     best: Best | None = None
@@ -67,8 +81,15 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     if event.again:
         return replace(state, running=running)
-    ended = {**state.ended, event.number: event.state}
-    best = _better(state, Best(words=short(event.chosen), value=event.metrics.get(state.metric, math.nan)))
+    value = event.metrics.get(state.metric, math.nan)
+    over = EndedTrial(
+        words=short(event.chosen),
+        state=event.state,
+        value=_best_of(state, value, math.nan if known is None else known.best),
+        epochs=0 if known is None else known.run.epoch,
+    )
+    ended = {**state.ended, event.number: over}
+    best = _better(state, Best(words=over.words, value=value))
     return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
 
 
@@ -77,7 +98,8 @@ def after_run_event(state: SweepState, number: int, event: RunEvent, now: float)
     trial = state.running.get(number)
     if trial is None:
         return state
-    trial = replace(trial, run=after(trial.run, event, now))
+    told = event.metrics.get(state.metric, math.nan) if isinstance(event, MetricsRow) else math.nan
+    trial = replace(trial, run=after(trial.run, event, now), best=_best_of(state, trial.best, told))
     return replace(state, running={**state.running, number: trial})
 
 
@@ -100,6 +122,11 @@ def left_s(state: SweepState, now: float) -> float | None:
 def short(chosen: Sequence[str]) -> str:
     """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``, as MLflow names it; where that is nothing, all of it."""
     return " ".join(set_apart(chosen, {}) or chosen)
+
+
+def _best_of(state: SweepState, one: float, other: float) -> float:
+    known = [value for value in (one, other) if not math.isnan(value)]
+    return (max if state.maximize else min)(known, default=math.nan)
 
 
 def _better(state: SweepState, found: Best) -> Best | None:

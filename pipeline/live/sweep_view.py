@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.cells import cell_len
@@ -14,16 +15,17 @@ from pipeline.core.tables import counted
 from pipeline.live.cells import Part, bar, figure, fitted, line, percent, time_left
 from pipeline.live.run_state import RunState
 from pipeline.live.run_view import epoch_of
-from pipeline.live.sweep_state import SweepState, TrialState, left_s
+from pipeline.live.sweep_state import SweepState, left_s
 
 _MOST_WORDS = 40
 _BAR = 16
+_LEAST_FIGURE = 5
 _HEAD_LINES = 3
 _BAD = (State.FAILED, State.KILLED, State.PRUNED)
 
 
 def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Group:
-    """The view of a sweep, not larger than the terminal: a line for each trial under way.
+    """The view of a sweep, not larger than the terminal: a table of trials, with those under way in any case.
 
     Args:
         now: by the clock of the state's times.
@@ -50,26 +52,60 @@ def _counts(state: SweepState, now: float) -> Iterator[Part]:
     if left is not None:
         yield f", {time_left(left)}", ""
     for which in _BAD:
-        if number := sum(how is which for how in state.ended.values()):
+        if number := sum(trial.state is which for trial in state.ended.values()):
             yield f", {number} {which.lower()}", "bold red" if which is State.FAILED else "yellow"
 
 
 def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:
-    trials = sorted(state.running.items())
-    if len(trials) > most:
-        trials = trials[: most - 1]
-    names = max((cell_len(printable(trial.words)) for _, trial in trials), default=0)
-    names = min(names, _MOST_WORDS, width // 2)
-    for number, trial in trials:
-        yield line(_row(number, trial, names, width - names - 2), width)
-    if hidden := len(state.running) - len(trials):
+    """A head and a line a trial: all that are under way, then as many of those that ended last as there is room for."""
+    running = sorted(state.running)[: max(1, most - 2)] if len(state.running) > most - 1 else sorted(state.running)
+    room = max(0, most - 1 - len(running) - (len(state.ended) + len(state.running) > most - 1))
+    shown = sorted([*running, *([*state.ended][-room:] if room else [])])
+    if not shown:
+        return
+    words = {number: _words(state, number) for number in shown}
+    names = max(len("differs in"), *(cell_len(printable(text)) for text in words.values()))
+    names = min(names, _MOST_WORDS, max(8, width // 2 - 8))
+    digits = max(len("trial"), len(str(shown[-1])))
+    metric = _metric(state)
+    titles = f"{'trial':>{digits}}  {'state':<8}  {'differs in':<{names}}  {'epoch':<7}  {metric}"
+    yield line([(titles, "dim")], width)
+    for number in shown:
+        yield line(_row(state, number, words[number], (digits, names), width), width)
+    if hidden := len(state.ended) + len(state.running) - len(shown):
         yield line([(f"and {counted(hidden, 'more trial')}", "dim")], width)
 
 
-def _row(number: int, trial: TrialState, names: int, room: int) -> Iterator[Part]:
-    yield fitted(trial.words or f"trial {number}", names), "bold"
-    yield "  ", ""
+def _metric(state: SweepState) -> str:
+    return f"best {state.metric.replace('/', ' ')}"
+
+
+def _words(state: SweepState, number: int) -> str:
+    trial = state.running.get(number) or state.ended[number]
+    return trial.words or f"trial {number}"
+
+
+def _row(state: SweepState, number: int, words: str, sizes: tuple[int, int], width: int) -> Iterator[Part]:
+    digits, names = sizes
+    trial, over = state.running.get(number), state.ended.get(number)
+    how, style = ("running", "cyan") if trial is not None or over is None else (over.state.lower(), _style(over.state))
+    yield f"{number:>{digits}}  ", ""
+    yield f"{how:<8}  ", style
+    yield f"{fitted(words, names)}  ", "bold"
+    value = trial.best if trial is not None else over.value if over is not None else math.nan
+    epoch = epoch_of(trial.run) if trial is not None else str(over.epochs or "") if over is not None else ""
+    yield f"{'' if epoch == '0' else epoch:<7}  ", ""
+    shown = "" if math.isnan(value) else figure("", value).strip()
+    room = width - digits - names - len(_metric(state)) - 25
+    if trial is None or room < _LEAST_FIGURE:
+        yield shown, ""
+        return
+    yield f"{shown:<{len(_metric(state))}}  ", ""
     yield from _standing(trial.run, room)
+
+
+def _style(state: State) -> str:
+    return "green" if state is State.FINISHED else "bold red" if state is State.FAILED else "yellow"
 
 
 def _standing(run: RunState, room: int) -> Iterator[Part]:
@@ -78,10 +114,9 @@ def _standing(run: RunState, room: int) -> Iterator[Part]:
         yield run.doing.what, "cyan"
         return
     if run.step >= run.steps:
-        yield f"epoch {epoch_of(run)}  ", ""
         yield run.doing.what, "cyan"
         return
-    if room >= 70:
+    if room >= _BAR + 24:
         yield from bar(run.done, _BAR)
         room -= _BAR
     for text, style in _figures(run):
@@ -92,10 +127,9 @@ def _standing(run: RunState, room: int) -> Iterator[Part]:
 
 
 def _figures(run: RunState) -> Iterator[Part]:
-    yield f" {percent(run.done):>4}  epoch {epoch_of(run)}", ""
-    for name, value in run.metrics.items():
-        if name in ("train/loss", "val/accuracy"):
-            yield f"  {figure('loss' if name == 'train/loss' else name, value)}", "" if value == value else "bold red"
+    yield f" {percent(run.done):>4}", ""
+    if (loss := run.loss) is not None:
+        yield f"  {figure('loss', loss)}", "" if loss == loss else "bold red"
     if run.warnings:
         yield f"  {counted(run.warnings, 'warning')}", "yellow"
     if run.images_per_s is not None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import State
+from pipeline.core.tables import duration
 from pipeline.execution.configured_run import Run
 
 
@@ -70,6 +71,33 @@ class TrialEnded:
     metrics: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
     again: bool = False
+
+
+class TrialLines:
+    """What a log is told of the trials of one command: a line when a trial starts, one when it has ended well.
+
+    How it ended badly is said by who knows whether it is tried again.
+
+    Args:
+        total: how many trials there will be.
+        metric: of the sweep, such as val/accuracy.
+    """
+
+    def __init__(self, total: int, metric: str) -> None:
+        self._total, self._metric = total, metric
+        self._began: dict[int, float] = {}
+
+    def of(self, event: object, now: float) -> str | None:
+        """None: nothing is to be said of it. ``now``: seconds of a clock that only goes forward."""
+        if isinstance(event, TrialBegan):
+            self._began[event.number] = now
+            return f"{label(event.number, self._total)} started: {' '.join(event.chosen)} ({event.key})"
+        if not isinstance(event, TrialEnded) or event.state is not State.FINISHED or event.number not in self._began:
+            return None
+        took = duration(now - self._began.pop(event.number))
+        value = event.metrics.get(self._metric)
+        figure = f" {self._metric} {value:.4f}," if value is not None else ""
+        return f"{label(event.number, self._total)} finished:{figure} {took}"
 
 
 class TrialSource(Protocol):

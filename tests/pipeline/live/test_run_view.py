@@ -80,7 +80,15 @@ def test_where_hosts_have_no_room_those_that_are_lost_or_behind_are_shown() -> N
     hosts["node20"] = replace(HOST, over="lost")
     lines = shown(replace(STATE, hosts=hosts), height=10)
     assert [line.split()[0] for line in lines[5:-1]] == ["node0", "node1", "node20"]
-    assert lines[-1].rstrip() == "and 29 more hosts; all are at steps 50 to 81"
+    assert lines[-1].rstrip() == "and 29 more hosts; all are at steps 57 to 81"
+
+
+def test_a_host_is_not_behind_what_rank_0_has_finished() -> None:
+    """Beats come once a second: a small model makes hundreds of steps meanwhile."""
+    lines = shown(replace(STATE, step=323))
+    assert [line.split()[3] for line in lines if line.startswith("node")] == ["323", "323"]
+    lost = replace(STATE, step=323, hosts={"node0": HOST, "node1": replace(HOST, over="lost")})
+    assert [line.split()[2] for line in shown(lost) if line.startswith("node1")] == ["58"]
 
 
 def test_names_are_text_and_neither_markup_nor_control_characters() -> None:

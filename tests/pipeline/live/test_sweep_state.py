@@ -10,7 +10,7 @@ from pipeline.core.specs import LogLine, State, Waiting
 from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
 from pipeline.live.sweep_view import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded
+from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines
 
 FIRST = SweepState(name="5bb24236b1de", total=40, at_once=4, metric="val/accuracy")
 
@@ -35,6 +35,8 @@ def going_on() -> SweepState:
         state = after_trial_event(state, began(number), 60.0)
         for event in (
             LogLine(host="n", rank=0, text="10 steps an epoch, 100 steps"),
+            MetricsRow(time_s=0.5, step=20, epoch=2, metrics={"val/accuracy": 0.77}),
+            MetricsRow(time_s=0.8, step=40, epoch=4, metrics={"val/accuracy": 0.7}),
             MetricsRow(time_s=1.0, step=50, epoch=5, metrics={"train/loss": 0.25, "train/images_per_s": 1500.0}),
         ):
             state = after_run_event(state, number, event, 90.0)
@@ -78,8 +80,13 @@ def test_the_view_counts_and_names_the_best_and_each_trial_under_way() -> None:
     lines = text(going_on(), 90.0)
     assert lines[0] == "sweep 5bb24236b1de: 12 of 40 done, 4 running, about 6 min left, 1 failed"
     assert lines[1] == "best so far val accuracy 0.6100: lr=0.11 seed=2"
-    assert lines[2].startswith("lr=0.12 seed=2  ━━━━━━━━────────  50%  epoch 6/10  loss 0.2500  1,500 images/s")
-    assert len(lines) == 6
+    assert lines[2] == "trial  state     differs in      epoch    best val accuracy"
+    assert lines[3] == "    0  finished  lr=0.0 seed=2            0.5000"
+    assert lines[6].startswith("    3  failed    lr=0.3 seed=2 ")
+    assert lines[15].startswith(
+        "   12  running   lr=0.12 seed=2  6/10     0.7700             ━━━━━━━━────────  50%  loss 0.2500"
+    )
+    assert len(lines) == 3 + 16
 
 
 def test_the_view_stays_within_the_terminal() -> None:
@@ -87,15 +94,19 @@ def test_the_view_stays_within_the_terminal() -> None:
         lines = text(going_on(), 90.0, width=width, height=height)
         assert max(map(len, lines)) <= width
         assert len(lines) <= max(height, 5)
-    assert text(going_on(), 90.0, height=6)[-1] == "and 3 more trials"
-    assert text(going_on(), 90.0, width=60)[2] == "lr=0.12 seed=2    50%  epoch 6/10  loss 0.2500"  # no half of a speed
+    assert text(going_on(), 90.0, height=6)[-1] == "and 15 more trials"
+    low = text(going_on(), 90.0, height=12)
+    assert [line.split()[0] for line in low[2:]] == ["trial", "10", "11", "12", "13", "14", "15", "and"]
+    assert low[-1] == "and 10 more trials"
+    assert text(going_on(), 90.0, width=80)[15].endswith("6/10     0.7700               50%  loss 0.2500")
+    assert text(going_on(), 90.0, width=60)[15].endswith("6/10     0.7700")  # no half of a figure
 
 
 def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
     state = going_on()
     for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Waiting(what="making the evaluation report")):
         state = after_run_event(state, 12, event, 95.0)
-    assert text(state, 95.0)[2] == "lr=0.12 seed=2  epoch 10/10  making the evaluation report"
+    assert text(state, 95.0)[15].endswith("10/10    0.7700             making the evaluation report")
 
 
 def test_a_narrow_terminal_has_the_time_left_before_the_sweeps_name() -> None:
@@ -118,4 +129,14 @@ def test_a_search_that_minimises_has_its_lowest_value_for_the_best() -> None:
 
 def test_the_words_of_a_trial_have_the_columns_that_they_take() -> None:
     wide = TrialBegan(number=0, key="0" * 12, chosen=("program.args.tag=模型",))
-    assert text(after_trial_event(FIRST, wide, 0.0), 1.0)[-1] == "tag=模型  starting"
+    assert text(after_trial_event(FIRST, wide, 0.0), 1.0)[-1].split() == ["0", "running", "tag=模型", "starting"]
+
+
+def test_a_log_has_a_line_when_a_trial_starts_and_one_when_it_ends() -> None:
+    lines = TrialLines(40, "val/accuracy")
+    said = [lines.of(event, now) for event, now in ((began(3), 1.0), (ended(3, accuracy=0.5), 13.5), (ended(4), 14.0))]
+    assert said == [
+        "trial  3 started: optimizer.lr=0.3 seed=2 (key3)",
+        "trial  3 finished: val/accuracy 0.5000, 12.5 s",
+        None,  # it was finished before
+    ]

@@ -71,7 +71,9 @@ def test_what_its_journal_has_stands_in_the_first_view(sweep: Sweep) -> None:
     assert text(state, 1000.0) == [
         "sweep tuned: 1 of 3 done, 1 running, 60 s left",
         "best so far val accuracy 0.9000: lr=0.1 seed=0",
-        "lr=9.0 seed=0  starting",
+        "trial  state     differs in     epoch    best val accuracy",
+        "    0  finished  lr=0.1 seed=0           0.9000",
+        "    1  running   lr=9.0 seed=0                              starting",
     ]
     assert (state.took_s, state.running[1].began) == ((60.0,), 970.0)
 
