@@ -96,6 +96,6 @@ def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
         )
         return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
-    files = (f"{name}.pt", f"{name}.json", f"{shards}/.metadata", f"{shards}/*.distcp", "checkpoints/best.*")
+    files = (f"{name}.pt", f"{name}.json", f"{shards}/rank-*.pt", "checkpoints/best.*")
     outputs = Outputs(resume=files, final=(), needed=(f"{name}.json",))
     return dataclasses.replace(plan, outputs=outputs)

@@ -105,8 +105,7 @@ STOP = "stop"
 _RESUME = (
     "checkpoints/step-*.pt",
     "checkpoints/step-*.json",
-    "checkpoints/shards-*/.metadata",
-    "checkpoints/shards-*/*.distcp",
+    "checkpoints/shards-*/rank-*.pt",
     "checkpoints/best.*",
     "metrics.jsonl",
 )

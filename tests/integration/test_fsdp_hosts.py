@@ -34,5 +34,5 @@ def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(project: Project
     checkpoints = project.only_run() / "checkpoints"
     newest = max(checkpoints.glob("step-*.json"))
     shards = json.loads(newest.read_text())["shards"]
-    assert sorted(Path(name).name for name in shards) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert sorted(Path(name).name for name in shards) == ["rank-00000.pt", "rank-00001.pt"]
     assert all((checkpoints / name).is_file() for name in shards)

@@ -241,14 +241,17 @@ def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_pat
     shards, old = node / "checkpoints" / "shards-00000002", run_dir / "checkpoints" / "shards-00000001"
     for folder in (shards, old):
         folder.mkdir(parents=True)
-        (folder / ".metadata").write_bytes(b"what they hold")
-        (folder / "__0_0.distcp").write_bytes(b"a slice")
+        for rank in range(2):
+            (folder / f"rank-{rank:05d}.pt").write_bytes(b"a slice %d" % rank)
     known = {f"{shards.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in shards.iterdir()}
     seal(node / "checkpoints" / "step-00000002.pt", shards=known)
     collect(node, run_dir)
-    assert {path.name for path in (run_dir / "checkpoints" / shards.name).iterdir()} == {".metadata", "__0_0.distcp"}
+    assert {path.name for path in (run_dir / "checkpoints" / shards.name).iterdir()} == {
+        "rank-00000.pt",
+        "rank-00001.pt",
+    }
     assert not old.exists()
-    (shards / "__0_0.distcp").write_bytes(b"altered")
+    (shards / "rank-00000.pt").write_bytes(b"altered")
     with pytest.raises(TrainingError, match=r"damaged on the way: step-00000002\.pt"):
         collect(node, run_dir)
 

@@ -64,8 +64,8 @@ def write_shards(folder: Path, step: int) -> dict[str, str]:
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
-    (target / "__0_0.distcp").write_bytes(b"slice %d" % step)
-    return {f"{target.name}/__0_0.distcp": hashlib.sha256(b"slice %d" % step).hexdigest()}
+    (target / "rank-00000.pt").write_bytes(b"slice %d" % step)
+    return {f"{target.name}/rank-00000.pt": hashlib.sha256(b"slice %d" % step).hexdigest()}
 
 
 def good_steps(folder: Path) -> list[int]:

@@ -69,7 +69,7 @@ def train_alike(folder: Path) -> None:
 
 def tear(shards: Path) -> None:
     """Alter the newest checkpoint: the one before is to be used."""
-    newest = next(iter(sorted(shards.glob("__1_*"))))
+    newest = next(iter(sorted(shards.glob("rank-00001.pt"))))
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
 
 
@@ -141,7 +141,7 @@ def test_shards_travel_between_hosts_without_a_common_folder_and_fit_other_world
     call_on_ranks("tests.trainers.test_sharding:train_apart", tmp_path, nnodes=2, nproc=1, groups=3)
     whole, apart = read_summary(tmp_path / "whole"), read_summary(tmp_path / "apart")
     assert apart["weights_sha256"] == whole["weights_sha256"]
-    assert len(list((tmp_path / "apart" / "checkpoints").glob("shards-*/__*.distcp"))) == 4
+    assert len(list((tmp_path / "apart" / "checkpoints").glob("shards-*/rank-*.pt"))) == 4
     assert list((tmp_path / "apart on node 1").glob("checkpoints/shards-*")) == []
     call_on_ranks("tests.trainers.test_sharding:train_alone", tmp_path, nproc=1)
     alone = read_summary(tmp_path / "alone")

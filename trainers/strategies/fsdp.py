@@ -14,26 +14,31 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.files import could_not_write, sha256_file
 from trainers.core.installer import install
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy
-from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, of_all_ranks, rank_files
-from trainers.strategies.shard_reader import ShardReader
+from trainers.strategies.fsdp_files import (
+    Slice,
+    exchange,
+    file_name,
+    folder_name,
+    missing_files,
+    of_all_ranks,
+    read_slices,
+    write_slices,
+)
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
 
@@ -73,7 +78,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
         )
     if importlib.util.find_spec("numpy") is None:
         raise TrainerError(
-            f"strategy=fsdp needs numpy on host {socket.gethostname()} (torch exchanges what checkpoints hold "
+            f"strategy=fsdp needs numpy on host {socket.gethostname()} (what checkpoints hold is exchanged "
             f"through it); install it there ({install('numpy')}), or take strategy=ddp"
         )
     if not dist.is_initialized():  # one rank: it shards into one slice, and its checkpoints are as any other's
@@ -163,7 +168,7 @@ class Shards(Layout):
         self._far, self._far_leaders = missing_files(folder, self.node)
 
     def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
-        """``shards-<step>/`` in the format of torch.distributed.checkpoint, whole on rank 0's host.
+        """``shards-<step>/`` with a file of each rank, whole on rank 0's host.
 
         Raises:
             TrainerError: a weight that is not finite, or a folder that can't be written.
@@ -173,21 +178,22 @@ class Shards(Layout):
         if self.node.ranks.local_rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # what an attempt that died has left
         dist.barrier()
+        path = target / file_name(self.node.ranks.rank)
         needed_bytes = sum(item.nbytes for item in self.parameters)
+        written: dict[str, str] = {}
+        error: str | None = None
         try:
-            save(self._content(state), checkpoint_id=target)
-        except (CheckpointException, OSError) as error:
-            raise could_not_write(target, _cause(error), needed_bytes) from error
-        mine = {name: sha256_file(target / name) for name in rank_files(target, self.node.ranks.rank)}
-        digests: list[dict[str, str]] = of_all_ranks(mine, self.node)
+            written = {path.name: write_slices(path, self._content(state), needed_bytes)}
+        except TrainerError as failure:
+            error = str(failure)
+        said = self._agreed(error, written)
         for rank in self._far:
-            exchange(target, list(digests[rank]), source=rank, target=0, node=self.node)
+            exchange(target, [*said[rank]], source=rank, target=0, node=self.node)
         if self.node.ranks.rank in self._far:
-            for name in mine:
-                (target / name).unlink()
+            path.unlink()
             with contextlib.suppress(OSError):  # another rank of this host still has files there
                 target.rmdir()
-        return {f"{target.name}/{name}": sha256 for found in digests for name, sha256 in found.items()}
+        return {f"{target.name}/{name}": sha256 for found in said for name, sha256 in found.items()}
 
     def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
         """From whatever number of ranks it was saved by.
@@ -196,31 +202,40 @@ class Shards(Layout):
             TrainerError: the shards are of another model.
         """
         source = folder / folder_name(step)
-        names = of_all_ranks([path.name for path in source.iterdir()] if self.node.is_rank_zero else [], self.node)
+        mine = sorted(path.name for path in source.glob("rank-*.pt")) if self.node.is_rank_zero else []
+        names = of_all_ranks(mine, self.node)[0]
         for rank in self._far_leaders:
-            exchange(source, names[0], source=0, target=rank, node=self.node)
+            exchange(source, names, source=0, target=rank, node=self.node)
         dist.barrier()
-        try:
-            load(self._content(state), storage_reader=ShardReader(source))
-        except CheckpointException as error:
-            raise TrainerError(
-                f"the shards of step {step} do not fit this model ({str(_cause(error))[:200]}); "
-                f"delete {folder} to start afresh"
-            ) from error
-        dist.barrier()
+        wrong = read_slices([source / name for name in names], self._content(state))
+        unfit = wrong and (
+            f"the shards of step {step} do not fit this model ({wrong[:200]}); delete {folder} to start afresh"
+        )
+        self._agreed(unfit, None)
         if self.node.ranks.rank in self._far_leaders:
             shutil.rmtree(source, ignore_errors=True)
 
-    def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-        """All slices by name, as views of this rank's tensors: what is loaded into them is loaded."""
-        found: dict[str, Tensor] = {f"model.{name}": item.detach() for name, item in self._named.items()}
+    def _agreed(self, error: str | None, value: Any) -> list[Any]:
+        """What every rank passes. Raises TrainerError on all where one has an error: the others would wait for it."""
+        said = of_all_ranks((error, value), self.node)
+        for text, _ in said:
+            if text is not None:
+                raise TrainerError(text)
+        return [found for _, found in said]
+
+    def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Slice]:
+        """All slices by name, as views of this rank's tensors: what is read into them is loaded."""
+        found = {f"model.{name}": self._slice(item.to_local().detach(), item) for name, item in self._named.items()}
         for kind, items in state.items():
             if self._is_sliced(items):
                 for (name, whole), item in zip(self.whole.items(), items, strict=True):
-                    found[f"{kind}.{name}"] = DTensor.from_local(
-                        item, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-                    )
+                    found[f"{kind}.{name}"] = self._slice(item, whole)
         return found
+
+    def _slice(self, local: Tensor, whole: DTensor) -> Slice:
+        """A rank has as many rows as torch.chunk gives it."""
+        rows = whole.shape[0]
+        return Slice(first=min(rows, -(-rows // self.mesh.size()) * self.node.ranks.rank), rows=rows, local=local)
 
     def _is_sliced(self, items: Sequence[Tensor]) -> bool:
         return [item.shape for item in items] == [item.shape for item in self.parameters]
@@ -252,10 +267,3 @@ class ShardSync(LocalGradients):
         for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
             assert isinstance(whole.grad, DTensor)
             part.grad = whole.grad.to_local()
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What went wrong on the first rank that failed."""
-    if isinstance(error, CheckpointException):
-        return next(iter(error.failures.values()))[0]
-    return error

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from trainers.core.files import explained
+from trainers.core.files import explained, write_atomic
 from trainers.distributed.process_group import Node
 
 _CHUNK_BYTES = 64 << 20
@@ -21,10 +23,50 @@ def folder_name(step: int) -> str:
     return f"shards-{step:08d}"
 
 
-def rank_files(folder: Path, rank: int) -> list[str]:
-    """Names of the files in ``folder`` that this rank has written; rank 0 also what the shards hold."""
-    own = sorted(path.name for path in folder.glob(f"__{rank}_*.distcp"))
-    return [".metadata", *own] if rank == 0 else own
+def file_name(rank: int) -> str:
+    """The slices of a rank, there."""
+    return f"rank-{rank:05d}.pt"
+
+
+class Slice(NamedTuple):
+    """Rows of a tensor of ``rows``, from row ``first`` on: those that a rank has."""
+
+    first: int
+    rows: int
+    local: Tensor
+
+
+def write_slices(path: Path, content: Mapping[str, Slice], needed_bytes: int) -> str:
+    """The sha256 of the file. It holds numbers and tensors alone, which torch reads without unpickling anything else.
+
+    Raises:
+        TrainerError: the folder is not writable or the disk is full.
+    """
+    with explained(path.parent, needed_bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    held = {  # copied: of a view torch would write all that it is a view of
+        name: (item.first, item.rows, item.local.to("cpu", memory_format=torch.contiguous_format, copy=True))
+        for name, item in content.items()
+    }
+    return write_atomic(path, lambda file: file.save(held), needed_bytes=needed_bytes)
+
+
+def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | None:
+    """Fill ``content`` from the files of all ranks that have saved, however many they were; else what doesn't fit."""
+    left = {name: len(item.local) for name, item in content.items()}
+    for path in paths:
+        stored = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        if stored.keys() != content.keys():
+            return f"{path.name} differs in {', '.join(sorted(stored.keys() ^ content.keys())[:3])}"
+        for name, (first, rows, part) in stored.items():
+            own = content[name]
+            start, stop = max(first, own.first), min(first + len(part), own.first + len(own.local))
+            if rows != own.rows or (start < stop and part.shape[1:] != own.local.shape[1:]):
+                return f"{name} has {rows} rows of {[*part.shape[1:]]}, and here {own.rows} of {[*own.local.shape[1:]]}"
+            if start < stop:
+                own.local[start - own.first : stop - own.first] = part[start - first : stop - first]
+                left[name] -= stop - start
+    return next((f"{count} rows of {name} are missing" for name, count in left.items() if count), None)
 
 
 def of_all_ranks(value: Any, node: Node) -> list[Any]:
