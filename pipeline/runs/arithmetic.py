@@ -80,7 +80,8 @@ def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 def described(hardware: Hardware, device: str, *, beside: Hardware | None = None) -> str:
     """``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; where that of ``beside`` reads alike, with what it has and lacks."""
     if device == "cuda":
-        models = [str(model) for model in hardware.get("gpu_models") or ()]
+        known = hardware.get("gpu_models")
+        models = [str(model) for model in known] if isinstance(known, list) else []
         return ", ".join(f"{models.count(model)}× {model}" for model in dict.fromkeys(models)) or "no NVIDIA GPU"
     flags = str(hardware.get("cpu_flags") or "").split()
     widest = [name for name in _SHOWN if name in flags][-1:]

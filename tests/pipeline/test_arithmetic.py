@@ -76,6 +76,8 @@ def test_of_a_run_on_gpus_their_models_count(tmp_path: Path) -> None:
     two = {**of(tmp_path, GENOA), "gpu_models": ["NVIDIA A100", "NVIDIA A100"]}
     assert arithmetic.other_than_here(result(two, device="cuda"), here) == "2× NVIDIA A100, here 1× NVIDIA H100"
     assert arithmetic.other_than_here(result({**two, "gpu_models": ["NVIDIA H100"]}, device="cuda"), here) is None
+    damaged = result({"gpu_models": 5}, device="cuda")
+    assert (arithmetic.other_than_here(damaged, here) or "").startswith("no NVIDIA GPU, here 1× NVIDIA H100")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"nodes": 3}'])

@@ -221,7 +221,7 @@ def test_of_several_files_each_is_checked(
     with pytest.raises(PacelineError, match=r"edited\.json was edited or damaged") as caught:
         verified(tmp_path, str(tmp_path / "x.json"), str(edited), str(certified))
     assert not isinstance(caught.value, UsageError)
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "x.json can't be read: No such file" in said
     assert "certificate.json: whole, and run" in said
 

@@ -3,13 +3,17 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.trainers.tiny_runs import ROOT
+from trainers.core.config import ModelConfig
 from trainers.distributed.affinity import share, take_cores
-from trainers.distributed.process_group import Ranks
+from trainers.distributed.process_group import Node, Ranks
+from trainers.training.model_setup import fresh_network
 
 NEEDS_TWO = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
@@ -74,6 +78,18 @@ def test_more_threads_than_cores_are_not_squeezed_together(as_before: pytest.Mon
     torch.set_num_threads(len(given))
     take_cores(Ranks(local_rank=0, local_world_size=2))
     assert os.sched_getaffinity(0) == given
+
+
+def test_weights_are_made_by_one_thread_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr("trainers.models.build", lambda *_: seen.append(torch.get_num_threads()) or torch.nn.Flatten())
+    torch.set_num_threads(2)
+    manifest = cast(Any, SimpleNamespace(channels=1, height=8, width=8, num_classes=3))
+    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    fresh_network(ModelConfig(name="x"), manifest, node, seed=0)
+    seen.append(torch.get_num_threads())
+    torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -62,7 +64,8 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
         num_classes=manifest.num_classes,
     )
     seed_generators(torch.device("cpu"), seed)
-    network = models.build(config, shape)
+    with one_thread():
+        network = models.build(config, shape)
     try:
         return network.to(node.device).to(memory_format=torch.channels_last)
     except torch.OutOfMemoryError as error:
@@ -82,7 +85,20 @@ def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> No
         start, stop = pack.manifest.splits["train"]
         count = min(_CALIBRATION_IMAGES, stop - start)
         index = start + torch.arange(count, device=pack.labels.device) * (stop - start) // count
-        network.calibrate(normalise(pack.rows(index, normalise.scale.device)[0]))
+        with one_thread():
+            network.calibrate(normalise(pack.rows(index, normalise.scale.device)[0]))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The CPU computes with one thread: beside GPUs the cores of a host decide how many there are, and they must not
+    decide the weights that a training starts from (products and decompositions round by the number of threads)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def agree_on_precision(wanted: str, node: Node) -> str:
