@@ -250,11 +250,17 @@ def _start_errors_explained(argv: Sequence[str]) -> Iterator[None]:
 
 
 def guarded(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, log: Path | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    log: Path | None = None,
+    keeps_output: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a child that ends when its stdin is closed or this process ends, with all that it has started.
 
-    Its stdout and stderr are one pipe, or ``log`` (made anew); its own stdin is empty. Raises PacelineError.
+    Its stdout and stderr are one pipe, or ``log`` (made anew), or those of this process if it ``keeps_output``; its own
+    stdin is empty. Raises PacelineError.
     """
     guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/guard.py")]
     try:
@@ -264,8 +270,8 @@ def guarded(
                 cwd=cwd,
                 env=dict(env),
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=None if keeps_output else output,
+                stderr=None if keeps_output else subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
             )
     except OSError as error:

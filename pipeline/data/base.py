@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pipeline.core.errors import DataError
+from pipeline.core.places import ROOT
 from pipeline.data.progress import OnProgress
 from trainers.core.config import DatasetConfig
 
@@ -69,6 +70,7 @@ class Workspace:
     folder: Path
     downloads: Path
     report: OnProgress
+    root: Path = ROOT
 
 
 class DatasetModule(Protocol):

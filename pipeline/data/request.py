@@ -20,10 +20,11 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.core.stamps import settles_in
-from pipeline.data import manifest, own_code
+from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.order import order_in
+from trainers.core import dependencies
 
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
@@ -35,6 +36,8 @@ _GIVEN = (
     "pipeline.core.places",  # which names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
+READ = "read.json"
+"""In a pack: what the function that made it took in besides, as ``Seen.record`` has it."""
 _FINGERPRINTS = ".fingerprints.json"
 
 
@@ -116,7 +119,17 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
 def intact(folder: Path) -> Pack | None:
     """The pack, unless it is altered or a file that its function read besides is another now. Raises what read does."""
     found = manifest.read(folder)
-    return found if found is not None and own_code.is_current(folder, ROOT) else None
+    return found if found is not None and stale_because(folder, ROOT) is None else None
+
+
+def stale_because(folder: Path, root: Path) -> str | None:
+    """What the function took in besides, when the pack in ``folder`` was made, and isn't as it was; None: nothing."""
+    try:
+        return dependencies.changed(json.loads((folder / READ).read_text(encoding="utf-8")), root)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return f"{READ} is damaged"
 
 
 def _code(modules: tuple[str, ...]) -> Closure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -12,16 +13,17 @@ from pathlib import Path
 
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import fsync
+from pipeline.core.files import fsync, sha256_file
 from pipeline.core.locks import held
 from pipeline.core.places import ROOT
-from pipeline.data import datasets, own_code, request
+from pipeline.data import datasets, manifest, request
 from pipeline.data.base import DatasetModule, Workspace
-from pipeline.data.manifest import Pack
+from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Inputs, Request
 from pipeline.data.source import local_path
 from trainers.core.config import OWN, DatasetConfig
+from trainers.core.dependencies import joined
 
 # applied by the nodes; any other setting counts
 _TRAINING_ONLY = (
@@ -132,17 +134,14 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
 def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
     from pipeline.data import packing
 
-    own_code.forget_edited(wanted.code)
-    with own_code.watched() as opened:
-        raw = module.load(dataset, work)
     folder = work.folder / "pack"
-    folder.mkdir()
-    made = packing.write(raw, dataset, folder, work.report)
-    wanted.refuse_changed()  # its name promises the content that was hashed
     if dataset.name == OWN:
-        known = [*wanted.stamps, *(ROOT / name for name in wanted.code)]
-        besides = own_code.read_besides(opened, known, ROOT, target.parent)
-        _tell_of(dataset, own_code.keep(folder, besides, ROOT))
+        made = _own(dataset, wanted, work, target)
+    else:
+        raw = module.load(dataset, work)
+        folder.mkdir()
+        made = packing.write(raw, dataset, folder, work.report)
+        wanted.refuse_changed()  # its name promises the content that was hashed
     fsync(folder)
     if target.exists():  # altered or incomplete: `manifest.read` has just refused it
         target.rename(work.folder / "refused")
@@ -151,9 +150,21 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
     return Pack(target, made)
 
 
-def _tell_of(dataset: DatasetConfig, read: list[str]) -> None:
-    if read:
-        shown = f"{', '.join(read[:8])}{f' and {len(read) - 8} more' if len(read) > 8 else ''}"
-        change = "it changes" if len(read) == 1 else "they change"
-        what = f"read {shown}, no part of dataset.source; the data is made anew when {change}"
-        print(f"WARNING: {getattr(dataset, 'target', '')} {what}", file=sys.stderr, flush=True)
+def _own(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
+    """The pack of a function of one's own. Raises DataError."""
+    from pipeline.data import own_process
+
+    folder, name = work.folder / own_process.PACK, getattr(dataset, "target", "")
+    if target.exists() and (why := request.stale_because(target, ROOT)):
+        print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
+    code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
+    seen = own_process.make(dataset, work, ROOT)
+    wanted.refuse_changed()
+    keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
+    if found := seen.changed_meanwhile(ROOT, keyed):
+        raise DataError(f"{joined(found)} was edited while {name} read it", hint="the same command again")
+    own_process.keep(folder, seen, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
+    made = manifest.read(folder)
+    if made is None:
+        raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
+    return made.manifest

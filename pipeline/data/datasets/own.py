@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.core import signals
 from pipeline.core.errors import DataError
-from pipeline.core.places import ROOT
 from pipeline.core.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
@@ -64,7 +63,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     """Call the function and check what it returns. Raises DataError."""
-    made = _made(config)
+    made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
     if missing:
         seen = f"a mapping with {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__name__
@@ -97,25 +96,22 @@ def _source(config: DatasetConfig) -> Path | None:
     return path
 
 
-def _made(config: OwnDatasetConfig) -> Any:
+def _made(config: OwnDatasetConfig, root: Path) -> Any:
     """What the function returns. Whatever it raises is a DataError, a sys.exit() as well; a copy of this process that
     it forks ends here: two of them would make one pack."""
-    caller, stdout, streams = os.getpid(), os.dup(1), (sys.stdout, sys.stderr)
+    caller = os.getpid()
     try:
         with _exit_raises():
-            return _called(config)
+            return _called(config, root)
     except DataError:
         raise
     except BaseException as error:
         if isinstance(error, signals.Interrupted) or (isinstance(error, KeyboardInterrupt) and signals.came()):
             raise
-        raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error)}") from error
+        raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error, root)}") from error
     finally:
         if os.getpid() != caller:
             _tell_and_end(config.target)
-        sys.stdout, sys.stderr = streams
-        os.dup2(stdout, 1)  # it may have closed it
-        os.close(stdout)
 
 
 @contextmanager
@@ -142,20 +138,20 @@ def _tell_and_end(target: str) -> NoReturn:
     os._exit(1)
 
 
-def _called(config: OwnDatasetConfig) -> Any:
+def _called(config: OwnDatasetConfig, root: Path) -> Any:
     module, _, name = config.target.partition(":")
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
     make = getattr(importlib.import_module(module), name)
     offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
     return make(**{**offered, **dict(sorted(config.args.items()))})
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, root: Path) -> str:
     """`` (my_package/data.py:12)``: where the project's own code was, or else what it called."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    own = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/") and "site-packages" not in frame.filename]
-    return "".join(f" ({frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno})" for frame in (own or frames)[-1:])
+    own = [frame for frame in frames if frame.filename.startswith(f"{root}/") and "site-packages" not in frame.filename]
+    return "".join(f" ({frame.filename.removeprefix(f'{root}/')}:{frame.lineno})" for frame in (own or frames)[-1:])
 
 
 class _InMemory:

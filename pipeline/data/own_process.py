@@ -1,0 +1,127 @@
+"""A function that makes a data set, called in a process of its own: in an environment that is built as a rank's is,
+with what it takes in noted (``trainers.core.observer``), from sources and never from byte code of an earlier edit.
+
+``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import masking, process
+from pipeline.core.errors import DataError
+from pipeline.core.files import write_json
+from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.data import packing
+from pipeline.data.base import Workspace
+from pipeline.data.datasets import own
+from pipeline.data.datasets.own import OwnDatasetConfig
+from pipeline.data.progress import reporting
+from pipeline.data.request import READ
+from pipeline.keys import rank_environment
+from trainers.core import observer
+from trainers.core.config import DatasetConfig
+from trainers.core.dependencies import Observed, Seen, joined, of_host
+from trainers.core.observer import PROJECT, SKIP
+
+PACK = "pack"
+_ERROR = "error.json"
+
+
+def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
+    """Make the pack in ``work.folder/pack``; what was taken in meanwhile.
+
+    Raises:
+        DataError: the function raised, returned something else, or ended its process.
+        OSError: the pack can't be written.
+    """
+    (work.folder / PACK).mkdir()
+    skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
+    zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *of_host()]
+    observed = Observed(work.folder / "observed", zones)
+    told = {
+        "config": asdict(dataset),
+        "root": str(root),
+        "folder": str(work.folder),
+        "downloads": str(work.downloads),
+        "zones": zones,
+        "notes": str(observed.notes),
+        "site": str(observed.site),
+    }
+    path = (None if IS_INSTALLED else str(HOME), str(root))
+    env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    child = process.guarded([sys.executable, "-m", __name__, json.dumps(told)], env=env, keeps_output=True)
+    try:
+        code = child.wait()
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait()
+    seen, target = observed.seen(), getattr(dataset, "target", "")
+    if left := [name for name in seen.variables if name in os.environ and name not in env]:
+        _say(
+            f"WARNING: {target} read {joined(left)}, which this shell sets and it doesn't get; an argument passes its "
+            f"value, as a part of the data's name: dataset.args.NAME='${{oc.env:{left[0]}}}'"
+        )
+    _raise_its_error(work.folder / _ERROR)
+    if code != 0:
+        ended = f"exit code {code}" if code < 128 else f"signal {code - 128}"
+        raise DataError(f"dataset.target={target}: its process ended with {ended} before the data was packed")
+    return seen
+
+
+def _raise_its_error(path: Path) -> None:
+    if path.exists():
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["errno"]:
+            raise OSError(told["errno"], told["what"], told["filename"])
+        raise DataError(told["what"], hint=told["hint"])
+
+
+def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: str) -> None:
+    """Note in a pack what the function took in besides ``known``, and say which files. Raises OSError."""
+    keyed = {os.path.realpath(path) for path in known}
+    record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
+    for part in ("files", "folders", "looked_for"):  # no secret in a file
+        record[part] = {name: value for name, value in record[part].items() if masking.shown(name) == name}
+    write_json(folder / READ, record)
+    if read := [*record["files"]]:
+        change = "it changes" if len(read) == 1 else "they change"
+        _say(f"WARNING: {target} read {joined(read)}, no part of dataset.source; the data is made anew when {change}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _main(told: dict[str, Any]) -> int:
+    """The process itself."""
+    folder, config = Path(told["folder"]), OwnDatasetConfig(**told["config"])
+    os.environ["PYTHONPATH"] = os.pathsep.join([told["site"], os.environ["PYTHONPATH"]])  # for what it starts
+    observer.compile_anew()
+    observer.watch([(kind, path) for kind, path in told["zones"]], told["notes"])
+    error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
+    try:
+        with reporting(None) as report:
+            places = {name: Path(told[name]) for name in ("folder", "downloads", "root")}
+            work = Workspace(**places, report=report)
+            packing.write(own.load(config, work), config, folder / PACK, report)
+    except DataError as failed:
+        write_json(folder / _ERROR, {**error, "what": failed.what, "hint": failed.hint})
+        return 1
+    except OSError as failed:
+        filename = failed.filename if isinstance(failed.filename, str) else None
+        write_json(folder / _ERROR, {**error, "what": failed.strerror, "errno": failed.errno, "filename": filename})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(json.loads(sys.argv[1])))
