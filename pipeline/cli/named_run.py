@@ -109,7 +109,8 @@ def _composed(folder: RunFolder, asked: Invocation) -> dict[str, Any]:
     told = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
     chosen = {word.lstrip("+").partition("=")[0]: word for word in _words(folder) if _CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in asked.overrides}
-    choices = [word for name, word in chosen.items() if name not in typed]
+    said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
+    choices = [word for name, word in chosen.items() if name not in said_by_words]
     now = compose.resolve(compose.compose_config((*choices, *asked.overrides)))
     again = " ".join(shlex.quote(hide(word)) for word in told if word.isprintable()) or "cluster=<that of its training>"
     launcher = now["cluster"]["launcher"]

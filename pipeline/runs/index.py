@@ -220,7 +220,8 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     newer = is_newer(known)
     if altered and not newer:
         known = intact_parts(folder)
-    config = known.get("config", {}) if altered else folder.read_json("config.json") or {}
+    config = known.get("config") if altered else folder.read_json("config.json")
+    config = config if isinstance(config, dict) else {}
     unknown = altered and not known
     plan, entries = folder.read_json("plan.json") or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
