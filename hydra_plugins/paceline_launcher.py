@@ -5,7 +5,6 @@ Hydra finds launchers only under the package of this name.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from hydra.core.utils import JobReturn
@@ -22,18 +21,15 @@ class PacelineLauncher(Launcher):
         self._typed = list(config.hydra.overrides.task)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Results lie in the run folders; a failed trial ends the command with code 1."""
+        """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
         from pipeline.cli.loader import leave
         from pipeline.cli.output import outlive_reader
         from pipeline.cli.sweeping import run_jobs
         from pipeline.core import masking
-        from pipeline.core.errors import PacelineError
 
         masking.outlive(outlive_reader)
         try:
             run_jobs([tuple(job) for job in job_overrides], self._typed)
-        except PacelineError as error:
-            sys.exit(f"ERROR: {error}")
         except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)
             leave(error)
         return []

@@ -148,6 +148,18 @@ def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     assert not [*(project.folder / "runs" / "sweeps").glob("*/reports.log")]  # of scripts no process waits to make any
 
 
+def test_several_seeds_of_a_script_that_sees_none_are_refused_at_both_doors(project: Project) -> None:
+    project.words[1] = "program.args.out='{run}'"
+    refused = project.doit("sweep", "seed=0,1")
+    multirun = [sys.executable, "-m", "pipeline", "--multirun", *project.words, *project.overrides, "seed=0,1"]
+    hydra = subprocess.run(multirun, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, hydra.returncode) == (3, 3), hydra.stderr
+    for said in (refused.stdout + refused.stderr, hydra.stderr):
+        assert "seed=0: the script never sees it" in said
+        assert "try: program.args.seed='{seed}'" in said
+    assert project.run_folders() == []
+
+
 def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(project: Project) -> None:
     folder = project.folder / "my scripts"
     (folder / "step.py").unlink()
