@@ -204,7 +204,7 @@ class RunningAttempt:
             self.signals.hold()
             following.stop()
             deadline = time.monotonic() + STOP_S
-            while len(self.ends) < self.plan.nnodes and time.monotonic() < deadline:
+            while len(self.ends) + len(self.silent) < self.plan.nnodes and time.monotonic() < deadline:
                 self._next(events, quiet=True)
             raise
         finally:
