@@ -131,7 +131,7 @@ def make_script(folder: Path, text: str, args: Sequence[str]) -> ScriptStub:
     """The same with a script of anybody's own, started by what starts all of them."""
     stub = make(folder, "", stand_in=True)
     code = stub.run_dir / "code"
-    for name in ("core/__init__.py", "core/fields.py", "script"):
+    for name in ("core/__init__.py", "core/dependencies.py", "core/fields.py", "core/observer.py", "script"):
         source, target = ROOT / "trainers" / name, code / "trainers" / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
