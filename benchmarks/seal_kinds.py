@@ -30,6 +30,7 @@ SEEN = {
     "if it exists": "file = open(PATH) if os.path.exists(PATH) else None",
     "yaml": "import yaml; yaml.safe_load(open(PATH))",
     "zipfile": "import zipfile; zipfile.ZipFile(PATH)",
+    "size alone": "os.path.getsize(PATH)",
     "sqlite3": "import sqlite3; sqlite3.connect(PATH).close(); open(PATH).close()",
     "thread": "import threading; one = threading.Thread(target=quietly, args=[PATH]); one.start(); one.join()",
     "fork": "child = os.fork()\nif child == 0:\n    quietly(PATH); os._exit(0)\nos.waitpid(child, 0)",
@@ -47,7 +48,6 @@ UNSEEN = {
     "fopen of a C library": "import ctypes; ctypes.CDLL(None).fopen(os.fsencode(PATH), b'r')",
     "python -S child": "import subprocess; subprocess.run([sys.executable, '-S', '-c', 'import sys; open(sys.argv[1])',"
     " PATH], stderr=subprocess.DEVNULL)",
-    "size alone": "os.path.getsize(PATH)",
     "names alone": "[name for name in os.listdir(os.path.dirname(PATH)) if name == os.path.basename(PATH)]",
 }
 """What it isn't."""

@@ -82,7 +82,8 @@ class LocatedRun:
         made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
-        return unkeyed(result.fields) or dependencies.changed(self.folder.read_json(DEPENDENCIES) or {})
+        field = "program.inputs" if made.get("script") or made.get("command") else "model.inputs"
+        return unkeyed(result.fields, field) or dependencies.changed(self.folder.read_json(DEPENDENCIES) or {})
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -106,7 +107,7 @@ class LocatedRun:
         return acceptance.standing(self.folder)
 
 
-def unkeyed(summary: Mapping[str, Any]) -> str | None:
+def unkeyed(summary: Mapping[str, Any], field: str = "program.inputs") -> str | None:
     """That its key is not complete, as summary.json says; None where it is."""
     kinds = summary.get("unkeyed")
     if not isinstance(kinds, Mapping) or not kinds:
@@ -118,7 +119,7 @@ def unkeyed(summary: Mapping[str, Any]) -> str | None:
         are = "isn't" if len(absent) == 1 else "aren't"
         parts.append(f"{_listed(absent)} looked for and {are} in the snapshot")
     them = "it" if len(kinds) == 1 else "them"
-    return f"its key is not complete: {'; '.join(parts)}; add {them} to program.inputs"
+    return f"its key is not complete: {'; '.join(parts)}; add {them} to {field}"
 
 
 def _listed(names: list[str]) -> str:

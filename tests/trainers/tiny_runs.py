@@ -74,11 +74,16 @@ def config(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def start(run_dir: Path, *, ranks: int = 0) -> subprocess.Popen[str]:
-    """Start the node half: plain Python, or torchrun with that many ranks."""
+def start(run_dir: Path, *, ranks: int = 0, path: Path = ROOT) -> subprocess.Popen[str]:
+    """Start the node half: plain Python, or torchrun with that many ranks. ``path`` comes first."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks else []
     command = [sys.executable, "-m", *torchrun, "trainers.classifier", "--config", str(run_dir / "config.json")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(path), str(ROOT)])),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     return subprocess.Popen(
         command,
         cwd=run_dir,

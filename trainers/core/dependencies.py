@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import getpass
 import glob
 import itertools
+import json
 import os
 import platform
-import site
+import shutil
 import sys
-import sysconfig
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -150,6 +148,39 @@ class Observed:
         return Seen(self.notes)
 
 
+class OfRank:
+    """What this process takes in from here on: a rank of the built-in trainer, which runs what a user has written."""
+
+    @classmethod
+    def of(cls, run_dir: Path) -> OfRank | None:
+        """None where the run folder can't be read or written: that is told of by who needs it."""
+        with suppress(OSError, ValueError):
+            return cls(run_dir, json.loads((run_dir / "config.json").read_text(encoding="utf-8")))
+        return None
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Raises OSError."""
+        self._notes = run_dir / ".seen"
+        shutil.rmtree(self._notes, ignore_errors=True)
+        self._notes.mkdir()
+        code, whole = run_dir / "code", (config.get("model") or {}).get("inputs") or ()
+        self.places = Places(
+            run_dir=run_dir,
+            snapshot=code,
+            work=code,
+            data=(str(run_dir / "data"),),
+            project=project_of(config, run_dir),
+            whole=whole,
+        )
+        observer.watch(self.places.zones, str(self._notes))
+
+    def close(self) -> tuple[dict[str, Any], list[Unkeyed]]:
+        """The record, and files of the project that the key lacks. Raises OSError."""
+        seen = Seen(self._notes)
+        shutil.rmtree(self._notes, ignore_errors=True)
+        return seen.record(), seen.unkeyed(self.places, ended_well=True)
+
+
 class Seen:
     """All notes in a folder, without those of files that the processes themselves had written before."""
 
@@ -281,6 +312,11 @@ def changed(record: Mapping[str, Any], root: Path | None = None) -> str | None:
 
 def of_host() -> list[tuple[str, str]]:
     """Zones of what belongs to the host: Python, what is installed (also in the project), the system, caches."""
+    import getpass  # here: who compares alone needs none of these
+    import site
+    import sysconfig
+    import tempfile
+
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []
     own = [f"{top}/{name}" for top in (sys.prefix, sys.base_prefix) for name in ("lib", "share", "etc", "bin", "ssl")]
@@ -414,7 +450,7 @@ def _names_digest(path: str, without: Collection[str]) -> str:
     return hashlib.sha256("\n".join(shown).encode(errors="surrogateescape")).hexdigest()
 
 
-def message(unkeyed: Collection[Unkeyed]) -> list[str]:
+def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:
     """What a person is told: a line for files that were read, another for those that were looked for in vain."""
     lines = []
     for was_read in (True, False):
@@ -422,17 +458,17 @@ def message(unkeyed: Collection[Unkeyed]) -> list[str]:
         if found:
             was, are, them = ("was", "isn't", "it") if len(found) == 1 else ("were", "aren't", "them")
             what = f"{joined(found)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
-            lines.append(f"the key is not complete: {what}; add {them} to program.inputs")
+            lines.append(f"the key is not complete: {what}; add {them} to {field}")
     return lines
 
 
-def outside(paths: Sequence[str]) -> str:
+def outside(paths: Sequence[str], hint: str = "program.data sends {them} to the hosts, as a part of the key") -> str:
     """What a person is told of files that lie outside of the project."""
     was, them, change = ("was", "it", "changes") if len(paths) == 1 else ("were", "them", "change")
     they = "it" if len(paths) == 1 else "they"
     return (
         f"{joined(paths)} {was} read outside of the project: no part of the key, but the run is repeated when {they} "
-        f"{change}; program.data sends {them} to the hosts, as a part of the key"
+        f"{change}; {hint.format(them=them)}"
     )
 
 

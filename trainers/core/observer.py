@@ -254,7 +254,7 @@ class Watch:
         if frame is None or found is None:
             return
         who = self.zone(os.path.dirname(os.path.abspath(frame.f_code.co_filename)))
-        if who is not None:
+        if who is not None and not (who[0] == WORK and (who[1] + "/").startswith("trainers/")):
             self.note(TEXT, found[0], os.path.join(found[1], os.path.basename(path)))
 
 
@@ -295,8 +295,9 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
         if found is not None and found[0] in (WORK, PROJECT) and path.endswith(".py"):
             if sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path):
                 watch.source(path)
+                seen.add(path)  # what is only imported may be opened another time as a text
             watch.look(path, ABSENT)
-            return  # imported, and opened another time as a text
+            return
         if len(seen) > _MOST:
             seen.clear()
         seen.add(path)
@@ -350,7 +351,8 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
         name = _text(database)
         name = name[5:].partition("?")[0] if name.startswith("file:") else name
         if name and name != ":memory:":
-            watch.wrote(os.path.join(os.getcwd(), name), keeps=True)
+            watch.look(os.path.join(os.getcwd(), name), WORD)
+            watch.wrote(os.path.join(os.getcwd(), name))
 
     def loaded(name: Any) -> None:
         if name is not None and "/" in _text(name):

@@ -12,7 +12,9 @@ import torch
 
 from trainers.checkpoint import weights
 from trainers.checkpoint.files import sealed
+from trainers.core import dependencies
 from trainers.core.config import TrainConfig
+from trainers.core.dependencies import OfRank
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
 from trainers.core.options import load
@@ -38,11 +40,15 @@ from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
 _MANY = 20  # an epoch that leaves out less than a twentieth of its images is told of by its steps alone
+_OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 
 
-def run(path: Path) -> None:
+def run(path: Path, seen: OfRank | None = None) -> None:
     """Train as ``config.json`` at ``path`` says; its folder is the run folder.
+
+    Args:
+        seen: what this process takes in, if it is noted.
 
     Raises:
         ConfigError, TrainerError: something a person can fix; the text says what.
@@ -81,7 +87,7 @@ def run(path: Path) -> None:
         else:
             test = trainer.test()
             check_data(trainer.watch, node)
-            _finish(trainer, test)
+            _finish(trainer, test, seen)
 
 
 def _warn_of_slow_network(node: Node) -> None:
@@ -204,7 +210,7 @@ def _note_pruned(trainer: Trainer) -> None:
     trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
 
 
-def _finish(trainer: Trainer, test: Evaluation) -> None:
+def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     """Rank 0 writes the results, summary.json last."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
@@ -227,6 +233,15 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     if trainer.metrics is not None:
         outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
+    if seen is not None:
+        record, unkeyed = seen.close()
+        if unkeyed:
+            summary["unkeyed"] = {item.path: item.how for item in unkeyed}
+        write_sealed(run_dir / "dependencies.json", record)
+        for line in dependencies.message(unkeyed, "model.inputs"):
+            trainer.say(f"WARNING: {line}")
+        if record["files"]:
+            trainer.say(f"WARNING: {dependencies.outside([*record['files']], _OUTSIDE)}")
     write_sealed(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(
