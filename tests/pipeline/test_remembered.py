@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 import types
@@ -99,7 +100,8 @@ def test_a_file_of_a_folder_on_hydras_search_path_is_looked_at(
     recipe.parent.mkdir(parents=True)
     recipe.write_text("# @package _global_\noptimizer: {lr: 0.05}\n")
     config = project / "conf" / "config.yaml"
-    config.write_text(f"{config.read_text()}\nhydra:\n  searchpath:\n    - {entry.format(shared=shared)}\n")
+    added = f"\nhydra:\n  searchpath: ['{entry.format(shared=shared)}']\n"
+    config.write_text(re.sub(r"\nhydra:.*\n", added, config.read_text()))
     Composition(project, WORDS).keep(SOME)
     assert Composition(project, WORDS).recall() == SOME
     recipe.write_text(recipe.read_text().replace("0.05", "0.2"))
