@@ -36,13 +36,15 @@ def composing(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Printed]:
-    """``printed(listing.runs, folder, "sort=key")``: what `doit runs sort=key` of a folder of runs prints."""
+    """``printed(listing.runs, folder, "sort=key")``: what `doit runs sort=key` of a folder of runs prints, and then
+    says on stderr."""
 
     def call(verb: Callable[[], None], runs_dir: Path, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["doit", verb.__name__, f"paths.runs={runs_dir}", *words])
         session.cache_clear()
         verb()
-        return capsys.readouterr().out
+        captured = capsys.readouterr()
+        return captured.out + captured.err
 
     yield call
     session.cache_clear()

@@ -73,11 +73,11 @@ def test_who_types_paceline_is_told_its_commands_through_the_screen_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Words of ranks, steps and logs are somebody else's: they stay."""
-    monkeypatch.setattr("sys.argv", ["/somewhere/paceline", "train"])
+    monkeypatch.setenv("PACELINE_TYPED", "paceline")
     words = ["trial 3 | try: doit record run=a", "  try: doit clean", "WARNING: no store\n  try: doit record run=b"]
     theirs = ["trial  3 | node0:0 | doit train", "node0:- | doit train", "clean | doit train", "  | doit train"]
     with showing.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
         for text in (*words, *theirs):
             shown.say(text)
-    said = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().err.splitlines()
     assert said == [*"\n".join(words).replace("doit", "paceline").splitlines(), *theirs]

@@ -45,4 +45,4 @@ def test_who_waits_for_another_sweep_is_not_silent(
     taken.wait()
     with trials.alone(folder):
         pass
-    assert "still waiting for the command that runs sweep abc" in capsys.readouterr().out
+    assert "still waiting for the command that runs sweep abc" in capsys.readouterr().err
