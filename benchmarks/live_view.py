@@ -40,15 +40,15 @@ def main() -> None:
     parser.add_argument("--drawing", action="store_true", help="be that part")
     asked = parser.parse_args()
     if asked.drawing:
-        print(json.dumps(drawn(asked.hosts, asked.seconds)), file=sys.stderr)
+        print(json.dumps(drawn(asked.hosts, asked.seconds)))
         return
     master, slave = pty.openpty()
     ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
     argv = [sys.executable, "-m", "benchmarks.live_view", *sys.argv[1:], "--drawing"]
-    child = subprocess.Popen(argv, stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm-256color"})
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=slave, env={**os.environ, "TERM": "xterm-256color"})
     os.close(slave)
     threading.Thread(target=_read, args=(master,), daemon=True).start()
-    found = json.loads(child.communicate()[1])
+    found = json.loads(child.communicate()[0])
     print(
         f"{asked.hosts} hosts of {RANKS} ranks: {found['view']:.1%} of one core for view and events, "
         f"{found['events']:.1%} for the events alone"

@@ -38,7 +38,7 @@ def main() -> int:
     words = sys.argv[1:] or ["experiment=quickstart", "trainer.epochs=200", *(["cluster=two_node"] if lab else [])]
     with tempfile.TemporaryDirectory() as runs:
         argv = [sys.executable, "-m", "doit", "train", *words, f"paths.runs={runs}", "tracking=none"]
-        child = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL)
+        child = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             frame = _middle(Path(runs), child)
         finally:

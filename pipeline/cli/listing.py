@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +86,19 @@ def _table(
 ) -> tuple[str, list[str]]:
     """A head and a line a run, in ``width`` columns of a terminal; and the titles of the columns that had no room.
 
-    A column that is empty in all lines is left out; the last one, in which fields the runs differ, is cut.
+    A column that is empty in all lines is left out; the last one, in which fields the runs differ, is cut. Where
+    not all has room these fields have their short names.
     """
     lines = [(*_cells(row, sizes.get(row.key)), _words(row, differing[row.key])) for row in rows]
+    if max(columns_of("  ".join(cells)) for cells in lines) > width:
+        short = _short({name for fields in differing.values() for name in fields})
+        named = {key: {short[name]: value for name, value in fields.items()} for key, fields in differing.items()}
+        lines = [(*cells[:-1], _words(row, named[row.key])) for cells, row in zip(lines, rows, strict=True)]
     columns = {title: cells for title, cells in zip(_TITLES, zip(*lines, strict=True), strict=True) if any(cells)}
     if all(cell.startswith(_ACCURACY) or not cell for cell in columns.get(_METRICS, [""])):  # no script among them
-        named = {_METRICS: _ACCURACY.rstrip()}
+        titles = {_METRICS: _ACCURACY.rstrip()}
         columns = {
-            named.get(title, title): tuple(cell.removeprefix(_ACCURACY) for cell in cells)
+            titles.get(title, title): tuple(cell.removeprefix(_ACCURACY) for cell in cells)
             for title, cells in columns.items()
         }
     widths = {title: max(map(columns_of, (title, *cells))) for title, cells in columns.items()}
@@ -107,6 +112,12 @@ def _table(
         left_out.append(title)
     shown = aligned([[*widths], *zip(*(columns[title] for title in widths), strict=True)])
     return "\n".join(cut(line, width) for line in shown.splitlines()), left_out
+
+
+def _short(names: Collection[str]) -> dict[str, str]:
+    """``optimizer.lr`` → ``lr``, unless two of the names end alike."""
+    last = [name.rpartition(".")[2] for name in names]
+    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
 
 
 def _cells(row: Row, size: int | None) -> Sequence[str]:

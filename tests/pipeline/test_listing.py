@@ -201,6 +201,9 @@ def test_the_table_has_a_head_and_a_line_a_run_and_fits_the_width(width: int) ->
     assert left_out == {30: full, 80: full, 100: full[:5], 160: []}[width]
     if width >= 80:
         assert "SYNTHETIC DATA  unproven" in lines[2], "a mark isn't cut"
+    differing = {"a" * 12: {"optimizer.lr": 0.1, "seed": 2}}
+    short = listing._table([row(key="a" * 12, synthetic=False)], {}, differing, 80)[0]
+    assert short.splitlines()[1].endswith("0.9944         lr=0.1  seed=2")
 
 
 def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:
