@@ -43,12 +43,12 @@ def test_a_sweep_says_that_it_takes_no_spares(
     monkeypatch.setattr("pipeline.sweep.conduct.conduct", lambda _: [])
     for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
-        trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}))
+        trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}, cluster=parts[0]))
         what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0), trials=[trial])
         conducted(
             what, cast("Any", SimpleNamespace(total=1)), SweepFolder(tmp_path / "sweep"), "2 trials", retry_failed=False
         )
-        assert capsys.readouterr().out.partition("a trial")[0].removesuffix("2 trials\n") == said
+        assert capsys.readouterr().err.partition("a trial")[0].removesuffix("2 trials\n") == said
 
 
 def test_nodes_cuts_the_hosts_into_groups_and_a_command_names_the_group() -> None:
