@@ -324,6 +324,7 @@ def of_host() -> list[tuple[str, str]]:
         own.append(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     caches = [*_CACHES, *_SECRETS, *filter(None, (os.environ.get(name) for name in _CACHE_VARIABLES))]
     folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), site.getusersitepackages()]
+    folders += [entry for entry in sys.path if entry and any(Path(entry).glob("*.dist-info"))]  # named by a .pth file
     everything = [*folders, *prefix, *own, *_SYSTEM, *(os.path.expanduser(path) for path in caches)]  # noqa: PTH111
     return [(SKIP, os.path.realpath(path)) for path in dict.fromkeys(everything)]
 

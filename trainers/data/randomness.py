@@ -103,6 +103,6 @@ def libraries_restored() -> Iterator[None]:
 
 def _numpy() -> ModuleType | None:
     """numpy.random, where torch has found numpy. numpy imports it when it is first used, which would be too late."""
-    if "numpy" not in sys.modules:
+    if sys.modules.get("numpy") is None:
         return None
     return sys.modules.get(_NUMPY) or importlib.import_module(_NUMPY)
