@@ -187,7 +187,7 @@ def _what_is_run(
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
     _refuse_unread(resolved, words)
     placed, step = with_step(with_ranks(resolved, root), steps)
-    run, script = with_script(placed, words, root, must_exist=must_exist)
+    run, script = with_script(placed, words, root, must_exist=must_exist, has_step=step is not None)
     return with_words(run, resolved), train_config(placed), script, step
 
 

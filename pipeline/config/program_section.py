@@ -35,12 +35,17 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
 
 def with_script(
-    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, must_exist: bool = True
+    resolved: Mapping[str, Any],
+    words: Iterable[str],
+    root: Path,
+    *,
+    must_exist: bool = True,
+    has_step: bool = False,
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
 
     ``must_exist``: refuse files that aren't there, and arguments of no script; what only looks at earlier runs needs
-    neither.
+    neither. ``has_step``: a step makes its data, and may see a seed that the script doesn't.
 
     Raises:
         UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
@@ -55,7 +60,7 @@ def with_script(
         return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
     words = [*words]
     _refuse_words_of_the_classifier(words)
-    if must_exist:
+    if must_exist and not has_step:
         _refuse_unseen_seed(words, section)
     try:
         told = ScriptConfig(**section)

@@ -170,7 +170,7 @@ class TrialFactory:
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
-        run_of, script = program_section.with_script(resolved, words, self._root)
+        run_of, script = program_section.with_script(resolved, words, self._root, has_step=step is not None)
         run_of = with_words(run_of, told)
         if script is None:
             build.refuse_uneven(train.trainer, part)

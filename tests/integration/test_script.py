@@ -231,7 +231,7 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
     folder = project.folder / "my scripts"
     (folder / "lr.txt").write_text("0.25")
     (folder / "train.py").write_text(
-        "import pathlib\ntry:\n    pathlib.Path(__file__).parent.joinpath('lr.txt').read_text()\nexcept OSError:\n"
+        "import pathlib\ntry:\n    pathlib.Path(__file__).parent.joinpath('lr' + '.txt').read_text()\nexcept OSError:\n"
         "    pass\n" + SCRIPT
     )
     words = ("program.args.lr=0.1",)

@@ -21,7 +21,7 @@ from pipeline.sweep.trial import Outcome, Trial
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SPACE = ["optimizer.lr=tag(log,interval(1e-3,1))", "trainer.global_batch_size=choice(32,64)"]
+SPACE = ["optimizer.lr=tag(log,interval(1e-3,1))", "trainer.global_batch_size=choice(16,32)"]
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def result(trial: Trial, **fields: Any) -> None:
 
 @pytest.mark.usefixtures("hydra")
 def test_a_trial_has_the_key_of_its_words_and_its_data_is_fetched(tmp_path: Path) -> None:
-    searching, asked = source(tmp_path, "search=grid", "dataset.size=64,80", "optimizer.lr=0.1,0.2")
+    words = ("trainer.global_batch_size=32", "dataset.size=64,80", "optimizer.lr=0.1,0.2")
+    searching, asked = source(tmp_path, "search=grid", *words)
     trials = [trial for trial in iter(searching.next_trial, None) if trial is not None]
     assert asked == trials
     assert len({trial.key for trial in trials}) == 4
