@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.cluster import Cluster as Cluster
 from pipeline.core.cluster import Host as Host
+from trainers.core import dependencies
 
 
 class State(enum.StrEnum):
@@ -95,8 +96,6 @@ class Outputs:
 
 INITIAL_WEIGHTS = "init.pt"
 """File of a run folder: the weights that the run starts from, where they aren't fresh."""
-DEPENDENCIES = "dependencies.json"
-"""File of a run folder: what the first node took in beside what the key holds (``trainers.core.dependencies``)."""
 PRUNE, PRUNED = "prune", "pruned.json"
 """Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
 STOP = "stop"
@@ -117,7 +116,7 @@ TRAINING_OUTPUTS = Outputs(
         "checkpoints/final.json",
         "predictions.json",
         "summary.json",
-        DEPENDENCIES,
+        dependencies.FILE,
         PRUNED,
     ),
     needed=("checkpoints/final.pt", "summary.json"),
@@ -126,7 +125,7 @@ TRAINING_OUTPUTS = Outputs(
 """The outputs of a training."""
 SCRIPT_OUTPUTS = Outputs(
     resume=("checkpoints", "metrics.jsonl", "outputs"),
-    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", DEPENDENCIES, PRUNED),
+    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", dependencies.FILE, PRUNED),
     needed=("summary.json",),
     pruned=PRUNED,
     whole=("checkpoints", "outputs", "work"),

@@ -17,7 +17,7 @@ from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, Train
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import DEPENDENCIES, PRUNE, PRUNED, STOP, State
+from pipeline.core.specs import PRUNE, PRUNED, STOP, State
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
@@ -32,6 +32,7 @@ from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
+from trainers.core import dependencies
 
 _SHOWN_AFTER_S = 2.0  # of recording how a run ended
 
@@ -319,7 +320,7 @@ def _lay_out(work: Work) -> None:
     for name in (
         run.folder.result,
         run.folder.summary,
-        *(run.folder.path / one for one in (PRUNE, PRUNED, DEPENDENCIES)),
+        *(run.folder.path / one for one in (PRUNE, PRUNED, dependencies.FILE)),
     ):
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):

@@ -12,7 +12,6 @@ from pipeline.config.basis import Basis
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.specs import DEPENDENCIES
 from pipeline.evaluation import report_key
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
@@ -83,7 +82,7 @@ class LocatedRun:
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
         field = "program.inputs" if made.get("script") or made.get("command") else "model.inputs"
-        return unkeyed(result.fields, field) or dependencies.changed(self.folder.read_json(DEPENDENCIES) or {})
+        return unkeyed(result.fields, field) or dependencies.changed(self.folder.read_json(dependencies.FILE) or {})
 
     @property
     def accepted(self) -> Acceptance | None:

@@ -45,6 +45,8 @@ from trainers.core.observer import (
     WRITTEN,
 )  # fmt: skip
 
+FILE = "dependencies.json"
+"""File of a run folder: what the first node took in beside what the key holds."""
 _COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
 _RECORDS = (".git/", ".hg/")
 _SYSTEM = (

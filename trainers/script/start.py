@@ -360,7 +360,7 @@ class Attempt:
         record = seen.record()
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{dependencies.outside(outside)}")
-        write_sealed(self.run_dir / "dependencies.json", record)
+        write_sealed(self.run_dir / dependencies.FILE, record)
         metrics = recorder.metrics
         hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found.outputs}
         write_json(self.run_dir / "outputs.json", hashes)

@@ -237,7 +237,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
         record, unkeyed = seen.close()
         if unkeyed:
             summary["unkeyed"] = {item.path: item.how for item in unkeyed}
-        write_sealed(run_dir / "dependencies.json", record)
+        write_sealed(run_dir / dependencies.FILE, record)
         for line in dependencies.message(unkeyed, "model.inputs"):
             trainer.say(f"WARNING: {line}")
         if record["files"]:
