@@ -109,8 +109,9 @@ def _would(name: str, group: str, found: re.Match[str]) -> str:
 
 def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
     """``conf/experiment/x.yaml, line 3`` where a file chooses the option of ``group`` that isn't there; else ''."""
+    chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
     places = ((file, file.entry(group)) for file in of(text, culprit))
-    return next((file.at(line) for file, line in places if line and option in file.lines[line - 1]), "")
+    return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
 
 
 def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:

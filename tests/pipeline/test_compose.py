@@ -293,7 +293,7 @@ HEAD = "# @package _global_\n"
          ", line 3: unknown key 'trainer.epochss'; did you mean trainer.epochs? valid in trainer: accumulate_steps, "),
         ("experiment/x", HEAD + "epohcs: 3\n", ", line 2: unknown key 'epohcs'; did you mean trainer.epochs? valid: "),
         ("model/x", "defaults:\n  - own\n\nwidht: 3\n",
-         ", line 4: unknown key 'model.widht'; valid in model: args, name, target"),
+         ", line 4: unknown key 'model.widht'; valid in model: args, inputs, name, target"),
         ("experiment/x", HEAD + "trainer:\n  epochs: many\n",
          ", line 3: trainer.epochs: Value 'many' of type 'str' could not be converted to Integer"),
         ("experiment/x", "trainer:\n  epochs: 3\n",
