@@ -48,13 +48,19 @@ from trainers.core.observer import (
 FILE = "dependencies.json"
 """File of a run folder: what the first node took in beside what the key holds."""
 _COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
-_RECORDS = (".git/", ".hg/")
+_RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names one elsewhere
 _SYSTEM = (
     *("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/System", "/Library"),
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share"),
 )
-_CACHES = ("~/.cache/matplotlib", "~/.cache/fontconfig", "~/.cache/pip", "~/.triton", "~/.nv")  # made again if lost
-_SECRETS = ("~/.ssh", "~/.netrc", "~/.aws", "~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens")
+_CACHES = (  # made again if lost; what else lies in ~/.cache or ~/.config may be weights or settings
+    *("~/.cache/matplotlib", "~/.cache/fontconfig", "~/.cache/pip", "~/.triton", "~/.nv"),
+    f"{os.environ.get('XDG_CONFIG_HOME') or '~/.config'}/mlflow",  # telemetry.json alone
+)
+_SECRETS = (
+    *("~/.ssh", "~/.netrc", "~/.aws", "~/.mlflow"),
+    *("~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens"),
+)
 _CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
 _SETTLED_NS = 2_500_000_000  # an edit of a younger file may leave the same times and size
 
@@ -368,6 +374,9 @@ def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
     """Of the files that a note stands for those of the project."""
     how, kind, inside = note.how, note.kind, note.path
     if kind in (PROJECT, ORIGIN):
+        looked_at = Path(os.path.realpath(places.project or "/"), inside)
+        if how == THERE and Path(os.path.realpath(places.run_dir)).is_relative_to(looked_at):
+            return  # the run itself lies in that folder: who goes up from where it works, as git does, comes by
         if how in (READ, THERE):  # a step alone notes what isn't there
             yield inside if kind == PROJECT else _COPIED + inside
         return
@@ -410,7 +419,7 @@ def _holds(folder: Path, *, modules: bool = False) -> bool:
 
 def _is_record(name: str) -> bool:
     """Of version control and of installed distributions: written down by libraries, and no part of what is computed."""
-    return name.startswith(_RECORDS) or any(part.endswith((".egg-info", ".dist-info")) for part in name.split("/"))
+    return any(part in _RECORDS or part.endswith((".egg-info", ".dist-info")) for part in name.split("/"))
 
 
 def _absolute(note: Note, inside: str) -> str:

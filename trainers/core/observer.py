@@ -34,6 +34,7 @@ _ALL_HASHED_BYTES = 512 << 20  # the same holds for all files of a process from 
 _MOST = 20_000  # notes of one process
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
+_METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # Python's own and its package on PyPI, which MLflow takes
 _STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _stat, _open = os.stat, os.open  # as they were: see watch_stat and watch_open
@@ -375,7 +376,7 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
 
     def listed(path: Any) -> None:
         caller = sys._getframe(2).f_code.co_filename
-        if caller != _IMPORTING and "/importlib/metadata/" not in caller:
+        if caller != _IMPORTING and not any(part in caller for part in _METADATA):
             watch.listed(path, caller, whole=True)
 
     def scanned(path: Any) -> None:

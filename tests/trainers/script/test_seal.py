@@ -96,6 +96,23 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
 
 
 @pytest.mark.slow
+def test_a_script_that_logs_to_mlflow_by_itself_has_a_complete_key(run: ScriptRun, tmp_path: Path) -> None:
+    """MLflow looks for .git, a file in a worktree, in all folders above, and reads its telemetry.json in the home."""
+    home = tmp_path / "home"
+    settings = home / ".config/own/rate.txt"
+    for path in (settings, home / ".config/mlflow/telemetry.json"):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    run.write(f"import mlflow\nmlflow.log_metric('loss', 1.0)\nopen({str(settings)!r}).close()")
+    (run.project / ".git").write_text("gitdir: /nowhere\n")
+    said = run.start(env={"HOME": str(home), "XDG_CONFIG_HOME": "", "DO_NOT_TRACK": "", "CI": ""})
+    assert "key is not complete" not in said
+    record = run.read("dependencies.json")
+    assert (run.read("summary.json")["unkeyed"], [*record["files"]]) == ({}, [str(settings)])
+    assert str(ROOT) not in record["folders"]
+
+
+@pytest.mark.slow
 def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: ScriptRun) -> None:
     run.write("import importlib\ntry: importlib.import_module('plugin')\nexcept ImportError: open('configs/a.yaml')")
     (run.project / "configs").mkdir()
