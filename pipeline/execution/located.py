@@ -82,7 +82,8 @@ class LocatedRun:
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
         field = "program.inputs" if made.get("script") or made.get("command") else "model.inputs"
-        return unkeyed(result.fields, field) or dependencies.changed(self.folder.read_json(dependencies.FILE) or {})
+        record = self.folder.read_json(dependencies.FILE) or {}
+        return unkeyed(result.fields, field) or dependencies.changed(record, keyed=self.key.parts["environment"])
 
     @property
     def accepted(self) -> Acceptance | None:

@@ -93,7 +93,8 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
-    if (changed := dependencies.changed(record.get("dependencies") or {}, root)) is not None:
+    keyed = key.parts["environment"]
+    if (changed := dependencies.changed(record.get("dependencies") or {}, root, keyed)) is not None:
         return None, changed
     return Made(folder=folder, record=record), ""
 

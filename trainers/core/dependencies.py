@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -62,6 +63,7 @@ _SECRETS = (
     *("~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens"),
 )
 _CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
+_PACELINE = {"trainers", "pipeline", "paceline"}  # whose sources the key holds
 _SETTLED_NS = 2_500_000_000  # an edit of a younger file may leave the same times and size
 
 
@@ -245,7 +247,8 @@ class Seen:
             "prefix": sys.prefix,
             "files": dict(sorted(files.items())),
             "folders": dict(sorted(self._folders(inside, kinds).items())),
-            "imported": sorted({note.path for note in self.of(IMPORTED)}),
+            "imported": (imported := sorted({note.path for note in self.of(IMPORTED)})),
+            "installed": installed(imported, sys.path),
             "variables": self.variables,
         }
         return {**found, "looked_for": self._looked_for(Path(inside), keyed)} if inside else found
@@ -294,11 +297,12 @@ class Seen:
         return dict(sorted(found.items()))
 
 
-def changed(record: Mapping[str, Any], root: Path | None = None) -> str | None:
+def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
     """What of a record isn't as it was, in words; None: all of it is. Files are hashed where their stamps differ.
 
     Args:
         root: the project, if its files count.
+        keyed: distributions whose versions the key holds.
     """
     if record.get("host") != host():
         return None  # of other files
@@ -315,7 +319,57 @@ def changed(record: Mapping[str, Any], root: Path | None = None) -> str | None:
     for pattern, known in (record.get("looked_for") or {}).items():
         if new := {*names(root or Path("/"), pattern)} ^ {*known}:
             return f"{min(new)}, which it looked for, {'is gone' if min(new) in known else 'is new'}"
+    return _other_version(record.get("installed") or {}, keyed)
+
+
+def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, list[str]]:
+    """The distributions that have these modules: name → version and folder. Their lists of files (RECORD) are read,
+    as an optional part or a plug-in need not be required by what imports it.
+
+    Args:
+        modules: top-level ones, and of namespaces with the next part of their name.
+    """
+    shared = {name.partition(".")[0] for name in modules if "." in name}  # a namespace is of several
+    own = {name.replace(".", "/") for name in modules if name not in shared} - _PACELINE
+    line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(own)))})[/.]", re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for folder in filter(None, path):
+        for name, (version, about) in _distributions(folder).items():
+            with suppress(OSError):
+                text = Path(folder, about, "RECORD").read_text(encoding="utf-8")
+                if own and name not in found and line.search(text):
+                    found[name] = [version, folder]
+    return dict(sorted(found.items()))
+
+
+def _other_version(known: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
+    """Of the distributions in a record the first one that isn't as it was, in words."""
+    listed: dict[str, dict[str, tuple[str, str]]] = {}
+    for name, (version, folder) in known.items():
+        if name in keyed:
+            continue
+        is_there = os.path.isdir(folder)  # noqa: PTH112
+        places = [folder] if is_there else sys.path  # a venv may have been moved
+        for place in places:
+            if place not in listed:
+                listed[place] = _distributions(place)
+        now = next((listed[place][name][0] for place in places if name in listed[place]), None)
+        if now is None and is_there:
+            return f"{name}, which it imported and its key lacks, was {version} and isn't installed any more"
+        if now not in (None, version):
+            return f"{name}, which it imported and its key lacks, was {version} and is {now}"
     return None
+
+
+def _distributions(folder: str) -> dict[str, tuple[str, str]]:
+    """Those in a folder: name → version and the folder that describes it, whose name has both."""
+    found = {}
+    with suppress(OSError):  # an archive, or a folder that isn't there
+        for about in sorted(os.listdir(folder)):  # noqa: PTH208
+            if about.endswith(".dist-info"):
+                name, _, version = about.removesuffix(".dist-info").partition("-")
+                found[re.sub(r"[-_.]+", "-", name).lower()] = (version, about)
+    return found
 
 
 def of_host() -> list[tuple[str, str]]:

@@ -77,6 +77,7 @@ class Watch:
         self.folders: dict[str, tuple[str, str] | None] = {}
         self.busy: set[int] = set()  # threads whose events are this module's own
         self.hashed_bytes = 0
+        self.tops: set[str] = set()  # names of modules
 
     def _holds(self, folder: str) -> bool:
         """Whether a zone that counts lies inside: its paths begin alike."""
@@ -184,6 +185,17 @@ class Watch:
             if found is not None and found[0] in (WORK, PROJECT):
                 for end in ends:
                     self.note(MODULE, found[0], os.path.join(found[1], last + end))
+
+    def imports(self, module: str) -> None:
+        """Note the top-level name of a module that is imported."""
+        top, dot, rest = module.partition(".")
+        if top in _STANDARD:
+            return
+        if dot and getattr(sys.modules.get(top), "__file__", None) is None:  # a namespace: several share it
+            top += "." + rest.partition(".")[0]
+        if top not in self.tops:
+            self.tops.add(top)
+            self.note(IMPORTED, OUTSIDE, top)
 
     def listed(self, path: Any, caller: str, whole: bool) -> None:
         """The names in a folder are asked for. The copy may lack it, or modules of a package (plug-ins are found so).
@@ -323,19 +335,10 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
 
 
 def _others(watch: Watch) -> dict[str, Callable[..., None]]:
-    tops: set[str] = set()
-
     def imported(module: str, filename: Any, *_: Any) -> None:
         if filename is not None:  # a compiled one; sources come by "open"
             watch.look(os.path.join(os.getcwd(), _text(filename)), "")
-        top, dot, rest = module.partition(".")
-        if top in _STANDARD:
-            return
-        if dot and getattr(sys.modules.get(top), "__file__", None) is None:  # a namespace: several share it
-            top += "." + rest.partition(".")[0]
-        if top not in tops:
-            tops.add(top)
-            watch.note(IMPORTED, OUTSIDE, top)
+        watch.imports(module)
         if "torch.serialization" in sys.modules:
             watch_torch(watch)
 
@@ -414,6 +417,20 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
         "os.rename": renamed,
         "os.mkdir": made,
     }
+
+
+class FirstFinder:
+    """The first of ``sys.meta_path``: importlib.import_module, by which plug-ins are loaded, raises no event."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Finds nothing."""
+        try:
+            self._watch.imports(name)
+        except Exception:
+            return
 
 
 class LastFinder:
@@ -598,6 +615,7 @@ def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
     watch_stat(found)
     watch_open(found)
     watch_variables(found)
+    sys.meta_path.insert(0, FirstFinder(found))
     sys.meta_path.append(LastFinder(found))
 
 

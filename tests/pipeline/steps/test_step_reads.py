@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pipeline.core.errors import PacelineError
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
+from trainers.core.dependencies import changed
 
 
 @pytest.mark.slow
@@ -189,6 +191,52 @@ def test_whatever_a_step_opens_counts_wherever_it_lies(project: StepProject, tmp
             path.write_text(text)
         assert project.why("make") == (why,)
         assert (project.make("make"), project.make("make")) == (1, 0)
+
+
+@pytest.mark.slow
+def test_another_version_of_what_a_step_imported_by_a_computed_name_makes_it_anew(
+    project: StepProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plug-in or an optional part is required by nothing that the key follows."""
+    site = tmp_path.with_name("site")
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(version: str, before: str = "") -> None:
+        if before:
+            shutil.rmtree(site / f"Acme_Plugin-{before}.dist-info")
+        for name, text in (("acme_parts/__init__.py", f"VALUE = {version}"), ("other.py", "")):
+            (site / name).parent.mkdir(exist_ok=True, parents=True)
+            (site / name).write_text(text)
+        for about, record in (
+            (f"Acme_Plugin-{version}.dist-info", "acme_parts/__init__.py,,\n"),
+            ("other-1.dist-info", "acme_parts_too.py,,\nother.py,,\n"),
+        ):
+            (site / about).mkdir(exist_ok=True)
+            (site / about / "RECORD").write_text(record)
+
+    install("1.0")
+    project.write(
+        "make.py",
+        """
+        import importlib, sys
+        from pathlib import Path
+        value = importlib.import_module("acme_" + "parts").VALUE
+        Path(sys.argv[1], "x").write_text(str(value))
+        """,
+    )
+    project.step("make", f"command: [python, make.py, '{{out}}']\noutputs: [x]\nenv: {{PYTHONPATH: {site}}}\n")
+    assert (project.make("make"), project.make("make")) == (1, 0)
+    record = json.loads((project.out("make").parent / "step.json").read_text())["dependencies"]
+    assert (record["files"], record["installed"]) == ({}, {"acme-plugin": ["1.0", str(site)]})
+    install("1.1", before="1.0")
+    said = "acme-plugin, which it imported and its key lacks, was 1.0 and is 1.1"
+    assert project.why("make") == (said,)
+    assert changed(record, project.root, ["acme-plugin"]) is None
+    assert (project.make("make"), project.make("make")) == (1, 0)
+    assert (project.out("make") / "x").read_text() == "1.1"
+    shutil.rmtree(site / "Acme_Plugin-1.1.dist-info")
+    gone = "acme-plugin, which it imported and its key lacks, was 1.1 and isn't installed any more"
+    assert project.why("make") == (gone,)
 
 
 @pytest.mark.slow
