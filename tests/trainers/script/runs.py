@@ -39,7 +39,7 @@ class ScriptRun:
         return subprocess.Popen(
             self.words(torchrun or (sys.executable,), node_rank),
             cwd=self.path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PACELINE_NODE": "k-1:0", **(env or {})},
+            env={**_inherited(), "PYTHONPATH": str(ROOT), "PACELINE_NODE": "k-1:0", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -65,3 +65,8 @@ class ScriptRun:
     def read(self, name: str) -> Any:
         """A JSON file of the run folder."""
         return json.loads((self.path / name).read_text())
+
+
+def _inherited() -> dict[str, str]:
+    """What no test before this one has set: mlflow.set_tracking_uri writes into the environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
