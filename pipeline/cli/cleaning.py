@@ -21,7 +21,7 @@ from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import State
-from pipeline.core.tables import aligned, counted, file_size
+from pipeline.core.tables import aligned, counted, file_size, first_of
 from pipeline.runs import index, removal
 from pipeline.runs.disk_usage import measured
 from pipeline.runs.folder import RunFolder
@@ -204,9 +204,7 @@ def _staying(items: Sequence[Item]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for item in items:
         by_reason.setdefault(item.stays, []).append(item.row.key)
-    return [f"{_named(keys)} {'stays' if len(keys) == 1 else 'stay'}: {why}" for why, keys in by_reason.items()]
-
-
-def _named(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
-    return f"{', '.join(keys[:_MOST_KEYS])}{more}"
+    return [
+        f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}"
+        for why, keys in by_reason.items()
+    ]

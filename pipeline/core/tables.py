@@ -107,6 +107,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: at most so many names of a list."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def file_size(count_bytes: int) -> str:
     """``950 B``, ``1.3 MB``, ``21.0 GB``; a kB is 1000 B."""
     if count_bytes < 1000:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.core.tables import first_of
 from pipeline.data.base import check_class_names
 
 READ = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
@@ -48,7 +49,7 @@ def find(folder: Path, source: str) -> ClassFolders:
     splits = {_SPLITS[name.lower()]: name for name in _folders(root, source) if name.lower() in _SPLITS}
     if splits and "train" not in splits:
         raise DataError(
-            f"{source} has {_listed([*splits.values()])} and no train/",
+            f"{source} has {first_of([*splits.values()], _MOST_LISTED)} and no train/",
             hint="put the training images into train/CLASS/; or rename what is a class",
         )
     names = splits or {"train": ""}
@@ -82,7 +83,7 @@ def _folders(folder: Path, source: str) -> list[str]:
     loose = sorted(item.name for item in entries if _is_image(item.name) and not item.is_dir())
     if loose:
         raise DataError(
-            f"{source}: {_listed(loose)} in {folder}: in no class's folder",
+            f"{source}: {first_of(loose, _MOST_LISTED)} in {folder}: in no class's folder",
             hint="one folder a class: CLASS/IMAGE.jpg",
         )
     return sorted(item.name for item in entries if item.is_dir())
@@ -117,7 +118,8 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
     unexpected = [name for name in found if name not in classes]
     if unexpected:
         raise DataError(
-            f"{source}: {split}/ has {_listed(unexpected)}, which train/ hasn't; classes: {_listed(classes)}",
+            f"{source}: {split}/ has {first_of(unexpected, _MOST_LISTED)}, which train/ hasn't; "
+            f"classes: {first_of(classes, _MOST_LISTED)}",
             hint=f"the same folders in both; move {split}/ away where its images have no classes",
         )
     images = [
@@ -168,8 +170,3 @@ def _checked(item: os.DirEntry[str], source: str) -> Path:
 
 def _rm(path: Path) -> str:
     return f"rm {shlex.quote(str(path))}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return f"{', '.join(names[:_MOST_LISTED])}{more}"

@@ -18,6 +18,7 @@ from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, PRUNED, STOP, State
+from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
@@ -187,25 +188,21 @@ def _notes(run: Run) -> list[str]:
         names = named_files.lacking(run.config.script, run.sources, run.config.resolved["program"])
         if names:
             said.append(
-                f"the script names files of the project that aren't in its copy: {_some(names)}; where it reads them: "
-                f"program.inputs=[{','.join(names)}]"
+                f"the script names files of the project that aren't in its copy: {first_of(names, _SHOWN)}; where it "
+                f"reads them: program.inputs=[{','.join(names)}]"
             )
     inputs = "program.inputs" if run.config.script is not None else "model.inputs"
     if run.unresolved:
         said.append(
             f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{_some(run.unresolved)}; folders with modules belong in cluster.env.PYTHONPATH"
+            f"{first_of(run.unresolved, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
         )
     if run.left_out:
         said.append(
             f"not taken along, as files beside modules may have {package_data.LARGEST_BYTES:,} bytes: "
-            f"{_some(run.left_out)}; {inputs} takes files of any size"
+            f"{first_of(run.left_out, _SHOWN)}; {inputs} takes files of any size"
         )
     return said
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _summary_lacks(run: Run) -> bool:

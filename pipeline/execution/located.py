@@ -12,6 +12,7 @@ from pipeline.config.basis import Basis
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.tables import first_of
 from pipeline.evaluation import report_key
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
@@ -123,8 +124,7 @@ def unkeyed(summary: Mapping[str, Any], field: str = "program.inputs") -> str | 
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _UNKEYED_SHOWN} more" if len(names) > _UNKEYED_SHOWN else ""
-    return f"{', '.join(names[:_UNKEYED_SHOWN])}{more} {'was' if len(names) == 1 else 'were'}"
+    return f"{first_of(names, _UNKEYED_SHOWN)} {'was' if len(names) == 1 else 'were'}"
 
 
 Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]

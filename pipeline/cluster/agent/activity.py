@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 
-from .beats import newest_change, read_beats
+from .beats import read_beats
 from .look import looked_since
 from .wire import Json
 
@@ -28,14 +28,14 @@ class Beats:
     """The beats of a node's ranks; of a script's, ``moves`` counts the looks at which anything of it had moved.
 
     That is: processor time, bytes read or written and pages read from a disk, of the rank and of what it has started;
-    wake-ups of its main thread; a line in the node's log, a metric or a checkpoint, which count for all its ranks.
+    wake-ups of its main thread; a line in the node's log or a metric, which count for all its ranks.
     """
 
     def __init__(self, node: Json) -> None:
         self._node = node
         self._known: dict[int, tuple[float, dict[int, _Work]]] = {}
         self._moves: dict[int, tuple[int, float]] = {}
-        self._files: list[object] = []
+        self._files: list[int] = []
 
     def read(self) -> list[Json]:
         """A row for each rank (``beats.read_beats``)."""
@@ -54,15 +54,10 @@ class Beats:
         return rows
 
     def _wrote(self) -> bool:
-        """Whether a line, a metric or a checkpoint came since the last look."""
-        run_dir = self._node["run_dir"]
-        sizes = [
-            _size(os.path.join(self._node["state_dir"], "log")),
-            _size(os.path.join(run_dir, "metrics.jsonl")),
-            newest_change(run_dir),
-        ]
-        before, self._files = self._files, list(sizes)
-        return sizes != before
+        """Whether a line or a metric came since the last look. (A checkpoint is bytes that its rank has written.)"""
+        paths = (self._node["state_dir"], "log"), (self._node["run_dir"], "metrics.jsonl")
+        before, self._files = self._files, [_size(os.path.join(*path)) for path in paths]
+        return self._files != before
 
 
 class _Work:
