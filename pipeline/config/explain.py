@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,9 @@ from pipeline.config import file_errors
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
+from pipeline.core.hydra_value import shell_word
 from pipeline.core.places import ROOT, conf_dirs
-from pipeline.core.printable import shell_line
+from pipeline.core.printable import printable, shell_line
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -40,6 +40,7 @@ _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_k
 _NO_HOSTS = re.compile(
     f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
 )
+_BLANK = re.compile(r"\s")
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
 _HOSTS_ARE = (
     "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
@@ -129,19 +130,24 @@ def _of_hosts(culprit: str) -> bool:
 
 def _not_an_override(error: OverrideParseException) -> UsageError:
     typed = str(error.override).removeprefix("++")  # for_hydra puts it there
+    shown = printable(typed)
     key, _, value = typed.partition("=")
+    if _BLANK.search(key):
+        return UsageError(f"{shown} can't be read: write key=value, and a key has no blanks")
+    quoted = shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
     if value.startswith("~"):  # Hydra's mark of a deletion
-        return UsageError(f"{typed!r}: a value that begins with ~ needs quotes: {_quoted(key, value)}")
-    reason = f"{typed!r} is not an override: {_first_line(error)}"
-    if not value or _BEGINS_AN_EXPRESSION.match(value):
-        return UsageError(f"{reason}; write key=value and quote values with , = [ ] {{ }} or spaces")
-    return UsageError(f"{reason}; a text is written in quotes: {_quoted(key, value)}")
-
-
-def _quoted(key: str, value: str) -> str:
-    """The override whose value is this text, as one word of a shell."""
-    word = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
-    return shlex.quote(word) if any(mark in word for mark in '"$`\\!\n') else f'"{word}"'
+        return UsageError(f"{shown} can't be read: a value that begins with ~ needs quotes: {quoted}")
+    if _BEGINS_AN_EXPRESSION.match(value):
+        return UsageError(
+            f"{shown} can't be read as a list [a,b], a mapping {{a: 1}} or a function range(1,3), whose texts with "
+            f"blanks or signs are in quotes; if all of it is a text, it needs quotes: {quoted}"
+        )
+    if not value:
+        return UsageError(f"{shown} can't be read: write key=value")
+    return UsageError(
+        f"{shown} can't be read: a text with blanks or signs needs quotes of its own, inside the shell's quotes: "
+        f"{quoted}"
+    )
 
 
 def _once(compose: Composer) -> Composer:

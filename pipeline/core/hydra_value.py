@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
+
+from pipeline.core.printable import shell_line
 
 _BARE = re.compile(r"0|[1-9][0-9]*|(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w/.:-]*", re.IGNORECASE)
-_IN_DOUBLE_QUOTES = re.compile(r"[\"$`\\!\n]")  # what a shell makes something else of there
+_ESCAPED = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # what takes a backslash inside a shell's double quotes
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 
 
@@ -22,6 +23,8 @@ def hydra_quoted(text: str) -> str:
 
 
 def shell_word(override: str) -> str:
-    """For a shell, as a person would type it: in double quotes where it holds a value in single ones."""
-    plain = _IN_DOUBLE_QUOTES.search(override) is None
-    return f'"{override}"' if "'" in override and plain else shlex.quote(override)
+    """The override as one word of a shell: in double quotes where it holds a value in single ones, which is easiest to
+    read. Not where it has a ``!``, which an interactive shell replaces there."""
+    if "'" not in override or "!" in override or not override.isprintable():
+        return shell_line([override])
+    return f'"{_ESCAPED.sub(lambda found: chr(92) + found[0], override)}"'

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -20,6 +20,7 @@ from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIRS, compose_config, resolve
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
+from pipeline.core.printable import printable
 from tests.quick_composition import quickly
 
 GROUPS = {
@@ -182,8 +183,11 @@ def test_composes_what_hydra_main_composes(
             ["seed=1,2", "several values are a sweep", "train them all: doit sweep trainer.epochs=2 seed=1,2"],
         ),
         ("tracking.experiment=a,b", ["tracking.experiment=a,b", "key=\"'a,b'\" for a text with a comma"]),
-        ("seed=[1", ["'seed=[1' is not an override"]),
-        ("++cluster.env={'A-B': 1}", ["\"cluster.env={'A-B': 1}\" is not an override: "]),  # ++ was put there
+        ("seed=[1", ["seed=[1 can't be read as a list", "if all of it is a text, it needs quotes: \"seed='[1'\""]),
+        (
+            "++cluster.env={'A-B': 1}",
+            ["cluster.env={'A-B': 1} can't be read as a list [a,b], a mapping"],
+        ),  # ++ was put there
         ("step=2", ["step=2: step.NAME.FIELD=… sets a field", "doit profile takes steps=N"]),
         ("trainer.freeze=x", ["trainer.freeze=x: a list is wanted there; write 'trainer.freeze=[x]'"]),
         (
@@ -211,8 +215,11 @@ def test_composes_what_hydra_main_composes(
             ["~cluster.hosts: cluster.hosts always has a value and can't be deleted; write cluster.hosts="],
         ),
         ("cluster.spares=null", ["cluster.spares=null: that is no list of hosts"]),
-        ("tracking.experiment=a=b", ["a text is written in quotes: \"tracking.experiment='a=b'\""]),
-        ("tracking.experiment=$x 'y'", ["a text is written in quotes: 'tracking.experiment="]),
+        (
+            "tracking.experiment=a=b",
+            ["a text with blanks or signs needs quotes of its own, ", "\"tracking.experiment='a=b'\""],
+        ),
+        ("tracking.experiment=$x 'y'", ["quotes: \"tracking.experiment='\\$x \\'y\\''\""]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),
     ],
@@ -226,11 +233,34 @@ def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: lis
         assert part in text
 
 
-@pytest.mark.parametrize("text", ["a=b", "~/x", "sh -c 'echo \"$X\"'", "back\\slash' `w` !", "it's"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "a=b",
+            "~/x",
+            "sh -c 'echo \"$X\"'",
+            "back\\slash' `w` !",
+            "back\\slash' `w`",
+            "it's",
+            'a; "b" \\\\n \\',
+            "é",
+        ),
+        *(
+            r"loss: (?P<loss>\d+)",
+            r"step=(?P<step>\d+),loss=(?P<loss>\S+)",
+            "[a-z]+ (?P<loss>\\d+)$",
+            "a\\$b (c)",
+            "a\nb c",
+        ),
+    ],
+)
 def test_the_quotes_that_are_named_for_a_text_are_those_that_a_shell_and_hydra_take(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         compose_config([f"tracking.experiment={text}"])
-    (word,) = shlex.split(str(caught.value).partition(" quotes: ")[2])
+    assert str(caught.value).startswith(f"tracking.experiment={printable(text)} can't be read")
+    said = str(caught.value).partition(" quotes: ")[2]
+    word = subprocess.run(["bash", "-c", f"printf %s {said}"], stdout=subprocess.PIPE, check=True).stdout.decode()
     assert compose_config([word]).tracking.experiment == text
 
 

@@ -141,7 +141,7 @@ def test_nodes_gives_each_trial_hosts_of_its_own_and_the_batch_must_fit_them(tmp
         (["model=small_cnn,resnet"], "did you mean resnet"),
         (["sweep=nope", "seed=1,2"], "sweep has no option 'nope'"),
         (["seed=1,2", "sweep.slots=1,2"], "can't differ from trial to trial"),
-        (["seed=range("], "is not an override"),
+        (["seed=range("], "seed=range( can't be read as a list [a,b], a mapping {a: 1} or a function"),
         (["seed=1,2", "tracking.experiment=a,b"], "a text with a comma is written tracking.experiment=\"'a,b'\""),
     ],
 )
