@@ -246,3 +246,24 @@ def test_a_function_runs_as_its_modules_are_and_in_a_built_environment(
         "a part of the data's name: dataset.args.NAME='${oc.env:SCALE}'"
     )
     assert said in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_set_whose_order_decides_the_images_makes_the_same_pack_whatever_the_shells_hash_seed(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import numpy as np
+
+def make(count=20):
+    order = [int(name) for name in {str(number) for number in range(count)}]
+    images = np.repeat(np.array(order, np.uint8), 64).reshape(count, 8, 8)
+    return {"images": images, "labels": np.arange(count) % 2}
+"""
+    (project / "own_made.py").write_text(code)
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
+    digests = set()
+    for seed in ("1", "2", "random"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        digests.add(fetch(settings, project / f"data-{seed}").digest)
+    assert len(digests) == 1
