@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import queue
 import resource
 import sys
 import threading
@@ -28,7 +29,7 @@ _SLOW_BYTES_PER_S = 100_000  # of a line over which files are sent
 _FETCHED_BYTES = 10 << 20  # of the files that say what a run was made of
 _REQUESTS = 3  # that one call makes, each answered just in time
 _LOOK_S = 0.1
-_THREAD = "answer"
+_THREAD, _IDLE = "answer", "no answer awaited"
 _Result = TypeVar("_Result")
 
 
@@ -53,41 +54,82 @@ def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named:
 
 
 def within(function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
-    """What it returns or raises, in a thread.
+    """What it returns or raises, in a thread of its own: see ``Caller.call``."""
+    caller = Caller()
+    try:
+        return caller.call(function, limit_s, ends_within_s=ends_within_s)
+    finally:
+        caller.close()
 
-    Args:
-        ends_within_s: so long an EndlessError may take until it is noticed there.
 
-    Raises:
-        StoreError: it took longer than ``limit_s`` or more than GROWTH_BYTES.
+class Caller:
+    """A thread that makes one call after the other: a tracker may use in one what it opened in another (sqlite3 refuses
+    that from a second thread).
+
+    ``growth_bytes``: by how much this process may grow in one call; 0: GROWTH_BYTES.
     """
-    results: list[_Result] = []
-    raised: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            raised.append(error)
+    def __init__(self, growth_bytes: int = 0) -> None:
+        self._growth_bytes = growth_bytes or GROWTH_BYTES
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threads.start(self._run, name=_IDLE, on_error=lambda text: print(text, file=sys.stderr))
 
-    thread = threads.start(run, name=_THREAD, on_error=lambda text: print(text, file=sys.stderr))
-    left_s, allowed_bytes = limit_s, memory_bytes() + GROWTH_BYTES
-    while True:
-        thread.join(_LOOK_S)
-        if not thread.is_alive():
-            if raised:
-                raise raised[0]
-            return results[0]
-        left_s -= _LOOK_S  # a look that comes late says that this process had no processor: that isn't counted
-        grown = memory_bytes() > allowed_bytes
-        if grown or left_s <= 0:
-            break
-    until = time.monotonic() + ends_within_s
-    while thread.is_alive() and time.monotonic() < until:  # one that comes while something is destroyed is lost
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(EndlessError))
-        thread.join(_LOOK_S)
-    limit = f"{GROWTH_BYTES >> 20} MiB" if grown else f"{limit_s:g} s"
-    raise StoreError(f"its answer has no end: given up after {limit}")
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            threading.current_thread().name = _THREAD
+            call()
+            threading.current_thread().name = _IDLE
+
+    def call(self, function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
+        """What the function returns or raises.
+
+        Args:
+            function: called in the thread.
+            limit_s: how long it may take.
+            ends_within_s: so long an EndlessError may take until it is noticed there.
+
+        Raises:
+            StoreError: it took longer or more memory; no other call may be made.
+        """
+        results: list[_Result] = []
+        raised: list[BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                done.set()
+
+        left_s, allowed_bytes, grown = limit_s, memory_bytes() + self._growth_bytes, False
+        self._calls.put(run)
+        while not done.wait(_LOOK_S):
+            left_s -= _LOOK_S  # a look that comes late says that this process had no processor: that isn't counted
+            grown = memory_bytes() > allowed_bytes
+            if grown or left_s <= 0:
+                self._give_up(ends_within_s)
+                limit = f"{self._growth_bytes >> 20} MiB" if grown else f"{limit_s:g} s"
+                raise StoreError(f"its answer has no end: given up after {limit}")
+        if raised:
+            raise raised[0]
+        return results[0]
+
+    def _give_up(self, ends_within_s: float) -> None:
+        self._calls.put(None)
+        until = time.monotonic() + ends_within_s
+        while (
+            self._thread.is_alive() and time.monotonic() < until
+        ):  # one that comes while something is destroyed is lost
+            thread = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(EndlessError))
+            self._thread.join(_LOOK_S)
+
+    def close(self) -> None:
+        """End the thread, unless it hangs in a call."""
+        self._calls.put(None)
+        self._thread.join(_LOOK_S)
 
 
 def leave(code: int) -> NoReturn:

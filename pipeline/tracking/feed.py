@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError, text_of
 from pipeline.tracking import state
 from pipeline.tracking.address import redact
+from pipeline.tracking.answers import Caller
 from pipeline.tracking.description import Progress, describe
 from pipeline.tracking.failures import StoreError
 from pipeline.tracking.points import Mark, Place, last_figures, read_points
@@ -17,6 +20,10 @@ from pipeline.tracking.state import TrackingState, fingerprints
 from pipeline.tracking.trackers.base import Tracker, TrackerError
 
 _AT_ONCE = 1000
+_CALL_S = 60.0  # of one call of a tracker: who waits for the end of a run waits no longer for all of them
+_CLOSE_S, _ENDS_S = 5.0, 2.0
+_GROWTH_BYTES = 1 << 30  # of this process in one call: a tracker may import much
+_Result = TypeVar("_Result")
 
 
 class Feed:
@@ -41,6 +48,7 @@ class Feed:
         self._make = make
         self._succeeded, self._is_wanted = succeeded, is_wanted
         self._tracker: Tracker | None = None
+        self._caller: Caller | None = None
         self._attempt: int | None = None  # that the tracker knows of
         self._place = Place()
         self._marks: dict[str, Mark] = {}
@@ -53,8 +61,7 @@ class Feed:
             return
         self._log(tracker)
         if now.ended:
-            with self._asked():
-                tracker.end(describe(self.run_dir), str(now.state), now.end_ms)
+            self._ask(partial(tracker.end, describe(self.run_dir), str(now.state), now.end_ms))
             self._succeeded()
             self.forget()
             self.state.inputs, self.state.state, self.state.message = inputs, state.DONE, ""
@@ -63,9 +70,12 @@ class Feed:
     def forget(self) -> None:
         """The next pass begins with another object."""
         tracker, self._tracker, self._attempt = self._tracker, None, None
-        if tracker is not None:
+        caller, self._caller = self._caller, None
+        if tracker is not None and caller is not None:
             with contextlib.suppress(Exception, SystemExit):  # it has failed before
-                tracker.close()
+                caller.call(tracker.close, _CLOSE_S, ends_within_s=_ENDS_S)
+        if caller is not None:
+            caller.close()
 
     def _begun(self, now: Progress) -> Tracker:
         if self._tracker is not None and self._attempt == now.attempt:
@@ -73,11 +83,11 @@ class Feed:
         self.forget()
         self.state.save(self._folder)  # from here on there may be a part of a record
         self._is_wanted()
-        with self._asked():
-            tracker = self._tracker = self._make()
-            if tracker.live or now.ended:
-                self._marks, self._place = _marks(tracker.begin(describe(self.run_dir))), Place()
-                self._attempt = now.attempt
+        tracker = self._tracker = self._ask(self._make)
+        if tracker.live or now.ended:
+            begin = partial(tracker.begin, describe(self.run_dir))
+            self._marks, self._place = self._ask(lambda: _marks(begin())), Place()
+            self._attempt = now.attempt
         return tracker
 
     def _log(self, tracker: Tracker) -> None:
@@ -91,18 +101,22 @@ class Feed:
                     new.append(point)
                     self._marks[point.key] = point.mark
             if new:
-                with self._asked():
-                    tracker.log(new)
+                self._ask(partial(tracker.log, new))
                 self._succeeded()
             self._place = chunk.place
             if chunk.is_last:
                 return
 
-    @contextlib.contextmanager
-    def _asked(self) -> Iterator[None]:
-        """Every failure of the tracker becomes a StoreError, and it is let go: what it has taken is not known."""
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
+        """Every failure of the tracker becomes a StoreError, and it is let go: what it has taken is not known. So is
+        one whose call has no end, as where a server answers without end."""
+        self._caller = self._caller or Caller(_GROWTH_BYTES)
         try:
-            yield
+            return self._caller.call(call, _CALL_S, ends_within_s=_ENDS_S)
+        except StoreError:
+            self._tracker = None  # its thread hangs: it can't be closed
+            self.forget()
+            raise
         except (Exception, SystemExit) as error:  # of many classes: it is other people's code
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import json
+import socketserver
 import struct
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -23,10 +27,12 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.workers import RecordWorker
+from pipeline.tracking import feed
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
 from pipeline.tracking.state import DONE, PENDING, is_recorded, trackers_of
 from tests.pipeline import tracking_folder as folder
+from tests.waiting import HANG_S
 from trainers.core import config as node
 
 SOURCE = """
@@ -228,6 +234,61 @@ def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs
     assert warning.startswith("WARNING: not recorded in MLflow yet: ")
     assert is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
     assert len(list(run.glob("tensorboard/*/*"))) == 1
+
+
+class _Endless(socketserver.StreamRequestHandler):
+    """Answers as fast as it is read (``pause_s`` 0) or a byte now and then, until it is hung up on."""
+
+    pause_s: float
+
+    def handle(self) -> None:
+        part, until = b" " if self.pause_s else bytes(1 << 20), time.monotonic() + HANG_S
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until:
+                self.wfile.write(part)
+                time.sleep(self.pause_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pause_s", "limit"), [(0.0, "32 MiB"), (0.1, "1 s")])
+def test_a_tracker_whose_server_answers_without_end_is_given_up(
+    tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
+) -> None:
+    monkeypatch.setattr(feed, "_CALL_S", 1.0)
+    monkeypatch.setattr(feed, "_GROWTH_BYTES", 32 << 20)
+    run = run_of(tmp_path)
+    source = tmp_path / "site/acme_lines.py"
+    handler = type("Handler", (_Endless,), {"pause_s": pause_s})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asks = (
+            f"        import socket\n        socket.create_connection({server.server_address}).makefile('rb').read()\n"
+        )
+        source.write_text(SOURCE.replace("    def log(self, points):\n", f"    def log(self, points):\n{asks}"))
+        recorded = record(run, lines, give_up_s=0.1)
+        server.shutdown()
+    wanted = f"lines took no (more) records: its answer has no end: given up after {limit}"
+    assert (recorded.state, recorded.message) == (PENDING, wanted)
+    source.write_text(SOURCE)
+    monkeypatch.delitem(sys.modules, "acme_lines")
+    importlib.invalidate_caches()
+    assert record(run, lines).state == DONE
+    assert kept(run) == list(range(1, 2501))
+
+
+def test_a_tracker_may_use_in_one_call_what_it_opened_in_another_however_bound_to_its_thread(
+    tmp_path: Path, lines: str
+) -> None:
+    run = run_of(tmp_path)
+    source = tmp_path / "site/acme_lines.py"
+    opens = "    def begin(self, run):\n        import sqlite3\n        self.base = sqlite3.connect(':memory:')\n"
+    text = SOURCE.replace("    def begin(self, run):\n", opens)
+    source.write_text(
+        text.replace("    def keep(self, points):\n", "    def keep(self, points):\n        self.base.commit()\n")
+    )
+    assert record(run, lines).state == DONE
+    assert kept(run) == list(range(1, 2501))
 
 
 def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_begun(tmp_path: Path) -> None:
