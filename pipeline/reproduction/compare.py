@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
+from pipeline.core.tables import counted, first_of
 from pipeline.keys.diff import Difference, differences
 from pipeline.reproduction.recipe import Recipe
 from pipeline.runs import arithmetic
@@ -18,7 +19,8 @@ from pipeline.runs.provenance import LOCK
 
 _STEPS = ("steps", "epochs")
 _COMPARED = ("weights_sha256", *_STEPS)
-_OF_SCRIPT, _UNNAMED = "outputs/", "outputs/workdir/"  # the second: nobody said that these are results
+_OF_SCRIPT = "outputs/"
+_BESIDES = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that nobody said are results
 _LOGS = (".jsonl", ".log", "training_args.bin")  # they and TensorBoard's hold the times at which they were written
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
 _TIME = re.compile(
@@ -27,6 +29,7 @@ _TIME = re.compile(
     rf"|(it|steps?|tokens?|samples?|images?)/{_UNIT})$"
 )
 """A metric that is a time or a rate by its name: no two runs have it alike."""
+_SHOWN = 8  # names in a line
 _RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
@@ -35,7 +38,9 @@ _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide not
 class Verdict:
     """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why.
 
-    ``compared``: what stands for the weights; of a script they are its outputs. ``times``: metrics that were left out,
+    ``compared``: what stands for the weights; of a script they are its outputs. ``besides``: files that a script left
+    in its working directory, as checkpoints or on other hosts; where some of them differ, as they may hold times, the
+    rest decides, and without a rest nothing is decided. ``times``: metrics that were left out,
     as they are times or rates or the user said so. ``nothing``: the run has left nothing that could differ.
     ``hardware``: in what it was computed otherwise, so that bits can't be compared; ``reach`` says then which metrics
     can be, and by how much each may differ.
@@ -47,6 +52,8 @@ class Verdict:
     key: tuple[Difference, ...]
     surroundings: tuple[Difference, ...]
     compared: str = "weights_sha256"
+    besides: tuple[str, ...] = ()
+    besides_differing: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
     nothing: bool = False
     hardware: str | None = None
@@ -91,20 +98,24 @@ def compare(
     found, parts = again.read_result(), again.read_json("key.json") or {}
     result = found.fields if found is not None else {}
     old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
-    times, same = list[str](), list[str]()
+    times, same, besides, besides_differing = list[str](), list[str](), list[str](), list[str]()
     if recipe.result.get("program"):
         same = _same_json(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
         names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
         times = [name for name in sorted(names) if _TIME.search(name) or any(fnmatch(name, one) for one in ignored)]
         old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
+        besides, besides_differing = _besides(recipe.folder, recipe.result, again, result)
+    decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or same)
     provenance = again.read_json("provenance.json") or {}
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
     return Verdict(
         run=recipe.folder.key,
-        compared="outputs" if recipe.result.get("program") else "weights_sha256",
+        compared=("outputs" if decided else "files") if recipe.result.get("program") else "weights_sha256",
         again=again.key,
         times=tuple(times),
-        nothing=bool(recipe.result.get("program")) and not {*old, *new} - {*_COMPARED, *_RANKS} and not same,
+        besides=tuple(besides),
+        besides_differing=tuple(besides_differing),
+        nothing=bool(recipe.result.get("program")) and not decided and (not besides or bool(besides_differing)),
         outcome=tuple(differences({"config": old}, {"config": new})),
         key=tuple(differences(recipe.parts, parts)),
         hardware=hardware or arithmetic.between(recipe.result, result),
@@ -124,9 +135,20 @@ def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, A
     return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
 
 
+def _besides(
+    first: RunFolder, old: Mapping[str, Any], second: RunFolder, new: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Files of a script that nobody said are results, and those of them that differ. Logs don't count."""
+    before, after = ({name: file["sha256"] for name, file in _files(result, _BESIDES).items()} for result in (old, new))
+    names = sorted({*before, *after})
+    differing = [name for name in names if before.get(name) != after.get(name)]
+    same = _same_json(first, second, differing)
+    return names, [name for name in differing if name not in same]
+
+
 def _same_json(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
     """Those of the files that say the same but for times, rates and the place of the run folder."""
-    names = [name for name in names if name.startswith(_OF_SCRIPT) and name.endswith(".json")]
+    names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith(".json")]
     return [name for name in names if (told := _without_times(first, name)) and told == _without_times(second, name)]
 
 
@@ -147,10 +169,15 @@ def _timeless(value: Any) -> Any:
 
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
     """What a script has left in {run}, but for its logs."""
-    files = result.get("files") or {} if result.get("program") else {}
-    named = [name for name in files if name.startswith(_OF_SCRIPT) and not name.startswith(_UNNAMED)]
-    names = [name for name in named if not name.endswith(_LOGS)]
-    return {name: files[name] for name in names if "tfevents" not in name}
+    named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
+    return {name: file for name, file in named.items() if not name.startswith(_BESIDES)}
+
+
+def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
+    """The files of a result in these folders, but for logs."""
+    files = result.get("files") or {}
+    named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
+    return {name: files[name] for name in named if "tfevents" not in name}
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -180,9 +207,10 @@ def text(verdict: Verdict) -> str:
     """The verdict for a terminal."""
     lines = []
     if verdict.nothing:
+        hint = " (program.outputs=['GLOB'] says which files are results)" if verdict.besides else ""
         lines.append(
             f"NOTHING TO COMPARE {verdict.run}: the script left neither a metric (times aside) nor a file in {{run}} "
-            "(logs aside); it stays unproven"
+            f"(logs aside); it stays unproven{hint}"
         )
     elif verdict.within_spread:
         lines.append(
@@ -201,6 +229,8 @@ def text(verdict: Verdict) -> str:
             beyond = ", ".join(item.field for item in verdict.far)
             why = f"{beyond} differ more than that" if beyond else "finished runs of two more seeds tell by how much"
             lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
+    if verdict.besides:
+        lines.append(_of_besides(verdict))
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
     if verdict.again != verdict.run:
@@ -212,3 +242,13 @@ def text(verdict: Verdict) -> str:
         lines.append("hosts and lock differ in:")
         lines += [f"  {item}" for item in verdict.surroundings]
     return "\n".join(lines)
+
+
+def _of_besides(verdict: Verdict) -> str:
+    """How the files stand of which nobody said that they are results."""
+    count, differing = len(verdict.besides), verdict.besides_differing
+    what = f"{counted(count, 'file')} of its working directory, checkpoints and other hosts"
+    if not differing:
+        return f"{what}: equal"
+    differ = "differs" if len(differing) == 1 else "differ"
+    return f"{what}: {first_of(differing, _SHOWN)} {differ}, not compared to the bit"

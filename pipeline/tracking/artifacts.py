@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core import leftovers
+from pipeline.core.tables import file_size, first_of
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 
 _PATCH = "changes.patch"
 _EARLY = ("config.yaml", "config.json", "key.json", "provenance.json", "plan.json")
 _LATE = ("summary.json", "journal.jsonl", "evaluation/*", "checkpoints/final.json", "checkpoints/final.pt")
-_OF_SCRIPT = ("outputs.json", "outputs/*")
+_OF_SCRIPT = ("outputs.json", "outputs/**/*")
+_BESIDES = "outputs/workdir"
+"""What a script wrote in its working directory and program.outputs doesn't name."""
+_BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # of that the smallest files, up to so much
 RECIPE = ("config.json", "key.json", "provenance.json", "summary.json", "journal.jsonl", _PATCH)
 """What a run can be made again from, on a machine that has the record alone."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
@@ -29,7 +33,32 @@ def early(run_dir: Path) -> list[Path]:
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
     """What stands at its end."""
-    return [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, (*_LATE, *_OF_SCRIPT))]
+    found = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, (*_LATE, *_OF_SCRIPT))]
+    too_much = {*_left_out(run_dir)}
+    return [path for path in found if path not in too_much]
+
+
+def left_out(run_dir: Path) -> str | None:
+    """Which files of a script stay in the run folder, in words; None: none."""
+    paths = _left_out(run_dir)
+    if not paths:
+        return None
+    names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
+    size = file_size(sum(path.stat().st_size for path in paths))
+    return (
+        f"{names} ({size}) not sent to MLflow, which gets {_BESIDES_FILES:,} files and {_BESIDES_BYTES >> 20} MiB of "
+        f"{_BESIDES}: program.outputs=['GLOB'] sends what it names"
+    )
+
+
+def _left_out(run_dir: Path) -> list[Path]:
+    total, found = 0, []
+    sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_BESIDES}/**/*",))}
+    for number, path in enumerate(sorted(sizes, key=lambda path: sizes[path])):
+        total += sizes[path]
+        if total > _BESIDES_BYTES or number >= _BESIDES_FILES:
+            found.append(path)
+    return sorted(found)
 
 
 def _patch(run_dir: Path) -> list[Path]:
@@ -51,9 +80,10 @@ def sendable(path: Path) -> Iterator[Path]:
         yield path
         return
     raw = path.read_bytes()
-    text = raw[-_MAX_LOG_BYTES:].decode(errors="replace") if _is_log(path) else raw.decode(errors="replace")
+    kept = raw[-_MAX_LOG_BYTES:] if _is_log(path) else raw
+    text = kept.decode(errors="replace")
     safe = redact(text)
-    if safe.encode() == raw:
+    if safe == text and len(kept) == len(raw):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("artifact")) as folder:

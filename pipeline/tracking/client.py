@@ -138,7 +138,12 @@ class Recorder:
             recorder.finish()
         for recorder in self._missing():
             say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
-        return self.mlflow_run_id()
+        from pipeline.tracking import artifacts  # here: a finished run asks only whether it is recorded
+
+        run_id = self.mlflow_run_id()
+        if run_id is not None and (left_out := artifacts.left_out(self.run_dir)):
+            say(f"note: {left_out}")
+        return run_id
 
     def replay(self) -> bool:
         """Bring each destination to what the folder says, also where it lost what it was given; whether all are."""

@@ -132,6 +132,43 @@ def test_a_script_that_left_only_logs_and_times_has_nothing_to_compare(tmp_path:
     assert text(verdict).startswith(f"NOTHING TO COMPARE {first.key}: the script left neither a metric (times aside)")
 
 
+def test_files_of_the_working_directory_are_compared_and_those_that_differ_named_without_a_refutation(
+    tmp_path: Path,
+) -> None:
+    def compared(number: int, metrics: dict[str, float], **second: str) -> Any:
+        first = {"workdir/r.csv": "loss 1", "workdir/x.log": "at 1", "workdir/s_json": '{"time": 1, "loss": 2}'}
+        folders = [
+            script_run(tmp_path / f"{number}/{place}", metrics, **dict(made))
+            for place, made in (
+                ("first", first.items()),
+                ("second", {**first, "workdir/x.log": "at 2", **second}.items()),
+            )
+        ]
+        verdict = compare(script_recipe(folders[0]), folders[1])
+        return verdict, text(verdict).splitlines()
+
+    other = {"workdir/s_json": '{"time": 9, "loss": 2}'}
+    verdict, lines = compared(1, {"loss": 1.0}, **other)
+    assert verdict.reproduced
+    assert lines[:2] == [
+        "REPRODUCED ffffffffffff: outputs, metrics and steps are equal",
+        "2 files of its working directory, checkpoints and other hosts: equal",
+    ]
+    verdict, lines = compared(2, {"loss": 1.0}, **{"workdir/r.csv": "loss 2", "workdir/new.txt": ""})
+    assert verdict.reproduced
+    assert lines[1] == (
+        "3 files of its working directory, checkpoints and other hosts: outputs/workdir/new.txt, outputs/workdir/r.csv "
+        "differ, not compared to the bit"
+    )
+    verdict, lines = compared(3, {}, **other)
+    assert verdict.reproduced
+    assert lines[0] == "REPRODUCED ffffffffffff: files, metrics and steps are equal"
+    verdict, lines = compared(4, {}, **{"workdir/r.csv": "loss 2"})
+    assert (verdict.nothing, verdict.reproduced) == (True, False)
+    assert lines[0].endswith("it stays unproven (program.outputs=['GLOB'] says which files are results)")
+    assert "outputs/workdir/r.csv differs, not compared to the bit" in lines[1]
+
+
 @pytest.mark.slow
 def test_a_script_that_is_started_without_torchrun_has_the_one_rank_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

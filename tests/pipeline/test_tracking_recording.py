@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline import tracking
+from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import PacelineError
+from pipeline.tracking.client import Recorder
 from pipeline.tracking.state import DONE, RECORDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -258,6 +261,32 @@ def test_no_credentials_reach_the_artifacts(tmp_path: Path, uri: str) -> None:
     assert sent
     assert not [path for path in sent if b"hunter2" in path.read_bytes()]
     assert b"hunter2" not in (tmp_path / "mlflow.db").read_bytes()
+
+
+def test_files_that_a_script_wrote_in_its_working_directory_are_recorded_up_to_a_size(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path, program={"name": "script", "script": "a.py"})
+    files = {"deep/er/model.pt": 500, "workdir/sub/results.csv": 20, "workdir/index": 30}
+    for name, size in files.items():
+        path = run / "outputs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\xff" * size)
+    with (run / "outputs/workdir/model.pt").open("wb") as large:
+        large.truncate(101 << 20)
+    said: list[str] = []
+    config: Any = SimpleNamespace(tracking=TrackingConfig(uri=uri, experiment=EXPERIMENT))
+    run_id = str(Recorder(run, config, tmp_path).finish(said.append))
+    sent = [
+        name for top in ("deep/er", "workdir/sub", "workdir") for name in store.artifacts(uri, run_id, f"outputs/{top}")
+    ]
+    assert sent == [
+        f"outputs/{name}" for name in ("deep/er/model.pt", "workdir/sub/results.csv", "workdir/index", "workdir/sub")
+    ]
+    (index,) = (tmp_path / "mlartifacts").rglob("index")
+    assert index.read_bytes() == b"\xff" * 30
+    assert said == [
+        "note: outputs/workdir/model.pt (105.9 MB) not sent to MLflow, which gets 1,000 files and 100 MiB of "
+        "outputs/workdir: program.outputs=['GLOB'] sends what it names"
+    ]
 
 
 def test_a_deleted_run_is_recorded_anew(tmp_path: Path, uri: str) -> None:
