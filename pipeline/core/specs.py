@@ -123,9 +123,10 @@ TRAINING_OUTPUTS = Outputs(
     pruned=PRUNED,
 )
 """The outputs of a training."""
+_OF_SCRIPT = ("checkpoints", "metrics.jsonl", "attempts/*/before/metrics.jsonl", "outputs")
 SCRIPT_OUTPUTS = Outputs(
-    resume=("checkpoints", "metrics.jsonl", "outputs"),
-    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", dependencies.FILE, PRUNED),
+    resume=_OF_SCRIPT,
+    final=(*_OF_SCRIPT, "outputs.json", "summary.json", dependencies.FILE, PRUNED),
     needed=("summary.json",),
     pruned=PRUNED,
     whole=("checkpoints", "outputs", "work"),

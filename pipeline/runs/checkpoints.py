@@ -29,9 +29,7 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     What the trainer does to the copies on its node, so both sides stay byte for byte alike. Yields warnings about
     what was damaged. Raises OSError.
     """
-    if not programs.of_run(run_dir).is_ours:
-        if not script_goes_on(run_dir):
-            (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+    if not programs.of_run(run_dir).is_ours:  # trainers/script/metrics_file.py keeps what the script doesn't log again
         return
     text = ""
     for path in sorted((run_dir / "checkpoints").glob("step-*.pt"), reverse=True):

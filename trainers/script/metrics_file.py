@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,39 @@ class LeftOut:
 
 
 class MetricsFile:
-    """Appends rows. Of an earlier attempt, rows are kept up to the first step that this one logs.
+    """Appends rows. Rows of earlier attempts stay up to the first step that this one logs; the others are moved to a
+    file of their own, ``aside``.
 
     ``last`` holds the newest value of each metric, ``step`` the highest step; ``left_out`` says of NaN and infinite
     values, which are not recorded, how many each metric had, with the first and its step; ``too_high`` is the first
     step that no tracker keeps, which isn't recorded either.
     """
 
-    def __init__(self, path: Path, *, attempt: str = "", keep: bool = False) -> None:
-        """``keep``: the script goes on from a checkpoint; else it starts over, and earlier rows are dropped."""
-        self._path, self._attempt = path, attempt
+    def __init__(
+        self,
+        path: Path,
+        *,
+        aside: Path,
+        say: Callable[[str], None],
+        attempt: str = "",
+        resumes: bool = False,
+    ) -> None:
+        """Raises OSError.
+
+        Args:
+            path: metrics.jsonl, with the rows of earlier attempts if there are any.
+            aside: where rows are appended that this attempt replaces.
+            say: told which rows were moved there, in words, if no earlier row stays in ``path``.
+            attempt: id of this attempt, for its rows.
+            resumes: the script was told a checkpoint. Else it may find one by itself, unless it logs its first step
+                again.
+        """
+        self._path, self._attempt, self._resumes, self._aside, self._say = path, attempt, resumes, aside, say
         self.last: dict[str, float] = {}
         self.step: int | None = None
         self.left_out: dict[str, LeftOut] = {}
         self.too_high: int | None = None
-        self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if keep and path.exists() else []
+        self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if path.exists() else []
         write_text(path, "".join(line for _, line in self._earlier))
         for _, line in self._earlier:
             self._remember(json.loads(line))
@@ -66,9 +85,8 @@ class MetricsFile:
         for name, number in named.items():
             if not math.isfinite(number):
                 self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
-        kept = _kept(self._earlier, row)
-        if len(kept) < len(self._earlier):
-            self._cut(kept)
+        kept = _kept(self._earlier, row) if self._resumes or not _starts_over(self._earlier, row) else []
+        self._cut(kept)
         self._earlier = kept if row.of_end else []
         metrics = {name: number for name, number in named.items() if math.isfinite(number)}
         if not metrics:
@@ -100,8 +118,21 @@ class MetricsFile:
         finally:
             os.close(file)
 
+    def set_aside(self) -> None:
+        """Move all rows of earlier attempts: nothing is there that the script could go on from. Raises OSError."""
+        self._cut([])
+        self._earlier = []
+
     def _cut(self, kept: Sequence[tuple[int, str]]) -> None:
         """The rest of what an earlier attempt recorded is made again now."""
+        if len(kept) == len(self._earlier):
+            return
+        moved = [*(Counter(self._earlier) - Counter(kept)).elements()]
+        self._aside.parent.mkdir(parents=True, exist_ok=True)
+        with self._aside.open("a", encoding="utf-8") as file:
+            file.write("".join(line for _, line in moved))
+        if not kept:
+            self._say(_in_words([step for step, _ in moved]))
         write_text(self._path, "".join(line for _, line in kept))
         self.last, self.step = {}, None
         for _, line in kept:
@@ -121,6 +152,22 @@ def _named(metrics: Mapping[str, float]) -> dict[str, float]:
 def _is_kept(step: int) -> bool:
     """Whether trackers can hold it: 64 bits."""
     return -(1 << 63) <= step < 1 << 63
+
+
+def _in_words(steps: Sequence[int]) -> str:
+    """``6 rows, of steps 1 to 6``."""
+    first, last = min(steps), max(steps)
+    of = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{len(steps):,} row{'s' * (len(steps) > 1)}, of {of}"
+
+
+def _starts_over(rows: Sequence[tuple[int, str]], row: Row) -> bool:
+    """Whether ``row`` isn't behind the first one that an earlier attempt logged of the same metrics (of any, where it
+    logged none of them). Of a script that was told no checkpoint, rows before may then be of another pass."""
+    known = [(step, json.loads(line)) for step, line in rows]
+    alike = [one for one in known if one[1]["metrics"].keys() & row.metrics.keys()] or known
+    first = next(((value["epoch"] or 0, step) for step, value in alike), None)
+    return not row.of_end and first is not None and (row.epoch or 0, row.step) <= first
 
 
 def _kept(rows: Sequence[tuple[int, str]], row: Row) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,14 +56,17 @@ class Recorder:
         log_dir: Path | None,
         attempt: str,
         resumes: bool,
+        aside: Path,
+        say: Callable[[str], None],
     ) -> None:
         """``work``: the script's copy of the snapshot; ``logged``: where the module paceline writes; ``log_dir``:
-        torchrun's, with a file a rank."""
-        self.metrics = MetricsFile(run_dir / "metrics.jsonl", attempt=attempt, keep=resumes)
+        torchrun's, with a file a rank; ``resumes``, ``aside``, ``say``: as MetricsFile has them."""
+        self.metrics = MetricsFile(run_dir / "metrics.jsonl", aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
-        if resumes:
-            self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
+        self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
         before(logged).unlink(missing_ok=True)
+        if not resumes and not any(path.is_file() for path in (run_dir / "checkpoints").rglob("*")):
+            self.metrics.set_aside()
         self._files = FilesBelow(run_dir / "outputs", run_dir / "checkpoints", work)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))

@@ -174,11 +174,16 @@ class Attempt:
 
     def set_aside(self) -> None:
         """It begins anew: what earlier attempts left would disturb it, and may be wanted all the same."""
-        number = os.environ.get(_MARK, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
-        place = self.run_dir / "attempts" / (number if number.isdecimal() else "0") / "before"
-        names = workdirs.set_aside(self.run_dir, self.started.node_rank, place, with_checkpoints=self.settings.resumes)
+        place, rank = self.before, self.started.node_rank
+        names = workdirs.set_aside(self.run_dir, rank, place, with_checkpoints=self.settings.resumes)
         if names:
             say(f"{NOTE}what earlier attempts left is kept in {self.shown(place)}: {workdirs.in_words(names)}")
+
+    @property
+    def before(self) -> Path:
+        """Where is kept what earlier attempts left and this one replaces."""
+        number = os.environ.get(_MARK, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
+        return self.run_dir / "attempts" / (number if number.isdecimal() else "0") / "before"
 
     def shown(self, path: Path) -> str:
         """Relative to the run folder."""
@@ -262,6 +267,11 @@ class Attempt:
             log_dir=Path(log_dir) if log_dir else None,
             attempt=os.environ.get(_MARK, "").rpartition(":")[0],
             resumes=bool(paths.resume),
+            aside=self.before / "metrics.jsonl",
+            say=lambda rows: say(
+                f"{NOTE}metrics.jsonl begins anew: what earlier attempts had logged ({rows}) is kept in "
+                f"{self.shown(self.before)}/metrics.jsonl"
+            ),
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:

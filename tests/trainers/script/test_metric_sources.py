@@ -23,6 +23,15 @@ def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]
     return [(row.step, row.epoch, row.metrics) for row in rows]
 
 
+def _file(folder: Path, *, attempt: str = "", resumes: bool = False) -> MetricsFile:
+    aside = folder / "attempts/2/before/metrics.jsonl"
+    return MetricsFile(folder / "metrics.jsonl", aside=aside, say=print, attempt=attempt, resumes=resumes)
+
+
+def _losses(path: Path) -> list[float]:
+    return [json.loads(line)["metrics"]["loss"] for line in path.read_text().splitlines()]
+
+
 def _looked(source: CsvTables | EventFiles | JsonLines, *, last: bool) -> Iterator[Row]:
     source._all.refresh(last=last)
     return source.rows(last=last)
@@ -95,7 +104,7 @@ def test_lines_of_rank_0_are_searched_for_the_pattern(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl", attempt="k-1")
+    file = _file(tmp_path, attempt="k-1")
     for row in (
         Row(time_s=1.5, step=1, metrics={"a": 1.0, "b": float("nan")}, epoch=2),
         Row(time_s=2, step=2, metrics={"b": float("inf")}),
@@ -113,7 +122,15 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
 def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> None:
     settings = ScriptConfig(script="a.py")
     recorder = Recorder(
-        settings, tmp_path, work=tmp_path / "work", logged=tmp_path / "log", log_dir=None, attempt="k-1", resumes=False
+        settings,
+        tmp_path,
+        work=tmp_path / "work",
+        logged=tmp_path / "log",
+        log_dir=None,
+        attempt="k-1",
+        resumes=False,
+        aside=tmp_path / "before.jsonl",
+        say=print,
     )
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs/x.jsonl").write_text('{"step": 1e300, "loss": 1}\n{"step": 7, "loss": 2, "": 3}\n')
@@ -123,7 +140,7 @@ def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> N
 
 
 def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file = _file(tmp_path)
     file.append(Row(time_s=0, step=1, metrics={"a\nb": 1.0, "\x1b[31mred": 2.0, "val/größe": 3.0, "n\r": math.nan}))
     assert file.last == {"a\\nb": 1.0, "\\x1b[31mred": 2.0, "val/größe": 3.0}
     assert [*file.left_out] == ["n\\r"]
@@ -140,17 +157,29 @@ def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_pat
     assert [row.step for row in Logged(tmp_path / "log", lambda: None).rows(last=True)] == [3]
 
 
-def test_a_script_that_counts_its_steps_anew_keeps_its_earlier_epochs_when_it_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    first = MetricsFile(path, attempt="k-1")
+@pytest.mark.parametrize(
+    ("resumes", "begun", "stays"), [(True, 0, [0, 1, 2, 3, 4, 5]), (False, 0, []), (False, 1, [0, 1, 2, 3, 4, 5, 6])]
+)
+def test_of_steps_that_are_counted_anew_earlier_epochs_stay_unless_the_script_may_start_over(
+    tmp_path: Path, resumes: bool, begun: int, stays: list[float]
+) -> None:
+    """One that was told no checkpoint may start over with step 0, as the run did, and not with step 1."""
+    first = _file(tmp_path, attempt="k-1")
     for at, step in enumerate([0, 1, 2, 0, 1, 2, 0, 1]):  # the third epoch is cut short
         first.append(Row(time_s=float(at), step=step, metrics={"loss": float(at), "lr": 0.1}))
-    second = MetricsFile(path, attempt="k-2", keep=True)
-    for step in range(3):
+    second = _file(tmp_path, attempt="k-2", resumes=resumes)
+    for step in range(begun, 3):
         second.append(Row(time_s=10.0 + step, step=step, metrics={"loss": 10.0 + step}))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["metrics"]["loss"] for row in rows] == [0, 1, 2, 3, 4, 5, 10, 11, 12]
-    assert [row["step"] for row in rows] == [0, 1, 2] * 3
+    assert _losses(tmp_path / "metrics.jsonl") == [*stays, *range(10 + begun, 13)]
+    assert _losses(tmp_path / "attempts/2/before/metrics.jsonl") == [*range(len(stays), 8)]
+
+
+def test_a_later_epoch_is_no_start_over_though_its_steps_begin_anew(tmp_path: Path) -> None:
+    first = _file(tmp_path)
+    for epoch, step in ((1, 0), (1, 1), (2, 0)):
+        first.append(Row(time_s=0, step=step, epoch=epoch, metrics={"loss": epoch * 10.0 + step}))
+    _file(tmp_path).append(Row(time_s=1, step=0, epoch=2, metrics={"loss": 20.5}))
+    assert _losses(tmp_path / "metrics.jsonl") == [10, 11, 20.5]
 
 
 def test_tables_with_steps_or_epochs_are_metrics_wherever_the_script_writes_them(tmp_path: Path) -> None:
