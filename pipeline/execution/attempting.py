@@ -115,7 +115,7 @@ def run_attempts(work: Work) -> None:
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves
-        say(f"attempt {first} starts {_from_hosts(run) or _from(run)}")
+        say(f"attempt {first} starts {next_start(run)}")
     keeps = work.services.hosts is not None
     shards = run.config.train.trainer.shards
     restarts = Restarts(run.config.cluster, shards=shards, keeps_hosts=keeps, goes_on=first > 1)
@@ -194,16 +194,33 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
             work.say("\n".join([str(error), *lines]))
 
 
+def next_start(run: Run) -> str:
+    """Where an attempt would start now, in words: ``from the beginning: there is no checkpoint yet``."""
+    return _from_hosts(run) or _from(run)
+
+
 def _from(run: Run) -> str:
     if run.config.script is not None:
-        kept = checkpoints.script_goes_on(run.folder.path)
-        if not checkpoints.resumes(run.config.resolved["program"]):
-            there = any((run.folder.path / "checkpoints").glob("*"))
-            itself = ", unless it looks into its checkpoints itself" if there else ""
-            return f"from the beginning: no argument of the script has {{resume}}{itself}"
-        return "from its newest checkpoint" if kept else "from the beginning: there is no checkpoint yet"
+        return _start_of_script(run.folder.path, ScriptConfig(**run.config.resolved["program"]))
     step = checkpoints.newest_step(run.folder.path)
     return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
+
+
+def _start_of_script(run_dir: Path, settings: ScriptConfig) -> str:
+    saved = any(path.is_file() for path in (run_dir / "checkpoints").rglob("*"))
+    if not settings.resumes:
+        kept = "; its checkpoints stay in place, and it goes on from them if it reads them by itself" if saved else ""
+        return f"from the beginning: no argument of the script has {{resume}}{kept}"
+    if checkpoints.script_goes_on(run_dir):
+        return "from its newest checkpoint"
+    if saved:
+        pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""
+        return f"from the beginning: {{resume}} finds none in {run_dir / 'checkpoints'}{pattern}; they are set aside"
+    number = journal.attempts(run_dir / "journal.jsonl") + 1
+    for place in sorted(run_dir.glob(f"attempts/{number}/before*"), reverse=True):
+        if (place / "checkpoints").exists():
+            return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
+    return "from the beginning: there is no checkpoint yet"
 
 
 def _from_hosts(run: Run) -> str:

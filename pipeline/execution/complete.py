@@ -22,13 +22,13 @@ from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
-from pipeline.execution.attempting import attach, going_on, left_running, run_attempts
+from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import named_files, package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, checkpoints, journal, layout, provenance
+from pipeline.runs import acceptance, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
@@ -283,8 +283,8 @@ def _goes_on(run: Run) -> str:
     """The hint after a signal: what the same command does next."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
-    if run.config.script is not None and not checkpoints.resumes(run.config.resolved["program"]):
-        return "the same command again; it starts over: no argument of the script has {resume}"
+    if run.config.script is not None:
+        return f"the same command again; it starts {next_start(run)}"
     return "the same command again; it goes on from the last checkpoint"
 
 
@@ -310,8 +310,9 @@ def _lay_out(work: Work) -> None:
     run = work.run
     if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
         acceptance.withdraw(run.folder, accepted)
+    reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
     if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
-        work.say(f"what the script had left in this run is kept in {place}")
+        work.say(f"what the script had left in this run is kept in {place}, as the run is made anew: {reason}")
     if run.key_lacks is not None:  # its checkpoints are of something else, too
         shutil.rmtree(run.folder.path / "checkpoints", ignore_errors=True)
     for name in (

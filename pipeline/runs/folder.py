@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,14 +104,15 @@ class RunFolder(NamedTuple):
         It would go on from its last checkpoint and leave what it finds: nobody knows whether that is damaged, or made
         of something that the key lacks.
         """
-        left = (path for name in self.program.folders for path in (self.path / name).rglob("*") if path.is_file())
+        names = ("metrics.jsonl", *self.program.folders)
+        left = (path for name in names for path in _files_of(self.path / name))
         if not (self.summary.exists() or self.result.exists()) or next(left, None) is None:
             return None
         place = self.path / "attempts" / str(attempt) / "before"
         while place.exists():
             place = place.with_name(f"{place.name}-")
         place.mkdir(parents=True)
-        for name in self.program.folders:
+        for name in names:
             if (self.path / name).exists():
                 (self.path / name).replace(place / name)
         return place
@@ -339,6 +340,11 @@ class RunFolder(NamedTuple):
                 return f"{name} {reason}"
         stamps.keep()
         return None
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """A file itself, or the files below a folder."""
+    yield from (one for one in (path, *path.rglob("*")) if one.is_file())
 
 
 def removed(path: Path | str | None) -> TrainingError:

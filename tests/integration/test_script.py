@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,19 @@ ends = time.monotonic() + 60 * (lr > 5)
 while time.monotonic() < ends and not paceline.should_stop():
     time.sleep(0.1)
 """
+FINDS_IT_ITSELF = """
+import os, pathlib, sys, time, paceline
+saved = pathlib.Path(sys.argv[sys.argv.index("--out") + 1], "state.txt")
+first = int(saved.read_text()) if saved.exists() else 0
+once = pathlib.Path.home() / os.environ["ONCE"]
+for step in range(first + 1, 11):
+    paceline.log(step, loss=step)
+    if step == 4:
+        saved.write_text(str(step))
+    if step == 6 and not once.exists():
+        once.touch()
+        time.sleep(600)
+"""
 DEAF = """
 import signal, time, paceline
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -87,7 +101,7 @@ for step in range(3):
 """
 
 WAITS_FOR_THE_MIRROR = """
-import pathlib, sys, time, paceline
+import os, pathlib, sys, time, paceline
 (paceline.checkpoints() / "model.bin").write_text("saved")
 until = time.monotonic() + 30
 while not any(pathlib.Path(sys.argv[2]).glob("*/script.json")):
@@ -281,8 +295,12 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     output.write_text("")
     repeated = project.doit("train", *words).stdout
     assert "FINISHED" in repeated
-    assert "attempt 2 starts from the beginning: there is no checkpoint yet" in repeated
-    assert f"what the script had left in this run is kept in {folder}/attempts/2/before" in repeated
+    place = folder / "attempts/2/before"
+    why = f"outputs/w.txt has 0 bytes, {len(written)} were written"
+    assert f"what the script had left in this run is kept in {place}, as the run is made anew: {why}" in repeated
+    assert f"attempt 2 starts from the beginning: its checkpoints were set aside, to {place}/checkpoints" in repeated
+    assert (place / "checkpoints/w.bin").is_file()
+    assert len((place / "metrics.jsonl").read_text().splitlines()) == 3
     assert (project.result()["attempts"], output.read_text()) == (2, written)
     assert "is finished" in project.doit("train", *words).stdout
 
@@ -293,8 +311,54 @@ def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is
     wait_for_step(project, 1, child)
     said, seconds = interrupt(child, signal.SIGINT)
     assert "stopped by SIGINT; no process of the run is left" in said
-    assert "try: the same command again; it starts over: no argument of the script has {resume}" in said
+    again = "the same command again; it starts from the beginning: no argument of the script has {resume}"
+    assert f"try: {again}\n" in said
     assert (child.returncode, seconds < 15) == (130, True)
+
+
+@pytest.mark.parametrize(
+    ("place", "host"),
+    [
+        ("checkpoints", ""),
+        ("run", ""),
+        *(pytest.param(to, "node0", marks=pytest.mark.lab) for to in ("checkpoints", "run")),
+    ],
+)
+def test_after_ctrl_c_no_row_of_a_script_is_lost_and_what_it_can_go_on_from_is_said(
+    project: Project, place: str, host: str, request: pytest.FixtureRequest
+) -> None:
+    (project.folder / "my scripts/train.py").write_text(FINDS_IT_ITSELF)
+    words = ["train", f"program.args.out={{{place}}}", "cluster.nproc_per_node=1"]
+    once = project.folder / "once"
+    if host:
+        lab: Lab = request.getfixturevalue("lab")
+        words += ["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", f"cluster.hosts=[{host}]"]
+        once = Path(f"once-{place}")
+    words.append(f"++cluster.env.ONCE='{once}'")
+    child = project.start(*words)
+    wait_for_step(project, 6, child)
+    said, _ = interrupt(child, signal.SIGINT)
+    start = "from the beginning: no argument of the script has {resume}"
+    if place == "checkpoints":
+        start += "; its checkpoints stay in place, and it goes on from them if it reads them by itself"
+    assert f"try: the same command again; it starts {start}\n" in said
+    done = project.doit(*words)
+    assert done.returncode == 0, done.stdout
+    assert f"attempt 2 starts {start}\n" in done.stdout
+    folder, steps = project.only_run(), [*range(1, 11)]
+    assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == steps
+    before = [row["step"] for row in rows_of(folder / "attempts/2/before/metrics.jsonl")]
+    if place == "checkpoints":
+        assert before == [5, 6]
+        assert "metrics.jsonl begins anew" not in done.stdout
+    else:
+        assert before == [1, 2, 3, 4, 5, 6]
+        rows = "(6 rows, of steps 1 to 6) is kept in attempts/2/before/metrics.jsonl"
+        assert f"metrics.jsonl begins anew: what earlier attempts had logged {rows}" in done.stdout
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> None:

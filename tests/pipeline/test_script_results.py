@@ -125,11 +125,14 @@ def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[
 def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:
     folder, _ = ended
     folder.result.unlink()
+    metrics = (folder.path / "metrics.jsonl").read_bytes()
     before = {path.relative_to(folder.path): path.read_bytes() for path in (folder.path / "outputs").rglob("*")}
     place = folder.set_aside_of_script(2)
     assert place == folder.path / "attempts/2/before"
     assert not (folder.path / "outputs").exists()
     assert not (folder.path / "checkpoints").exists()
+    assert not (folder.path / "metrics.jsonl").exists()
+    assert (place / "metrics.jsonl").read_bytes() == metrics
     assert before
     assert {path: (place / path).read_bytes() for path in before} == before
     assert folder.set_aside_of_script(2) is None
