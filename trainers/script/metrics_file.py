@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ class LeftOut:
 
 
 class MetricsFile:
-    """Appends rows. Rows of earlier attempts stay up to the first step that this one logs; the others are moved to a
-    file of their own, ``aside``.
+    """Appends rows. Rows of earlier attempts stay up to the first step that this one logs, and of a metric that it logs
+    later up to that metric's first step; the others are moved to a file of their own, ``aside``.
 
     ``last`` holds the newest value of each metric, ``step`` the highest step; ``left_out`` says of NaN and infinite
     values, which are not recorded, how many each metric had, with the first and its step; ``too_high`` is the first
@@ -71,6 +71,7 @@ class MetricsFile:
         self.step: int | None = None
         self.left_out: dict[str, LeftOut] = {}
         self.too_high: int | None = None
+        self._logged: set[str] = set()  # the metrics of this attempt's steps
         self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if path.exists() else []
         write_text(path, "".join(line for _, line in self._earlier))
         for _, line in self._earlier:
@@ -85,9 +86,7 @@ class MetricsFile:
         for name, number in named.items():
             if not math.isfinite(number):
                 self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
-        kept = _kept(self._earlier, row) if self._resumes or not _starts_over(self._earlier, row) else []
-        self._cut(kept)
-        self._earlier = kept if row.of_end else []
+        self._replace(row, named.keys())
         metrics = {name: number for name, number in named.items() if math.isfinite(number)}
         if not metrics:
             return
@@ -120,22 +119,40 @@ class MetricsFile:
 
     def set_aside(self) -> None:
         """Move all rows of earlier attempts: nothing is there that the script could go on from. Raises OSError."""
-        self._cut([])
+        self._move(self._earlier)
         self._earlier = []
 
-    def _cut(self, kept: Sequence[tuple[int, str]]) -> None:
-        """The rest of what an earlier attempt recorded is made again now."""
-        if len(kept) == len(self._earlier):
+    def _replace(self, row: Row, names: Set[str]) -> None:
+        """Move the rows of earlier attempts that are made again, as ``row`` shows. Raises OSError."""
+        new, rows = names - self._logged, self._earlier
+        if not rows or not new:
             return
-        moved = [*(Counter(self._earlier) - Counter(kept)).elements()]
+        if row.of_end:  # a script that goes on from its last checkpoint may log no step before
+            moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) == names]
+        elif self._logged:  # another source's rows may come later, as TensorBoard's do
+            moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) & new]
+        elif not self._resumes and _starts_over(rows, row, names):
+            moved = rows
+        else:
+            rows = rows[_last_pass(rows, names) :]
+            moved = [(at, line) for at, line in rows if at >= row.step]
+        self._move(moved)
+        self._earlier = [*(Counter(rows) - Counter(moved)).elements()]
+        self._logged |= set() if row.of_end else names
+
+    def _move(self, moved: Sequence[tuple[int, str]]) -> None:
+        """Raises OSError."""
+        if not moved:
+            return
         self._aside.parent.mkdir(parents=True, exist_ok=True)
         with self._aside.open("a", encoding="utf-8") as file:
             file.write("".join(line for _, line in moved))
-        if not kept:
+        stays = [*(Counter(_rows_of(self._path)) - Counter(moved)).elements()]
+        if not stays:
             self._say(_in_words([step for step, _ in moved]))
-        write_text(self._path, "".join(line for _, line in kept))
+        write_text(self._path, "".join(line for _, line in stays))
         self.last, self.step = {}, None
-        for _, line in kept:
+        for _, line in stays:
             self._remember(json.loads(line))
         time.sleep(_LOOK_S)
 
@@ -161,42 +178,29 @@ def _in_words(steps: Sequence[int]) -> str:
     return f"{len(steps):,} row{'s' * (len(steps) > 1)}, of {of}"
 
 
-def _starts_over(rows: Sequence[tuple[int, str]], row: Row) -> bool:
+def _metrics(line: str) -> Set[str]:
+    metrics: dict[str, float] = json.loads(line)["metrics"]
+    return metrics.keys()
+
+
+def _starts_over(rows: Sequence[tuple[int, str]], row: Row, names: Set[str]) -> bool:
     """Whether ``row`` isn't behind the first one that an earlier attempt logged of the same metrics (of any, where it
     logged none of them). Of a script that was told no checkpoint, rows before may then be of another pass."""
-    known = [(step, json.loads(line)) for step, line in rows]
-    alike = [one for one in known if one[1]["metrics"].keys() & row.metrics.keys()] or known
-    first = next(((value["epoch"] or 0, step) for step, value in alike), None)
-    return not row.of_end and first is not None and (row.epoch or 0, row.step) <= first
+    at, line = next((one for one in rows if _metrics(one[1]) & names), rows[0])
+    return (row.epoch or 0, row.step) <= (json.loads(line)["epoch"] or 0, at)
 
 
-def _kept(rows: Sequence[tuple[int, str]], row: Row) -> list[tuple[int, str]]:
-    """Of what an earlier attempt recorded, what isn't made again by ``row``: what came before its step. At the end,
-    where a script that goes on from its last checkpoint logs no step, all but the same results."""
-    if not row.of_end:
-        return _before(rows, row.step)
-    return [
-        (at, line) for at, line in rows if at < row.step or json.loads(line)["metrics"].keys() != row.metrics.keys()
-    ]
-
-
-def _before(rows: Sequence[tuple[int, str]], step: int) -> list[tuple[int, str]]:
-    """The rows before ``step``. A script may count its steps anew, each epoch from 0: of a metric's passes over them
-    the last one is meant, and those before stay whole."""
+def _last_pass(rows: Sequence[tuple[int, str]], names: Set[str]) -> int:
+    """Where the last pass over the steps begins: a script may count them anew, each epoch from 0. Of the metrics with
+    these names, or of all if none of them is there."""
     last: dict[str, int] = {}
-    passes: dict[str, int] = {}
-    of_rows = []
-    for at, line in rows:
-        names = json.loads(line)["metrics"]
-        for name in names:
-            passes[name] = passes.get(name, 0) + (at < last.get(name, at))
-            last[name] = at
-        of_rows.append({name: passes[name] for name in names})
-    return [
-        (at, line)
-        for (at, line), of_row in zip(rows, of_rows, strict=True)
-        if at < step or all(number < passes[name] for name, number in of_row.items())
-    ]
+    begins: dict[str, int] = {}
+    for index, (step, line) in enumerate(rows):
+        for name in _metrics(line):
+            if step < last.get(name, step):
+                begins[name] = index
+            last[name] = step
+    return max((begins.get(name, 0) for name in (names & last.keys()) or last), default=0)
 
 
 def _rows_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -174,6 +174,25 @@ def test_of_steps_that_are_counted_anew_earlier_epochs_stay_unless_the_script_ma
     assert _losses(tmp_path / "attempts/2/before/metrics.jsonl") == [*range(len(stays), 8)]
 
 
+def test_a_metric_whose_rows_come_later_than_another_s_is_replaced_from_its_own_first_step(tmp_path: Path) -> None:
+    """TensorBoard writes to its file each 120 s. What one attempt logged of an epoch's end stays for earlier epochs."""
+    first = _file(tmp_path)
+    for epoch in (1, 2):
+        for step in range(4 if epoch == 1 else 3):
+            first.append(Row(time_s=epoch, step=step, metrics={"loss": epoch * 10.0 + step}))
+        if epoch == 1:
+            first.append(Row(time_s=epoch, step=3, metrics={"val": 1.0}))
+    second = _file(tmp_path, resumes=True)
+    for step, name in ((2, "lr"), (1, "loss"), (2, "loss"), (3, "loss"), (3, "val")):
+        second.append(Row(time_s=3, step=step, metrics={name: step + 0.5}))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    of_loss = [row["metrics"]["loss"] for row in rows if "loss" in row["metrics"]]
+    assert of_loss == [10, 11, 12, 13, 20, 1.5, 2.5, 3.5]
+    assert [row["metrics"]["val"] for row in rows if "val" in row["metrics"]] == [1, 3.5]
+    assert _losses(tmp_path / "attempts/2/before/metrics.jsonl") == [22, 21]
+    assert (second.step, second.last["loss"]) == (3, 3.5)
+
+
 def test_a_later_epoch_is_no_start_over_though_its_steps_begin_anew(tmp_path: Path) -> None:
     first = _file(tmp_path)
     for epoch, step in ((1, 0), (1, 1), (2, 0)):
