@@ -24,8 +24,8 @@ def _run(path: Path) -> None:
     from trainers.core.dependencies import OfRank
     from trainers.distributed.process_group import read_ranks
 
-    is_first = read_ranks().rank == 0
-    seen = OfRank.of(path.parent) if is_first else None  # before a model of one's own is imported
+    ranks = read_ranks()
+    seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a model of one's own is imported
     from trainers.training.session import run  # torch only after the arguments hold
 
     run(path, seen)

@@ -130,7 +130,7 @@ SCRIPT_OUTPUTS = Outputs(
     needed=("summary.json",),
     pruned=PRUNED,
     whole=("checkpoints", "outputs", "work"),
-    others=("checkpoints", "outputs"),
+    others=("checkpoints", "outputs", dependencies.FILE),
     work=("work/node{rank}/code",),
 )
 """Those of a script; the folders come with all that lies in them. ``work`` ends empty where an attempt ends well."""

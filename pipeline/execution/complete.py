@@ -24,7 +24,7 @@ from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
 from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
 from pipeline.execution.configured_run import Run
-from pipeline.execution.located import unkeyed
+from pipeline.execution.located import of_other_nodes, unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import named_files, package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
@@ -34,6 +34,7 @@ from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
 from trainers.core import dependencies
+from trainers.script.workdir import NODES
 
 _SHOWN_AFTER_S = 2.0  # of recording how a run ended
 
@@ -207,7 +208,7 @@ def _notes(run: Run) -> list[str]:
 
 def _summary_lacks(run: Run) -> bool:
     """Whether a script that has ended read what its key lacks: it is not finished by that, and starts anew."""
-    return run.sealed and unkeyed(run.folder.read_json("summary.json") or {}) is not None
+    return run.sealed and unkeyed([run.folder.read_json("summary.json") or {}, *of_other_nodes(run.folder)]) is not None
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
@@ -319,6 +320,7 @@ def _lay_out(work: Work) -> None:
         run.folder.result,
         run.folder.summary,
         *(run.folder.path / one for one in (PRUNE, PRUNED, dependencies.FILE)),
+        *run.folder.path.glob(f"{NODES}/*/{dependencies.FILE}"),
     ):
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.keys.script_files import with_inputs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from trainers.core import dependencies
+from trainers.script.workdir import NODES
 
 if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.config.build import RunConfig
@@ -83,8 +84,10 @@ class LocatedRun:
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
         field = "program.inputs" if made.get("script") or made.get("command") else "model.inputs"
-        record = self.folder.read_json(dependencies.FILE) or {}
-        return unkeyed(result.fields, field) or dependencies.changed(record, keyed=self.key.parts["environment"])
+        others = of_other_nodes(self.folder)
+        record = {**(self.folder.read_json(dependencies.FILE) or {}), **({"nodes": others} if others else {})}
+        lacking = unkeyed([result.fields, *others], field)
+        return lacking or dependencies.changed(record, keyed=self.key.parts["environment"])
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -108,10 +111,17 @@ class LocatedRun:
         return acceptance.standing(self.folder)
 
 
-def unkeyed(summary: Mapping[str, Any], field: str = "program.inputs") -> str | None:
-    """That its key is not complete, as summary.json says; None where it is."""
-    kinds = summary.get("unkeyed")
-    if not isinstance(kinds, Mapping) or not kinds:
+def of_other_nodes(folder: RunFolder) -> list[Mapping[str, Any]]:
+    """What the other nodes of a script's run took in."""
+    paths = sorted(folder.path.glob(f"{NODES}/*/{dependencies.FILE}"))
+    return [folder.read_json(path.relative_to(folder.path).as_posix()) or {} for path in paths]
+
+
+def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
+    """That its key is not complete, as summary.json and the records of other nodes say; None where it is."""
+    told = [kinds for node in nodes if isinstance(kinds := node.get("unkeyed"), Mapping)]
+    kinds = {name: how for one in told for name, how in one.items()}
+    if not kinds:
         return None
     read = [str(name) for name, how in kinds.items() if how == "read"]
     absent = [str(name) for name, how in kinds.items() if how != "read"]

@@ -16,6 +16,7 @@ from pipeline.reproduction.recipe import Recipe
 from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
+from trainers.core import dependencies
 
 _STEPS = ("steps", "epochs")
 _COMPARED = ("weights_sha256", *_STEPS)
@@ -177,7 +178,9 @@ def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
     """The files of a result in these folders, but for logs."""
     files = result.get("files") or {}
     named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
-    return {name: files[name] for name in named if "tfevents" not in name}
+    return {
+        name: files[name] for name in named if "tfevents" not in name and not name.endswith(f"/{dependencies.FILE}")
+    }
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:

@@ -283,6 +283,28 @@ def test_a_file_outside_of_the_project_that_changes_repeats_the_run_and_why_name
     assert project.result()["metrics"] == {"loss": 0.5}
 
 
+OF_RANK_ONE = """
+import os, paceline
+if os.environ["RANK"] == "1":
+    open(os.environ["PARTS"] + "/part1.txt").close()
+paceline.log(1, loss=1.0)
+"""
+
+
+def test_a_file_that_rank_one_alone_reads_repeats_the_run_when_it_changes(project: Project, tmp_path: Path) -> None:
+    project.whole = True  # ranks that are forked have no sitecustomize
+    part = tmp_path / "elsewhere/part1.txt"
+    part.parent.mkdir()
+    part.write_text("1")
+    (tmp_path / "my scripts/train.py").write_text(OF_RANK_ONE)
+    words = ("program.args.lr=0.1", f"program.env.PARTS='{part.parent}'")
+    assert f"{part} was read outside of the project" in project.doit("train", *words).stdout
+    assert "is finished" in project.doit("train", *words).stdout
+    part.write_text("2")
+    assert f"{part}, which it read and its key lacks, changed" in project.doit("why", *words).stdout
+    assert "FINISHED" in project.doit("train", *words).stdout
+
+
 def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is_not(project: Project) -> None:
     words = ("program.args.lr=0.1", "program.args.resume={resume}", "cluster.nproc_per_node=1")
     assert project.doit("train", *words).returncode == 0
@@ -522,6 +544,7 @@ def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project
         assert (folder / f"checkpoints/checkpoint-4/rng_state_{rank}.pth").read_text() == str(state)
     assert not [*run.glob("nodes/1/checkpoints/*/model.bin")]  # the first host's, and sent to the second
     assert "nodes/1/outputs/workdir/states.csv" in project.result()["files"]
+    assert json.loads((run / "nodes/1/dependencies.json").read_text())["unkeyed"] == {}
     assert not (run / "work").exists()
 
 

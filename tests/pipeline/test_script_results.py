@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.documents import write_sealed
-from pipeline.core.files import write_atomic, write_json
+from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.places import ROOT
 from pipeline.execution.located import LocatedRun, unkeyed
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
+from trainers.core import dependencies
 from trainers.script.outputs import left
 
 
@@ -47,8 +48,30 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
     ],
 )
 def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], said: str) -> None:
-    assert unkeyed({"unkeyed": found}) == f"its key is not complete: {said} to program.inputs"
-    assert unkeyed({"unkeyed": {}}) is None
+    assert unkeyed([{"unkeyed": found}]) == f"its key is not complete: {said} to program.inputs"
+    assert unkeyed([{"unkeyed": {}}, {}]) is None
+
+
+def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path) -> None:
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config, "environment": {}})
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "x")
+    part = tmp_path / "part1.txt"
+    part.write_text("1")
+    record = {"host": dependencies.host(), "files": {str(part): [sha256_file(part), None]}, "unkeyed": {}}
+    write_sealed(folder.path / "nodes/1/dependencies.json", record)
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
+        write_json(folder.path / name, value)
+    summary = {"metrics": {}, "unkeyed": {}}
+    folder.write_result(key=key, summary=summary, hosts=["a", "b"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
+    assert run.key_lacks is None
+    part.write_text("2")
+    assert dataclasses.replace(run).key_lacks == f"{part}, which it read and its key lacks, changed"
+    write_sealed(folder.path / "nodes/1/dependencies.json", {**record, "unkeyed": {"part1.txt": "read"}})
+    assert dataclasses.replace(run).key_lacks == "its key is not complete: part1.txt was read; add it to program.inputs"
 
 
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:

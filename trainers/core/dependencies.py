@@ -47,7 +47,8 @@ from trainers.core.observer import (
 )  # fmt: skip
 
 FILE = "dependencies.json"
-"""File of a run folder: what the first node took in beside what the key holds."""
+"""File of a run folder: what the first node took in beside what the key holds; of a script each other node's lies in
+``nodes/RANK``, with ``unkeyed``, of a training they are its ``nodes``."""
 _COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
 _RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names one elsewhere
 _SYSTEM = (
@@ -127,6 +128,11 @@ class Unkeyed:
         return "read" if self.was_read else "looked for"
 
 
+def as_json(unkeyed: Iterable[Unkeyed]) -> dict[str, str]:
+    """As summary.json has them: path → what was done with it."""
+    return {item.path: item.how for item in unkeyed}
+
+
 class Observed:
     """The processes of a program that is to be started with ``site`` first on PYTHONPATH; asked when all have ended."""
 
@@ -162,17 +168,21 @@ class OfRank:
     """What this process takes in from here on: a rank of the built-in trainer, which runs what a user has written."""
 
     @classmethod
-    def of(cls, run_dir: Path) -> OfRank | None:
+    def of(cls, run_dir: Path, node_rank: int, local_rank: int) -> OfRank | None:
         """None where the run folder can't be read or written: that is told of by who needs it."""
         with suppress(OSError, ValueError):
-            return cls(run_dir, json.loads((run_dir / "config.json").read_text(encoding="utf-8")))
+            config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+            return cls(run_dir, config, node_rank, is_first=local_rank == 0)
         return None
 
-    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, config: Mapping[str, Any], node_rank: int, *, is_first: bool) -> None:
         """Raises OSError."""
-        self._notes = run_dir / ".seen"
-        shutil.rmtree(self._notes, ignore_errors=True)
-        self._notes.mkdir()
+        attempt = os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
+        self._notes = run_dir / ".seen" / f"{attempt}-{node_rank}"  # of all ranks of the node
+        for earlier in self._notes.parent.glob("*") if is_first else ():
+            if not earlier.name.startswith(f"{attempt}-"):
+                shutil.rmtree(earlier, ignore_errors=True)
+        self._notes.mkdir(parents=True, exist_ok=True)
         code, whole = run_dir / "code", (config.get("model") or {}).get("inputs") or ()
         self.places = Places(
             run_dir=run_dir,
@@ -184,11 +194,14 @@ class OfRank:
         )
         observer.watch(self.places.zones, str(self._notes))
 
-    def close(self) -> tuple[dict[str, Any], list[Unkeyed]]:
-        """The record, and files of the project that the key lacks. Raises OSError."""
+    def close(self) -> dict[str, Any]:
+        """The record of this node's ranks, once for all of them, with the files of the project that the key lacks.
+        Raises OSError."""
         seen = Seen(self._notes)
         shutil.rmtree(self._notes, ignore_errors=True)
-        return seen.record(), seen.unkeyed(self.places, ended_well=True)
+        with suppress(OSError):  # another node's may lie there
+            self._notes.parent.rmdir()
+        return {**seen.record(), "unkeyed": as_json(seen.unkeyed(self.places, ended_well=True))}
 
 
 class Seen:
@@ -304,6 +317,9 @@ def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collecti
         root: the project, if its files count.
         keyed: distributions whose versions the key holds.
     """
+    for node in record.get("nodes") or ():
+        if (other := changed(node, root, keyed)) is not None:
+            return other
     if record.get("host") != host():
         return None  # of other files
     for name, (digest, stamp) in (record.get("files") or {}).items():

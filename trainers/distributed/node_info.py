@@ -19,7 +19,6 @@ import torch
 from trainers.distributed.process_group import Node
 
 _CPUINFO = Path("/proc/cpuinfo")
-_ROW_BYTES = 1024
 _LONGEST_NAME = 120
 
 
@@ -99,11 +98,9 @@ def _instructions(node: Mapping[str, Any]) -> str:
 def of_all_nodes(node: Node) -> list[dict[str, Any]] | None:
     """What the first rank of each node computes with, in the order of the nodes; None but on rank 0."""
     text = json.dumps({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)}).encode()
-    row = torch.zeros(_ROW_BYTES, dtype=torch.uint8)
-    row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    table = node.gather(row.to(node.device))
+    table = node.gather_bytes(text)
     if table is None:
         return None
-    told = [json.loads(bytes(item.tolist()).rstrip(b"\0")) for item in table]
+    told = [json.loads(item) for item in table]
     first = sorted((item for item in told if item.pop("local") == 0), key=lambda item: int(item["node"]))
     return [{name: value for name, value in item.items() if name != "node"} for item in first]

@@ -122,6 +122,13 @@ class Node:
                 table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
         return table
 
+    def gather_bytes(self, data: bytes) -> list[bytes] | None:
+        """What each rank gives, without zeros at its end, on rank 0; None elsewhere."""
+        row = torch.zeros(-self.all_reduce_min(-len(data)), dtype=torch.uint8)
+        row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
+        table = self.gather(row.to(self.device))
+        return None if table is None else [bytes(item.tolist()).rstrip(b"\0") for item in table]
+
     def all_gather(self, row: Tensor) -> Tensor:
         """The rows [n] of all ranks as a table [world_size, n], on every rank."""
         if self.ranks.world_size == 1:

@@ -340,6 +340,10 @@ class Attempt:
         self.tell_of(found, outputs)
         if recorder is not None:
             self.write_results(recorder, found, seen, unkeyed)
+        elif self.settings.seal != "off":
+            record = {**seen.record(), "unkeyed": dependencies.as_json(unkeyed)}
+            outputs.parent.mkdir(parents=True, exist_ok=True)
+            write_sealed(outputs.parent / dependencies.FILE, record)
         if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -378,7 +382,7 @@ class Attempt:
             "steps": metrics.step,
             "metrics": metrics.last,
             **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
-            "unkeyed": {item.path: item.how for item in unkeyed},
+            "unkeyed": dependencies.as_json(unkeyed),
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(self.run_dir),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainers.checkpoint import weights
 from trainers.checkpoint.files import sealed
 from trainers.core import dependencies
 from trainers.core.config import TrainConfig
-from trainers.core.dependencies import OfRank
+from trainers.core.dependencies import OfRank, Unkeyed
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
 from trainers.core.options import load
@@ -214,7 +215,9 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     """Rank 0 writes the results, summary.json last."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
-    if not trainer.node.is_rank_zero:
+    closes = seen is not None and trainer.node.ranks.local_rank == 0
+    records = trainer.node.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
+    if records is None:
         return
     trainer.attempt.check()
     run_dir, pack = trainer.run_dir, trainer.pack
@@ -233,15 +236,18 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     if trainer.metrics is not None:
         outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
-    if seen is not None:
-        record, unkeyed = seen.close()
+    nodes = [json.loads(record) for record in records if record]
+    if nodes:
+        unkeyed = {path: how for node in nodes for path, how in sorted(node.pop("unkeyed").items())}
         if unkeyed:
-            summary["unkeyed"] = {item.path: item.how for item in unkeyed}
-        write_sealed(run_dir / dependencies.FILE, record)
-        for line in dependencies.message(unkeyed, "model.inputs"):
+            summary["unkeyed"] = unkeyed
+        write_sealed(run_dir / dependencies.FILE, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
+        for line in dependencies.message(
+            [Unkeyed(path, how == "read") for path, how in unkeyed.items()], "model.inputs"
+        ):
             trainer.say(f"WARNING: {line}")
-        if record["files"]:
-            trainer.say(f"WARNING: {dependencies.outside([*record['files']], _OUTSIDE)}")
+        if nodes[0]["files"]:
+            trainer.say(f"WARNING: {dependencies.outside([*nodes[0]['files']], _OUTSIDE)}")
     write_sealed(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(

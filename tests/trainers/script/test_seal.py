@@ -249,3 +249,14 @@ def test_a_script_that_reads_its_own_text_is_reported_and_a_traceback_is_not(run
         assert run.read("summary.json")["unkeyed"] == found
     run.write(text.format(call="own()"), files={"helper.py": helper}, inputs=["helper.py"]).start()
     assert run.read("summary.json")["unkeyed"] == {}
+
+
+def test_another_node_has_a_record_of_its_own_of_what_its_ranks_read(run: ScriptRun, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.touch()
+    run.write("import os\nfor name in ('INSIDE', 'OUTSIDE'): open(os.environ[name]).close()")
+    (run.project / "part1.txt").touch()
+    run.start(node_rank=1, env={"INSIDE": str(run.project / "part1.txt"), "OUTSIDE": str(outside)})
+    record = run.read("nodes/1/dependencies.json")
+    assert (record["unkeyed"], [*record["files"]]) == ({"part1.txt": "read"}, [str(outside)])
+    assert not (run.path / "dependencies.json").exists()

@@ -60,7 +60,7 @@ def test_what_a_script_wrote_where_it_stands_comes_back_and_that_is_said(run: Sc
 
 def test_what_another_host_wrote_has_a_folder_of_its_own(run: ScriptRun) -> None:
     run.write("open('results.csv', 'w').write('of node 1')").start(node_rank=1)
-    assert files(run.path / "nodes") == ["1/outputs/workdir/results.csv"]
+    assert files(run.path / "nodes") == ["1/dependencies.json", "1/outputs/workdir/results.csv"]
     (run.path / ".paceline").touch()  # the run folder is this host's own: the controller brings it to nodes/1
     assert "kept in nodes/1/outputs/workdir\n" in run.start(node_rank=1)
     assert files(run.path / "outputs") == ["workdir/results.csv"]
