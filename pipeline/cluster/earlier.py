@@ -6,15 +6,16 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import launchers, starts
+from pipeline.cluster.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED, Launcher
 from pipeline.cluster.starts import Start
-from pipeline.core import leftovers
+from pipeline.core import documents, leftovers
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
@@ -36,16 +37,22 @@ class _Way:
         return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
 
 
-def goes_on(cluster: Cluster, plan: LaunchPlan, say: Callable[[str], None]) -> bool:
+def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[str], None]) -> bool:
     """Whether each node of an attempt, whose command is gone, still runs its part or has ended well: then its end is
     followed and its results are brought, and nothing of it is repeated. ``say``: told why not, where a node knows.
 
     Args:
         cluster: of the hosts of ``plan``.
+        run_dir: where the ends stand that a command has seen; of such a host nothing is asked.
 
     Raises:
         HostError: a host can't be asked, so nobody knows.
     """
+    known = _known_ends(plan, run_dir)
+    if known.keys() == {node.host for node in plan.nodes}:
+        for host, how in known.items():
+            say(f"attempt {plan.attempt} is over on {host}: {how}")
+        return False
     nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
     with closing(launchers.create(cluster)) as launcher:
         answers = launcher.ask({"do": "standing", "nodes": nodes})
@@ -62,9 +69,32 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, say: Callable[[str], None]) -> b
         )
     over = {host: value for host, answer in answers.items() if not _stands(value := answer.value or {})}
     for host, value in over.items():
-        if reason := value.get("reason"):
-            say(f"attempt {plan.attempt} is over on {host}: {reason}")
+        if value.get("reason"):
+            say(f"attempt {plan.attempt} is over on {host}: {known.get(host) or _how(value)}")
     return not over
+
+
+def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
+    """How the parts of an attempt ended that a command has seen fail, by host: their folders may be cleared since."""
+    ends = {}
+    for node in plan.nodes:
+        path = run_dir / "attempts" / str(plan.attempt) / f"{node.host}.exit.json"
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            is_of_plan = path.stat().st_mtime_ns >= (run_dir / "plan.json").stat().st_mtime_ns
+            end = documents.read(path)
+            if is_of_plan and end["event"] == "NodeExit" and end["code"] != 0:
+                ends[node.host] = _how(end)
+    return ends
+
+
+def _how(end: Mapping[str, Any]) -> str:
+    """How a node's part ended, in a line: its first error, else the agent's reason."""
+    if end.get("errors"):
+        rank, message = int(end["errors"][0]["rank"]), str(end["errors"][0]["message"]).partition("\n")[0]
+        return f"rank {rank}{'' if message.startswith('ended with ') else ':'} {message}"
+    reason = str(end["reason"])
+    first = reason.partition("\n")[0]
+    return "it was stopped (Ctrl-C or doit stop)" if first == "stopped" else explained_by_script(reason) or first
 
 
 def _stands(value: Mapping[str, Any]) -> bool:

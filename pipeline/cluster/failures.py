@@ -118,14 +118,18 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         host = order[0] if order else plan.nodes[0].host
         last = ends.get(host)
         reason = last.reason if last is not None else "no node answered"
-        own = _OWN.findall(reason)
-        what = f"training failed on {host}: {own[-1] if own else reason}"
+        what = f"training failed on {host}: {explained_by_script(reason) or reason}"
     others = [name for name in order if name != host]
     gone = [name for name in others if isinstance(ends.get(name), NodeLost)]
     ended = [name for name in others if name not in gone]
     what += f"\nno longer answers either: {', '.join(gone)}" if gone else ""
     what += f"\nended with it: {', '.join(ended)}" if ended else ""
     return f"{what}\nlogs: {log_dir}"
+
+
+def explained_by_script(reason: str) -> str:
+    """Return what trainers.script.start said of its end, among the last lines of a node; '' where it said nothing."""
+    return next(iter(_OWN.findall(reason)[-1:]), "")
 
 
 def same_on(error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:

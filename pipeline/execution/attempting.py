@@ -74,7 +74,7 @@ def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:
     work.say.doing(f"asking the hosts of attempt {plan.attempt} whether it still runs")
     wanted, may_replace = work.run.config.cluster, work.run.config.cluster.max_restarts > 0
     try:
-        return (plan, cluster) if earlier.goes_on(cluster, plan, work.say) else None
+        return (plan, cluster) if earlier.goes_on(cluster, plan, work.run.folder.path, work.say) else None
     except HostError as error:
         if may_replace or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
             return None

@@ -134,7 +134,7 @@ def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
     if ended:
         return ended
     send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
-    gone = end_tree(mark, 1.0)
+    gone = end_tree(mark, 1.0, state)
     why = (
         "the node agent was killed; the host itself answers"
         if not frozen

@@ -69,7 +69,7 @@ def is_in_use(folder: str, me: str) -> bool:
         return True
     if entry["identity"] != me:
         return idle_s(folder) < FOREIGN_S
-    return bool(find_processes(entry["mark"])) or idle_s(folder) < HEARD_S
+    return bool(find_processes(entry["mark"], entry["state_dir"])) or idle_s(folder) < HEARD_S
 
 
 def holds_outputs(folder: str) -> bool:

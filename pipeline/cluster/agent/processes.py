@@ -1,7 +1,7 @@
 """The processes of a run on this host: found by their mark, whoever started them, and ended."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH112, PTH123, PTH208
+# ruff: noqa: PTH112, PTH115, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -61,11 +61,13 @@ class Orphans:
                 os.waitpid(ended.si_pid, 0)
 
 
-def find_processes(mark: str) -> set[int]:
-    """Processes that carry ``PACELINE_NODE=mark``, what they have started, and all of their sessions; for who adopts
-    orphans also these.
+def find_processes(mark: str, state_dir: str = "") -> set[int]:
+    """Find the processes of a run: they carry ``PACELINE_NODE=mark``, were started by one that does, or share a session
+    with one; for who adopts orphans also these.
 
-    A mark that ends with "-" is the beginning that all attempts of one run folder share.
+    A mark that ends with "-" is the beginning that all attempts of one run folder share. ``state_dir``: of an attempt
+    whose agent is dead. Who writes there is one of its ranks, also where it shows no mark any more: setproctitle
+    overwrites the environment that the system shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(
@@ -85,6 +87,8 @@ def find_processes(mark: str) -> set[int]:
                 continue
             sessions[pid] = fields[3]
             children.setdefault(int(fields[1]), []).append(pid)
+            if state_dir and pid != os.getpid() and writes_in(pid, [state_dir]):
+                found.add(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 if any(carries(variable, mark) for variable in environ.read().split(b"\0")):
                     found.add(pid)
@@ -100,6 +104,38 @@ def find_processes(mark: str) -> set[int]:
         begun += new
     mine = {sessions[pid] for pid in found} - {own}
     return found | {pid for pid, session in sessions.items() if session in mine}
+
+
+def writes_in(pid: int, folders: list[str]) -> bool:
+    """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError:
+    it is gone, or another user's."""
+    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(f"/proc/{pid}/fd/{number}").startswith(begins):
+                with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
+                    flags = next(line for line in file if line.startswith("flags:"))
+                if int(flags.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                    return True
+    return False
+
+
+def works_in(folders: list[str]) -> dict[int, str]:
+    """Find processes without a terminal that stand or write in one of ``folders``, and what the list of processes shows
+    of them (Linux)."""
+    found: dict[int, str] = {}
+    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
+        pid = int(name)
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
+                continue
+            if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                    found[pid] = file.read().replace("\0", " ").strip()
+    return found
 
 
 def carries(variable: bytes, mark: str) -> bool:
@@ -132,17 +168,17 @@ def send_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_tree(mark: str, grace_s: float) -> bool:
+def end_tree(mark: str, grace_s: float, state_dir: str = "") -> bool:
     """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is."""
     deadline = time.monotonic() + grace_s
-    alive = find_processes(mark)
+    alive = find_processes(mark, state_dir)
     send_all(alive, signal.SIGTERM)
     while alive and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        alive = find_processes(mark)
+        alive = find_processes(mark, state_dir)
     deadline = time.monotonic() + 3
     while alive and time.monotonic() < deadline:
         send_all(alive, signal.SIGKILL)
         time.sleep(POLL_S)
-        alive = find_processes(mark)
+        alive = find_processes(mark, state_dir)
     return not alive

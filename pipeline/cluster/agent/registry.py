@@ -11,7 +11,7 @@ import signal
 import time
 
 from .node import identity, own_node
-from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, send_all, start_time
+from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, send_all, start_time, works_in
 from .wire import Json, read_json, say, write_json
 
 LONGEST_START_S = 3600.0
@@ -38,7 +38,7 @@ def tombstone_path(request: Json, run_id: str) -> str:
 
 
 def end_entry(path: str, entry: Json) -> bool:
-    """Stop one supervisor and everything it owns; forget it. True when nothing of it is left."""
+    """Stop one supervisor and everything it owns; forget it unless something may be left. True: nothing that is its."""
     if start_time(entry["pid"]) == entry["born"]:
         send_all({entry["pid"]}, signal.SIGTERM)
         deadline = time.monotonic() + TERM_GRACE_S + 3
@@ -46,11 +46,22 @@ def end_entry(path: str, entry: Json) -> bool:
             time.sleep(POLL_S)
         if start_time(entry["pid"]) == entry["born"]:
             send_all({entry["pid"]}, signal.SIGKILL)
-    gone = end_tree(entry["mark"], 0.5)
-    if gone:
+    gone = end_tree(entry["mark"], 0.5, entry["state_dir"])
+    if gone and not doubtful(entry):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     return gone
+
+
+def doubtful(entry: Json) -> dict[int, str]:
+    """Find processes in the folders where an attempt's script writes, once its agent is dead: a child that has left
+    session, parent and environment may be its, and nothing proves it."""
+    names = ("checkpoints", "outputs", "work")
+    return works_in([os.path.join(entry["run_dir"], name) for name in names]) if entry.get("run_dir") else {}
+
+
+def shown(found: dict[int, str]) -> str:
+    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(found.items()))
 
 
 def stop(request: Json) -> None:
@@ -58,7 +69,9 @@ def stop(request: Json) -> None:
     if request["bar"]:  # a start that is still on its way finds this after it has registered
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
         write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
-    say(left=[f"process {pid}" for pid in sorted(end_attempts(request))])
+    left = [f"process {pid}" for pid in sorted(end_attempts(request))]
+    in_doubt = [f"{shown(found)} in its folder" for _, entry in own_entries(request) if (found := doubtful(entry))]
+    say(left=[*left, *in_doubt])
 
 
 def end_attempts(request: Json) -> set[int]:
@@ -76,7 +89,8 @@ def end_attempts(request: Json) -> set[int]:
 def forget_dead(request: Json) -> None:
     """Remove the registrations of supervisors that are dead and whose folders are gone, and outdated tombstones."""
     for path, entry in entries(request):
-        if start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
+        is_dead = start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"])
+        if is_dead and not doubtful(entry):
             with contextlib.suppress(OSError):
                 os.unlink(path)
     for bar in glob.glob(tombstone_path({"registry": glob.escape(request["registry"])}, "*")):
@@ -93,12 +107,16 @@ def outdated(bar: str) -> bool:
 
 
 def standing(request: Json) -> None:
-    """Whether this node's part of an attempt is ``alive``, or with which ``code`` it has ended and for which ``reason``
-    (None: it runs, nothing of it is here, or its agent was killed)."""
+    """Tell whether this node's part of an attempt is ``alive``, or how it has ended: ``code``, ``reason``, ``errors``.
+
+    Code None: it runs, nothing of it is here, or its agent was killed.
+    """
     state = own_node(request)["state_dir"]
     ended, entry = (read_json(os.path.join(state, name)) for name in ("exit.json", "agent.json"))
     if isinstance(ended, dict):
-        say(alive=False, code=ended["code"], reason=ended["reason"])
-    else:
-        alive = isinstance(entry, dict) and start_time(entry["pid"]) == entry["born"]
-        say(alive=alive, code=None, reason="" if alive else "its agent is gone")
+        say(alive=False, **{name: ended[name] for name in ("code", "reason", "errors")})
+        return
+    alive = isinstance(entry, dict) and start_time(entry["pid"]) == entry["born"]
+    left = sorted(find_processes(entry["mark"], state)) if isinstance(entry, dict) and not alive else []
+    lives_on = f"; what lives on of it is ended first: processes {', '.join(map(str, left))}" if left else ""
+    say(alive=alive, code=None, reason="" if alive else f"its agent is gone{lives_on}")

@@ -14,7 +14,8 @@ from .claims import Claim, claim_for_run
 from .node import own_node
 from .prepared import Prepared, hand_over
 from .processes import Orphans
-from .registry import end_attempts, outdated, own_entries, tombstone_path
+from .reasons import THERE
+from .registry import doubtful, end_attempts, outdated, own_entries, shown, tombstone_path
 from .staging import remove_left, remove_ours, settle_pack, unpack
 from .supervisor import Supervisor
 from .wire import Json, say, touch
@@ -31,6 +32,7 @@ def start(request: Json) -> None:
     left = end_attempts(request)
     if left:
         raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    refuse_doubtful(request)
     claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
     for _, entry in before:
         remove_ours(entry["remove"])
@@ -53,6 +55,17 @@ def start(request: Json) -> None:
     with os.fdopen(told, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def refuse_doubtful(request: Json) -> None:
+    """Raises SystemExit: one of them lives, and would write beside the attempt that is about to start."""
+    for _, entry in own_entries(request):
+        if found := doubtful(entry):
+            pids = " ".join(map(str, found))
+            raise SystemExit(
+                f"an earlier attempt of this run was killed, and {shown(found)} may be what it left: without the mark "
+                f"of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
+            )
 
 
 def lay_out(node: Json) -> None:

@@ -73,6 +73,13 @@ class Supervisor:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
         return self.rules.hide(text)
 
+    @property
+    def started(self) -> str:
+        """What a person calls the process that was started: of a script without torchrun the one that starts it."""
+        argv = self.node["argv"]
+        is_alone = "--" in argv and argv.index("--") == len(argv) - 2  # the interpreter alone stands behind it
+        return "the parent of the script (trainers.script.start)" if is_alone else "torchrun"
+
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
 
@@ -170,6 +177,7 @@ class Supervisor:
             "pid": os.getpid(),
             "born": start_time(os.getpid()),
             "state_dir": self.state,
+            "run_dir": self.node["run_dir"],
             "remove": self.node["remove"],
         }
         write_json(self.entry_path(), entry)
@@ -280,7 +288,9 @@ class Supervisor:
                 self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
 
     def finish(self, code: int, gone: bool) -> None:
-        reason = self.reason or ("" if code == 0 else self.memory.explained(f"torchrun ended with {describe(code)}"))
+        reason = self.reason or (
+            "" if code == 0 else self.memory.explained(f"{self.started} ended with {describe(code)}")
+        )
         if not gone:
             reason += "; some processes could not be ended"
         tail = [self.memory.explained(text) for text in self.said if text.strip()][-12:] if code else []

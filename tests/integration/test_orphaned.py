@@ -1,0 +1,135 @@
+"""An attempt of which all but the script's own processes was killed: the same command runs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.commands import Project, interrupt, wait_for_step
+from tests.waiting import HANG_S
+
+STEPS = 30
+SCRIPT = f"""
+import ctypes, os, subprocess, sys, time, paceline
+if "--hidden" in sys.argv:  # as setproctitle does: no variable is shown any more
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+    ctypes.memset(int(fields[47]), 0, int(fields[48]) - int(fields[47]))
+if "--detaches" in sys.argv and not os.path.exists(sys.argv[1] + "/child"):
+    code = "import os, sys, time\\nif os.fork(): os._exit(0)\\nos.setsid()\\n"
+    code += "open(sys.argv[1], 'w').write(str(os.getpid()))\\ntime.sleep(600)"
+    null, words = subprocess.DEVNULL, [sys.executable, "-c", code, sys.argv[1] + "/child"]
+    subprocess.run(words, env={{}}, stdin=null, stdout=null, stderr=null, check=True)
+is_first = not os.path.exists(sys.argv[1] + "/steps")
+for step in range(1, {STEPS} + 1):
+    with open(sys.argv[1] + "/steps", "a") as file:
+        file.write(f"{{os.getpid()}}\\n")
+    paceline.log(step, loss=1 / step)
+    time.sleep(0.1)
+time.sleep(600 * is_first)
+"""
+FAILS = """
+import sys, paceline
+paceline.log(1, loss=1)
+sys.exit("no data")
+"""
+ALONE = ["program.torchrun=false", "cluster.nproc_per_node=1", "tracking=none"]
+
+
+def of_script(folder: Path, text: str, *words: str) -> Project:
+    """A project with one script, which is told where its checkpoints lie."""
+    (folder / "train.py").write_text(text)
+    args = ",".join(["'{checkpoints}'", *words])
+    return Project(folder, words=[f"program.script='{folder}/train.py'", f"program.args=[{args}]", *ALONE])
+
+
+def processes(project: Project, child: subprocess.Popen[str]) -> tuple[list[psutil.Process], psutil.Process]:
+    """All that a training on this computer consists of, and the script."""
+    entry = json.loads(next(project.only_run().glob("attempts/1/agent-*/agent.json")).read_text())
+    agent, controller = psutil.Process(entry["pid"]), psutil.Process(child.pid)
+    (parent,) = [one for one in agent.children() if "trainers.script.start" in one.cmdline()]  # not what it adopted
+    (script,) = parent.children()
+    return [*controller.children(recursive=True), controller, agent, parent], script
+
+
+def orphaned(project: Project) -> psutil.Process:
+    """The script of a training, of which everything else was killed at once."""
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    others, script = processes(project, child)
+    for process in others:
+        process.suspend()
+    for process in others:
+        process.kill()
+    child.communicate(timeout=HANG_S)
+    assert script.is_running()
+    return script
+
+
+def writers(project: Project) -> list[int]:
+    """The process id of each step, in the order in which they were made."""
+    return [*map(int, (project.only_run() / "checkpoints" / "steps").read_text().split())]
+
+
+@pytest.mark.parametrize("words", [[], ["--hidden"]], ids=["with the mark", "without a shown environment"])
+def test_an_orphaned_script_is_ended_before_the_next_attempt_writes(tmp_path: Path, words: list[str]) -> None:
+    project = of_script(tmp_path, SCRIPT, *words)
+    script = orphaned(project)
+    done = project.doit("train")
+    assert done.returncode == 0, done.stdout
+    over = "attempt 1 is over on localhost: its agent is gone; what lives on of it is ended first: processes"
+    assert f"{over} {script.pid}\n" in done.stdout
+    steps = writers(project)
+    first = steps.index(next(pid for pid in steps if pid != script.pid))
+    assert (len(steps) - first, script.pid in steps[first:]) == (STEPS, False)
+    assert not psutil.pid_exists(script.pid)
+
+
+def test_a_detached_child_that_nothing_proves_is_named_and_nothing_starts_beside_it(tmp_path: Path) -> None:
+    project = of_script(tmp_path, SCRIPT, "--detaches")
+    orphaned(project)
+    child = psutil.Process(int((project.only_run() / "checkpoints" / "child").read_text()))
+    try:
+        for _ in range(2):  # the refusal doesn't forget it
+            done = project.doit("train")
+            assert done.returncode != 0
+            assert f"process {child.pid} (" in done.stdout
+            assert f"in its folder {project.only_run()}; nothing starts beside that" in done.stdout
+            assert f"kill {child.pid}" in done.stdout
+            assert len(set(writers(project))) == 1
+        assert f"process {child.pid} (" in project.doit("stop").stdout
+    finally:
+        child.kill()
+    done = project.doit("train")
+    assert done.returncode == 0, done.stdout
+    assert project.result()["state"] == "FINISHED"
+
+
+def test_the_next_call_says_how_the_attempt_before_ended(tmp_path: Path) -> None:
+    project = of_script(tmp_path, FAILS)
+    project.doit("train")
+    over = "attempt 1 is over on localhost: rank 0 ended with exit code 1; it said last: no data\n"
+    assert over in project.doit("train").stdout
+
+
+def test_the_next_call_says_that_the_attempt_before_was_interrupted(tmp_path: Path) -> None:
+    project = of_script(tmp_path, SCRIPT)
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    interrupt(child, signal.SIGINT)
+    done = project.doit("train")
+    assert "attempt 1 is over on localhost: it was stopped (Ctrl-C or doit stop)\n" in done.stdout
+
+
+def test_the_killed_parent_of_a_script_that_runs_alone_is_named(tmp_path: Path) -> None:
+    project = of_script(tmp_path, SCRIPT)
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    processes(project, child)[0][-1].kill()
+    said, _ = child.communicate(timeout=HANG_S)
+    assert "the parent of the script (trainers.script.start) ended with signal 9 (SIGKILL)" in said
+    assert "torchrun" not in said
