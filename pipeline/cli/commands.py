@@ -246,7 +246,7 @@ def record() -> None:
     from pipeline.tracking.client import Recorder
 
     folder = holder(session().folder())
-    folder.read_summary(), folder.read_result()  # refuse what was altered
+    folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
     config = session().config
     nowhere = not tracking.destinations(vars(config.tracking), ROOT)
     recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)

@@ -50,6 +50,7 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
     Raises:
         UsageError: no such run, it has no configuration, another word would change it, or its hosts can't be reached
             by what conf/ and the words say.
+        AlteredError: its key.json or config.json isn't what was written.
     """
     for word in asked.overrides:
         if not word.lstrip("+").startswith(_WHERE):
@@ -65,6 +66,7 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
             f"{folder.path / 'config.json'} can't be read, so only its words tell of run {folder.key}: {error}",
             hint=f"doit {asked.verb} with the words that it was trained with, in place of run=",
         ) from error
+    folder.refuse_altered_config()
     if asked.verb == "attach":
         now = _composed(folder, asked)
         own = {name: value for name, value in own.items() if name not in _NOT_OF_THE_RUN}

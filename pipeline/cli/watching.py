@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.figures import other_arithmetic
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say, say_log
+from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 
@@ -49,6 +49,7 @@ def status() -> None:
 
 def logs() -> None:
     from pipeline.runs import status as progress
+    from pipeline.runs.index import ALTERED
 
     if "step" in session().asked.options:
         from pipeline.cli import steps as own
@@ -56,8 +57,11 @@ def logs() -> None:
         log = own.log_of(session().asked.options["step"])
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
-    for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
+    folder = _named_or_newest()
+    for line in progress.logs(folder, session().asked.options.get("host")):
         say_log(line)
+    if why := progress.altered(folder):
+        note(f"WARNING: run {folder.key} is {ALTERED} ({why}); its logs are shown as they are now")
 
 
 def _named_or_newest() -> RunFolder:

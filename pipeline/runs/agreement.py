@@ -26,8 +26,8 @@ def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root:
     """
     if result is not None and result.digest not in ("", key.digest):
         raise folder.altered("result.json", "belongs to another key")
-    if not folder.config_agrees(key):
-        raise folder.altered("config.json", "isn't the configuration that the key was taken of")
+    if why := folder.config_altered(key):
+        raise folder.altered("config.json", why)
     if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_agrees(folder, key, root):
         raise _untrue(folder.code, "isn't the code that the key was taken of")
     for name, digest in (result.origin_sha256 if result is not None else {}).items():

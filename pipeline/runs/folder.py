@@ -14,6 +14,7 @@ from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
+from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import arithmetic, layout
@@ -34,6 +35,7 @@ TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 ORIGIN = ("provenance.json", "changes.patch", "plan.json")
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
+_SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
 _SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 
@@ -132,15 +134,33 @@ class RunFolder(NamedTuple):
 
     def config_agrees(self, key: ContentKey) -> bool:
         """Whether config.json is the configuration that the key was taken of."""
+        return not self.config_altered(key)
+
+    def config_altered(self, key: ContentKey) -> str:
+        """Why config.json isn't the configuration that the key was taken of, with the fields that differ, as words that
+        follow "it"; '' where it is."""
         from pipeline.keys.canonical import ORDER, canonical_config
+        from pipeline.keys.diff import differences
 
         config, known = self.read_json("config.json"), key.parts.get("config")
-        if config is None or not isinstance(known, Mapping):
-            return False
-        now = canonical_config(config)
-        if ORDER not in known:  # an older Paceline's
+        if config is None:
+            return "can't be read"
+        try:
+            now = canonical_config(config)
+        except (TypeError, AttributeError, ValueError):  # of types that no configuration has
+            return "holds what no configuration does"
+        if not isinstance(known, Mapping) or ORDER not in known:  # an older Paceline's
             now.pop(ORDER, None)
-        return now == known
+        if now == known:
+            return ""
+        fields = [str(one)[:_LONGEST_SHOWN] for one in differences({"config": known}, {"config": now})]
+        return f"isn't the configuration that the key was taken of: {first_of(fields, _SHOWN)}"
+
+    def refuse_altered_config(self) -> None:
+        """Raises AlteredError: key.json or config.json isn't what was written. Keys of older versions tell nothing."""
+        key = self.read_key()
+        if key is not None and key.parts.get("version") == KEY_VERSION and (why := self.config_altered(key)):
+            raise self.altered("config.json", why)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where it is missing or damaged."""
@@ -191,13 +211,26 @@ class RunFolder(NamedTuple):
 
     def altered(self, name: str, why: str) -> AlteredError:
         """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
-        words = (self.read_json("provenance.json") or {}).get("overrides")
-        said = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        command = shell_line(["doit", "train", *words]) if said and words else "doit train with the words of the run"
+        words = self._vouched_words()
+        command = shell_line(["doit", "train", *words]) if words else "doit train with the words of the run"
         return AlteredError(
             f"{self.path / name} was altered: it {why}",
             hint=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
         )
+
+    def _vouched_words(self) -> list[str]:
+        """The words that the run was started with, where its result vouches for the file that has them; else none: a
+        command made of altered ones would train something else."""
+        try:
+            result = self._result()
+        except DamagedError:
+            return []
+        path = self.path / "provenance.json"
+        digest = result.origin_sha256.get(path.name) if result is not None and result.sealed else None
+        if digest is None or not path.is_file() or sha256_file(path) != digest:
+            return []
+        words = (self.read_json(path.name) or {}).get("overrides")
+        return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
 
     def _is_older(self) -> bool:
         """Whether a Paceline wrote the folder that sealed nothing."""

@@ -49,7 +49,7 @@ def status(folder: RunFolder) -> str:
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
     lines += [] if _curves_altered(folder) else _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
-    lines += list(dict.fromkeys(_altered(folder) + altered))
+    lines += list(dict.fromkeys(_unreadable(folder) + altered))
     lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
@@ -93,6 +93,13 @@ def _no_metric(folder: RunFolder) -> str:
     return f"no metric so far, {line}"
 
 
+def altered(folder: RunFolder) -> str:
+    """What of a run that no command is at isn't what was written, or ''."""
+    if locks.is_held(folder.lock):
+        return ""
+    return next((line.strip() for line in [*_accepted(folder)[1], *_unreadable(folder)]), "")
+
+
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
     attempts = folder.path / "attempts"
@@ -104,7 +111,8 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
     for path in found:
         if host in (None, path.stem):
-            yield f"==> attempt {path.parent.name}, {path.stem} <=="
+            empty = "" if path.stat().st_size else ": no lines"
+            yield f"==> attempt {path.parent.name}, {path.stem}{empty} <=="
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file)
 
@@ -151,7 +159,7 @@ def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return f"not asked yet, {launcher}" if launcher else "not asked yet"
 
 
-def _altered(folder: RunFolder) -> list[str]:
+def _unreadable(folder: RunFolder) -> list[str]:
     """The files of which this Paceline knows that they aren't what was written."""
     lines = []
     for read in (folder.read_key, folder.read_summary, folder.read_result):

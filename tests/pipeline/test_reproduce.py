@@ -306,7 +306,7 @@ def test_a_run_without_a_commit_and_without_its_code_is_refused(tmp_path: Path) 
     [
         ("result.json", "0.5", "0.9", "result.json was altered: it doesn't agree with the sha256 of its own text"),
         ("key.json", '"torch": "2.14', '"torch": "2.15', "key.json was altered: it doesn't agree with its own digest"),
-        ("config.json", '"lr": ', '"lr": 1', "config.json was altered: it isn't the configuration that the key"),
+        ("config.json", '"lr": ', '"lr": 1', r"that the key was taken of: optimizer\.lr: [\d.]+ → 1[\d.]+\n"),
         ("code/trainers/x.py", "1.0", "7.0", "code was altered: it isn't the code that the key was taken of"),
         ("provenance.json", "cccc", "dddd", "provenance.json was altered: it isn't what it was when"),
         ("changes.patch", "a/x", "a/y", "changes.patch was altered: it isn't what it was when"),

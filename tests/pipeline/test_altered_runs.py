@@ -1,0 +1,65 @@
+"""A finished run whose files were altered: what the verbs still show of it, and what they no longer suggest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import commands, planning, reproducing, watching
+from pipeline.core.errors import PacelineError
+from pipeline.runs.folder import RunFolder
+from tests.pipeline.conftest import Printed
+from tests.pipeline.finished_folder import finished
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    found = finished(tmp_path / "runs")
+    log = found.path / "attempts/1/node0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("0 | loss 0.5\n")
+    (log.parent / "node1.log").touch()
+    return found
+
+
+def altered(folder: RunFolder, name: str, old: str, new: str) -> None:
+    text = (folder.path / name).read_text()
+    assert old in text
+    (folder.path / name).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("config.json", '"seed": 0', '"seed": 12', "config.json has "),
+        ("checkpoints/final.pt", "some", "more", "checkpoints/final.pt was altered"),
+        ("result.json", "0.5", "0.9", "result.json was altered: it doesn't agree"),
+    ],
+)
+def test_logs_of_an_altered_run_are_shown_and_a_line_says_what_was_altered(
+    folder: RunFolder, printed: Printed, name: str, old: str, new: str, said: str
+) -> None:
+    lines = "==> attempt 1, node0 <==\n0 | loss 0.5\n==> attempt 1, node1: no lines <==\n"
+    assert printed(watching.logs, folder.path.parent, f"run={folder.key}") == lines
+    altered(folder, name, old, new)
+    shown = printed(watching.logs, folder.path.parent, f"run={folder.key}")
+    assert shown.startswith(f"{lines}WARNING: run {folder.key} is ALTERED (")
+    assert said in shown
+    assert shown.endswith("; its logs are shown as they are now\n")
+
+
+@pytest.mark.parametrize("verb", [reproducing.reproduce, planning.why, commands.record])
+def test_what_differs_is_said_and_a_command_is_suggested_only_from_words_that_the_result_vouches_for(
+    folder: RunFolder, printed: Printed, verb: object
+) -> None:
+    altered(folder, "config.json", '"name": "small_cnn"', '"name": "resnet50"')
+    for words in ("experiment=x", "with the words of the run"):
+        with pytest.raises(PacelineError) as caught:
+            printed(verb, folder.path.parent, f"run={folder.key}")  # type: ignore[arg-type]
+        assert caught.value.what == (
+            f"{folder.path}/config.json was altered: it isn't the configuration that the key was taken of: "
+            "model.name: small_cnn → resnet50"
+        )
+        assert str(caught.value.hint).startswith(f"doit train {words}   (makes it again ")
+        (folder.path / "provenance.json").write_text((folder.path / "provenance.json").read_text().replace("=x", "=y"))
