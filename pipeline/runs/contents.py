@@ -10,9 +10,10 @@ from pipeline.keys.content_key import KEY_VERSION
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:
-    """Whether key.json has a version that this code can't know."""
-    version = key.get("version", KEY_VERSION)
-    return not isinstance(version, int) or version > KEY_VERSION
+    """Whether key.json has a version that this code can't know. What is no number is no version: such a file is
+    damaged, and written again."""
+    version = key.get("version")
+    return isinstance(version, int) and version > KEY_VERSION
 
 
 def what(config: Mapping[str, Any]) -> str:
