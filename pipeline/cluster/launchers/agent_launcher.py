@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, Pa
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
 from pipeline.cluster.launchers.payload import message, new_token, opening, request_bytes
+from pipeline.cluster.launchers.probe_answer import node_facts
 from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import append_run, weights_bytes
@@ -202,9 +204,9 @@ class AgentLauncher(Launcher, ABC):
 
     def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
         """The probe's answer with what the configuration says about this host on top."""
-        value = {**value, "extra": {**value["extra"], **when}}
-        address, interface = networks.address_and_interface(host, value["address"], value["extra"]["interfaces"])
-        return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
+        told = node_facts(host.label, value)
+        address, interface = networks.address_and_interface(host, told.address, told.extra["interfaces"])
+        return replace(told, address=address, interface=interface, extra={**told.extra, **when})
 
     def reach(self, facts: list[NodeFacts]) -> None:
         if len(facts) > 1:

@@ -15,6 +15,7 @@ from pipeline.cluster.launchers.agent_requests import ENV_NAMES
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, Outcome, PackSource, Place
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
+from pipeline.cluster.launchers.probe_answer import node_facts
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
@@ -195,5 +196,5 @@ class GrantedLauncher(Launcher):
 
 def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:
     """A node's answer with what the configuration says on top."""
-    interface = host.interface or value["extra"]["interfaces"].get(value["address"])
-    return NodeFacts(**{**value, "host": host.label, "interface": interface})
+    told = node_facts(host.label, value)
+    return dataclasses.replace(told, interface=host.interface or told.extra["interfaces"].get(told.address))
