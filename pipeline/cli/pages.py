@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline import tracking
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import say
+from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
@@ -22,7 +22,7 @@ def ui() -> None:
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     charts = tuple(name for name in asked.options.get("charts", "").split(",") if name)
     wanted = page.Wanted(keys=asked.paths, charts=charts)
-    page.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say)
+    page.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say, note=note)
     leave_if_interrupted()
 
 
@@ -39,7 +39,7 @@ def server() -> None:
         allowed_hosts=tuple(told.server_allowed_hosts),
         auth=told.server_auth,
     )
-    team.serve(settings, told.experiment, say=say)
+    team.serve(settings, told.experiment, say=say, note=note)
     leave_if_interrupted()
 
 

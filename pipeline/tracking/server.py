@@ -32,8 +32,12 @@ class Settings:
     auth: bool
 
 
-def serve(settings: Settings, experiment: str, *, say: Callable[[str], None]) -> None:
+def serve(settings: Settings, experiment: str, *, say: Callable[[str], None], note: Callable[[str], None]) -> None:
     """Keep the server up until Ctrl-C or SIGTERM.
+
+    Args:
+        say: takes where it keeps its records and files, and its addresses.
+        note: takes progress and warnings.
 
     Raises:
         UsageError: a setting that can't work.
@@ -49,13 +53,16 @@ def serve(settings: Settings, experiment: str, *, say: Callable[[str], None]) ->
             allowed_hosts=settings.allowed_hosts,
             auth=settings.auth,
         )
-        ui.prepare(settings.store, say)
+        ui.prepare(settings.store, note)
         env |= _login(settings) if settings.auth else {}
         say(f"records: {shown(settings.store)}\nfiles: {settings.artifacts}")
         if settings.host not in LOOPBACK and not settings.auth:
-            say("WARNING: whoever reaches this address can read and change everything; tracking.server_auth=true asks")
-        use = [f"use it: doit train tracking.uri={url}"]
-        ui.keep_up(argv, env, url, "the tracking server", lambda: [*use, *ui.addresses(url, experiment)], say)
+            note("WARNING: whoever reaches this address can read and change everything; tracking.server_auth=true asks")
+
+        def links() -> list[str]:
+            return [f"use it: doit train tracking.uri={url}", *ui.addresses(url, experiment)]
+
+        ui.keep_up(argv, env, url, "the tracking server", links, say=say, note=note)
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> None:

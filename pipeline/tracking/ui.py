@@ -99,9 +99,14 @@ def serve(
     *,
     port: int | None = None,
     wanted: Wanted | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     """Show the addresses of the runs' pages once they answer, and keep the server up until Ctrl-C or SIGTERM.
+
+    Args:
+        say: takes the addresses.
+        note: takes the progress.
 
     Raises:
         PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
@@ -112,8 +117,8 @@ def serve(
             "\n  ".join([f"the tracking server shows the runs itself: {url}", *addresses(url, experiment, wanted, uri)])
         )
         return
-    prepare(uri, say)
-    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say)
+    prepare(uri, note)
+    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say=say, note=note)
 
 
 def keep_up(
@@ -122,20 +127,22 @@ def keep_up(
     url: str,
     what: str,
     links: Callable[[], list[str]],
+    *,
     say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     """Start a server, say ``links`` once it answers, and keep it up until Ctrl-C or SIGTERM. Raises PacelineError."""
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # kill -9 of this process ends it, too
         try:
-            say(f"starting {what}; Ctrl-C ends it")
-            with waiting(say, f"starting {what}"):
+            note(f"starting {what}; Ctrl-C ends it")
+            with waiting(note, f"starting {what}"):
                 _wait_until_up(url, server, log)
             say("\n  ".join([f"ready: {url}", *links()]))
             _keep_up(server, log)
         except KeyboardInterrupt:
-            say(f"{what} has ended")
+            note(f"{what} has ended")
         finally:
             stop(server)
 
@@ -170,9 +177,9 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     return lines if len(ids) < 2 else [*lines, f"side by side: {pages.compare_page(url, number, ids)}"]
 
 
-def prepare(uri: str, say: Callable[[str], None]) -> None:
+def prepare(uri: str, note: Callable[[str], None]) -> None:
     """Create the schema before the server's processes open the store. Raises PacelineError."""
-    with waiting(say, f"opening {shown(uri)}"):
+    with waiting(note, f"opening {shown(uri)}"):
         _prepare(uri)
 
 

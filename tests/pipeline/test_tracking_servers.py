@@ -182,23 +182,30 @@ def page(database: Path) -> Iterator[int]:
     """`doit ui` for a database, as long as that is wanted: the port of its server."""
     code = (
         f"from pipeline.tracking import ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
-        "say=lambda text: print(text, flush=True))"
+        "say=lambda text: print(text, flush=True), note=lambda text: print(text, file=sys.stderr))"
     )
-    command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)
+    command = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; {code}"],
+        cwd=store.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert command.stdout
     try:
-        lines = (line for line in command.stdout if not line.startswith("still "))  # where the machine is busy
-        assert "Ctrl-C ends it" in next(lines)
-        ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:(\d+))", next(lines).strip())
+        ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:(\d+))", command.stdout.readline().strip())
         assert ready
         with urllib.request.urlopen(ready[1], timeout=HANG_S) as shown:
             assert b"MLflow" in shown.read()
         yield int(ready[2])
         command.send_signal(signal.SIGTERM)  # Ctrl-C takes the same way out
-        out, _ = command.communicate(timeout=HANG_S)
+        out, noted = command.communicate(timeout=HANG_S)
     finally:
         command.kill()
-    assert out == "the MLflow UI has ended\n"
+    told = [line for line in noted.splitlines() if not line.startswith("still ")]  # where the machine is busy
+    assert told[:1] == ["starting the MLflow UI; Ctrl-C ends it"]
+    assert told[-1:] == ["the MLflow UI has ended"]
+    assert out == ""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(ready[2])), timeout=HANG_S).close()
 

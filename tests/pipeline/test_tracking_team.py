@@ -52,7 +52,8 @@ def served(told: server.Settings, env: dict[str, str]) -> Iterator[tuple[str, li
     """The address of a server, the lines that it has said, and its process id."""
     code = (
         "from pipeline.tracking.server import Settings, serve; "
-        f"serve({told!r}, 'paceline', say=lambda text: print(text, flush=True))"
+        "told = lambda text: print(text, flush=True); "
+        f"serve({told!r}, 'paceline', say=told, note=told)"
     )
     command = subprocess.Popen(
         [sys.executable, "-c", code], cwd=store.ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
@@ -165,7 +166,7 @@ def test_a_second_server_for_the_same_file_is_refused(tmp_path: Path) -> None:
     with server._only_server(f"sqlite:///{tmp_path}/mlflow.db"):
         said: list[str] = []
         with pytest.raises(PacelineError, match=r"another doit server on this computer has .*mlflow\.db"):
-            server.serve(settings(tmp_path), EXPERIMENT, say=said.append)
+            server.serve(settings(tmp_path), EXPERIMENT, say=said.append, note=said.append)
 
 
 @pytest.mark.parametrize(

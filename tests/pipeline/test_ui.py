@@ -39,7 +39,7 @@ def test_credentials_of_a_database_stay_out_of_the_process_list() -> None:
 def test_a_tracking_server_shows_its_runs_itself() -> None:
     said: list[str] = []
     assert ui.ui_command("http://u:pw@host:5000") == ([], {}, "http://host:5000")
-    ui.serve("http://u:pw@127.0.0.1:1", "paceline", say=said.append)
+    ui.serve("http://u:pw@127.0.0.1:1", "paceline", say=said.append, note=said.append)
     assert said == ["the tracking server shows the runs itself: http://127.0.0.1:1"]
 
 
@@ -67,7 +67,7 @@ def test_other_hosts_are_answered_when_the_server_listens_on_one() -> None:
 def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     with pytest.raises(PacelineError, match=r"mlflow\.db cannot be opened: its database is damaged: .* back$"):
-        ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline")
+        ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline", say=print, note=print)
 
 
 RUNS = [
@@ -122,7 +122,7 @@ def test_the_server_and_its_workers_end_with_a_command_that_is_killed() -> None:
     argv = [sys.executable, "-c", _HEALTHY, str(port)]
     code = (
         "from pathlib import Path; from pipeline.tracking import ui; ui.keep_up("
-        f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', 'it', list, say=lambda text: print(text, flush=True))"
+        f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', 'it', list, say=lambda text: print(text, flush=True), note=print)"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)
     assert command.stdout
