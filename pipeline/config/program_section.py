@@ -61,7 +61,7 @@ def with_script(
     words = [*words]
     _refuse_words_of_the_classifier(words)
     if must_exist and not has_step:
-        _refuse_unseen_seed(words, section)
+        _refuse_unseen_seed(words, resolved)
     try:
         told = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
@@ -96,14 +96,28 @@ def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
             )
 
 
-def _refuse_unseen_seed(words: Iterable[str], section: Mapping[str, Any]) -> None:
-    """Several seeds of a script that sees none are one run, several times. Raises UsageError."""
+def _refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:
+    """Several seeds of a script that sees none are one run, several times. Raises UsageError.
+
+    A script sees the seed where {seed} stands, or where ${seed} stood: the key has its value there.
+    """
+    section = resolved[programs.SECTION]
+    given = [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
     for word in words:
-        if word.lstrip("+").partition("=")[0] == "seed" and not names_seed(section):
+        if word.lstrip("+").partition("=")[0] == "seed" and not (
+            names_seed(section) or _holds(given, str(resolved["seed"]))
+        ):
             raise UsageError(
                 f"{word}: the script never sees it: none of its arguments and variables has {{seed}}",
                 hint="program.args.seed='{seed}' (its own option for it), or program.env.SEED='{seed}'",
             )
+
+
+def _holds(value: Any, text: str) -> bool:
+    """Whether one of the values, at any depth, is ``text`` or ends with ``=text``."""
+    if isinstance(value, Mapping | list):
+        return any(_holds(inner, text) for inner in (value.values() if isinstance(value, Mapping) else value))
+    return str(value) == text or str(value).endswith(f"={text}")
 
 
 def check_script(told: ScriptConfig, cluster: Cluster) -> None:

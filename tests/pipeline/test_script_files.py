@@ -14,8 +14,10 @@ from pipeline.core.places import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
 from pipeline.keys import named_files, script_files
+from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
+from trainers.script.settings import ScriptConfig, names
 
 TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
 
@@ -359,6 +361,31 @@ def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path)
         configured(script, "seed=1")
     assert "seed" not in configured(script).key_parts.canonical
     assert configured(script, "seed=1", "program.env.SEED='{seed}'").key_parts.canonical["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "is_seen"),
+    [
+        *(("program.args.seed='{seed}'", True), ("program.args=[train,'--seed={seed}']", True)),
+        *(("program.args.seed='a{seed}b {run}'", True), ("program.args.s=['{seed}']", True)),
+        *(("program.env.S='{seed}'", True), ("program.args.seed='{{seed}}'", False)),
+        *(("program.args.seed=${seed}", True), ("program.args=[train,'--seed=${seed}']", True)),
+        *(("program.env.S='${seed}'", True), ("cluster.env.S='${seed}'", True), ("program.env.S=seed", False)),
+    ],
+)
+def test_every_way_in_which_a_script_is_given_the_seed_makes_another_key(
+    folder: Path, word: str, is_seen: bool
+) -> None:
+    script = f"program.script='{folder}/train.py'"
+    if not is_seen:
+        with pytest.raises(UsageError, match="seed=41: the script never sees it"):
+            configured(script, word, "seed=41")
+        return
+    one, other = (configured(script, word, f"seed={seed}") for seed in (41, 42))
+    parts = [(config.key_parts.canonical, config.key_parts.topology) for config in (one, other)]
+    assert parts[0] != parts[1]
+    texts = [text for _, text in ScriptConfig(**one.resolved["program"]).texts()]
+    assert names_seed(one.resolved["program"]) == any("seed" in names(text) for text in texts)
 
 
 def test_a_relative_folder_of_pythonpath_is_of_the_project_and_its_modules_are_in_the_snapshot(folder: Path) -> None:
