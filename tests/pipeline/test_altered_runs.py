@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,12 @@ def test_logs_of_an_altered_run_are_shown_and_a_line_says_what_was_altered(
 
 @pytest.mark.parametrize("verb", [reproducing.reproduce, planning.why, commands.record])
 def test_what_differs_is_said_and_a_command_is_suggested_only_from_words_that_the_result_vouches_for(
-    folder: RunFolder, printed: Printed, verb: object
+    folder: RunFolder, printed: Printed, verb: Callable[[], None]
 ) -> None:
     altered(folder, "config.json", '"name": "small_cnn"', '"name": "resnet50"')
     for words in ("experiment=x", "with the words of the run"):
         with pytest.raises(PacelineError) as caught:
-            printed(verb, folder.path.parent, f"run={folder.key}")  # type: ignore[arg-type]
+            printed(verb, folder.path.parent, f"run={folder.key}")
         assert caught.value.what == (
             f"{folder.path}/config.json was altered: it isn't the configuration that the key was taken of: "
             "model.name: small_cnn → resnet50"
