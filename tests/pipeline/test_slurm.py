@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent import slurm_node
+from pipeline.cluster.agent.probe import probe
 from pipeline.cluster.launchers import LAUNCHERS, job_follow
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
@@ -33,7 +34,7 @@ from pipeline.cluster.launchers.slurm_queue import (
 )
 from pipeline.cluster.launchers.slurm_script import Job
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeFacts, NodeLost
+from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeLost
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.waiting import HANG_S, wait_until
 
@@ -265,10 +266,11 @@ class OneNode:
         self.pack_path = pack_path
 
     def facts(self) -> list[dict[str, object]]:
-        """What the agent's probe tells."""
-        names = [item.name for item in dataclasses.fields(NodeFacts)]
-        told = dict.fromkeys(names, "") | {"address": "10.0.0.2", "extra": {"interfaces": {"10.0.0.2": "ib0"}}}
-        return [{**told, "host": "node7", "pack_path": self.pack_path}]
+        """What the agent's probe tells, as of a node with an address on ib0."""
+        told: dict[str, Any] = {}
+        probe({"workdir": "/tmp"}, lambda **fields: told.update(fields))
+        extra = {**told["extra"], "interfaces": {"10.0.0.2": "ib0"}}
+        return [{**told, "address": "10.0.0.2", "extra": extra, "pack_path": self.pack_path}]
 
 
 def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field() -> None:

@@ -100,7 +100,8 @@ def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
             hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
             hosts=[host],
         )
-    return NodeFacts(host=host, **{name: value.get(name) for name in _ANSWER})
+    fields: dict[str, Any] = {name: value.get(name) for name in _ANSWER}
+    return NodeFacts(host=host, **fields)
 
 
 def _wrong(value: Any, shape: Any, path: str) -> str:
