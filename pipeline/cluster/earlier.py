@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED, Launcher
+from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
 from pipeline.core import documents, leftovers
 from pipeline.core.errors import HostError, PacelineError
@@ -189,13 +190,23 @@ def _ways(
     if any(node.identity in here for node in nodes):
         ways.append(_Way(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
     away = [node.host for node in plan.nodes if node.identity not in here]
-    if away and starts.is_noted(plan.run_id, run_dir) and not is_restart:
-        cluster = starts.way(launcher.cluster, plan, away)
+    on_this_computer = plan.launcher != launcher.cluster.launcher and _is_local(plan)
+    if away and (on_this_computer or starts.is_noted(plan.run_id, run_dir)) and not is_restart:
+        own = launcher.cluster
+        if on_this_computer:  # these words name hosts elsewhere; what runs here writes to the run folder itself
+            own = dataclasses.replace(own, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
+        cluster = starts.way(own, plan, away)
         other = stack.enter_context(closing(launchers.create(cluster)))
         ways.append(_Way(launcher=other, plan=plan))
     if plan.nodes[0].identity not in here:  # the other one leads there, if there is one
         ways = ways[::-1] if ways and ways[-1].launcher is not launcher else []
     return ways
+
+
+def _is_local(plan: LaunchPlan) -> bool:
+    """Whether it was started on this computer, in the run folder itself."""
+    capabilities: Capabilities = launchers.LAUNCHERS.settings(plan.launcher).capabilities
+    return capabilities.is_this_computer
 
 
 def _collected(way: _Way, run_dir: Path) -> bool:

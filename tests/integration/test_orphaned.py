@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, wait_for_step
 from tests.waiting import HANG_S
 
@@ -24,7 +25,7 @@ if "--detaches" in sys.argv and not os.path.exists(sys.argv[1] + "/child"):
     code += "open(sys.argv[1], 'w').write(str(os.getpid()))\\ntime.sleep(600)"
     null, words = subprocess.DEVNULL, [sys.executable, "-c", code, sys.argv[1] + "/child"]
     subprocess.run(words, env={{}}, stdin=null, stdout=null, stderr=null, check=True)
-is_first = not os.path.exists(sys.argv[1] + "/steps")
+is_first = "-1-" in os.environ["PACELINE_NODE"][13:]  # of attempt 1
 for step in range(1, {STEPS} + 1):
     with open(sys.argv[1] + "/steps", "a") as file:
         file.write(f"{{os.getpid()}}\\n")
@@ -133,3 +134,17 @@ def test_the_killed_parent_of_a_script_that_runs_alone_is_named(tmp_path: Path) 
     said, _ = child.communicate(timeout=HANG_S)
     assert "the parent of the script (trainers.script.start) ended with signal 9 (SIGKILL)" in said
     assert "torchrun" not in said
+
+
+@pytest.mark.lab
+def test_what_runs_here_is_ended_before_the_same_run_starts_on_a_host(tmp_path: Path, lab: Lab) -> None:
+    project = of_script(tmp_path, SCRIPT)
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    child.kill()
+    child.communicate(timeout=HANG_S)
+    here = set(writers(project))
+    done = project.doit("train", "cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")
+    assert "attempt 1 was left on localhost: it is ended there" in done.stdout, done.stdout
+    assert not any(psutil.pid_exists(pid) for pid in here)
+    assert project.result()["attempts"] == 2
