@@ -160,7 +160,7 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
     restarts.after(error, step=_last_step(run, number), now=time.time())
     note(run, State.FAILED, number, error.what)
     lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
-    work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
+    work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run)}"]))
 
 
 def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
@@ -196,21 +196,31 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
 
 def next_start(run: Run) -> str:
     """Where an attempt would start now, in words: ``from the beginning: there is no checkpoint yet``."""
-    return _from_hosts(run) or _from(run)
-
-
-def _from(run: Run) -> str:
     if run.config.script is not None:
-        return _start_of_script(run.folder.path, ScriptConfig(**run.config.resolved["program"]))
+        settings = ScriptConfig(**run.config.resolved["program"])
+        return _start_of_script(run.folder.path, settings, earlier.left(run.folder.path))
     step = checkpoints.newest_step(run.folder.path)
     return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
 
 
-def _start_of_script(run_dir: Path, settings: ScriptConfig) -> str:
+def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
+    """``left``: the newest attempt, if its hosts may have files that aren't here yet."""
     saved = any(path.is_file() for path in (run_dir / "checkpoints").rglob("*"))
+    elsewhere = ""
+    if left is not None and not saved and Path(left.nodes[0].run_dir) != run_dir.resolve():  # else they wrote here
+        elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
     if not settings.resumes:
-        kept = "; its checkpoints stay in place, and it goes on from them if it reads them by itself" if saved else ""
-        return f"from the beginning: no argument of the script has {{resume}}{kept}"
+        kept = (
+            "its checkpoints stay in place"
+            if saved
+            else f"checkpoints that {elsewhere} are fetched"
+            if elsewhere
+            else ""
+        )
+        itself = f"; {kept}, and it goes on from them if it reads them by itself" if kept else ""
+        return f"from the beginning: no argument of the script has {{resume}}{itself}"
+    if elsewhere:
+        return f"from the newest checkpoint that {elsewhere}, if there is one"
     if checkpoints.script_goes_on(run_dir):
         return "from its newest checkpoint"
     if saved:
@@ -221,17 +231,6 @@ def _start_of_script(run_dir: Path, settings: ScriptConfig) -> str:
         if (place / "checkpoints").exists():
             return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
     return "from the beginning: there is no checkpoint yet"
-
-
-def _from_hosts(run: Run) -> str:
-    """Where a script may find checkpoints that aren't here yet: no host was asked so far. '' where it won't."""
-    path, plan = run.folder.path, earlier.left(run.folder.path)
-    resumes = checkpoints.resumes(run.config.resolved["program"])
-    if plan is None or not resumes or any((path / "checkpoints").glob("*")):
-        return ""
-    if Path(plan.nodes[0].run_dir) == path.resolve():  # its ranks wrote here
-        return ""
-    return f"from the newest checkpoint that attempt {plan.attempt} has left on {plan.nodes[0].host}, if there is one"
 
 
 def _last_step(run: Run, number: int) -> int:

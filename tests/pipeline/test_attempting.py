@@ -18,7 +18,7 @@ from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import LogLine, State
 from pipeline.execution import attempting
-from pipeline.execution.attempting import _from_hosts, shown
+from pipeline.execution.attempting import next_start, shown
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import note
 from pipeline.runs import attempts
@@ -35,19 +35,31 @@ def test_of_a_line_that_fills_pages_the_beginning_is_shown() -> None:
     assert said == f"node0:3 | {'é' * 2000}… (cut: 63,536 more characters are in the log)"
 
 
-def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoints(tmp_path: Path) -> None:
-    program = {"name": "script", "script": "train.py", "args": ["--resume", "{resume}"]}
-    config = SimpleNamespace(resolved={"program": program})
+@pytest.mark.parametrize("word", ["{resume}", "{checkpoints}"])
+def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoints(tmp_path: Path, word: str) -> None:
+    program = {"name": "script", "script": "train.py", "args": ["--from", word]}
+    config = SimpleNamespace(resolved={"program": program}, script="train.py")
     run: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), config=config)
-    assert _from_hosts(run) == ""
+    told = word == "{resume}"
+    nothing = "there is no checkpoint yet" if told else "no argument of the script has {resume}"
+    assert next_start(run) == f"from the beginning: {nothing}"
     write_json(tmp_path / "plan.json", asdict(PLAN))
     attempts.register(tmp_path, PLAN.run_id)
     node = PLAN.nodes[0]
-    assert _from_hosts(run) == f"from the newest checkpoint that attempt 1 has left on {node.host}, if there is one"
+    left = f"attempt 1 has left on {node.host}"
+    itself = f"; checkpoints that {left} are fetched, and it goes on from them if it reads them by itself"
+    assert next_start(run) == (
+        f"from the newest checkpoint that {left}, if there is one" if told else f"from the beginning: {nothing}{itself}"
+    )
     state_dir = f"{tmp_path}/attempts/1/agent-{PLAN.run_id}"
     here = replace(PLAN, nodes=(replace(node, run_dir=str(tmp_path), state_dir=state_dir),))
     write_json(tmp_path / "plan.json", asdict(here))
-    assert _from_hosts(run) == ""
+    assert next_start(run) == f"from the beginning: {nothing}"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/notes.txt").write_text("no checkpoint")
+    finds = f"{{resume}} finds none in {tmp_path}/checkpoints; they are set aside"
+    itself = "; its checkpoints stay in place, and it goes on from them if it reads them by itself"
+    assert next_start(run) == f"from the beginning: {finds if told else nothing + itself}"
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
