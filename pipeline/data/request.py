@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from pipeline.core.redact import hide
 from pipeline.core.stamps import settles_in
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
+from pipeline.keys import observed_variables
 from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.order import order_in
 from trainers.core import dependencies
@@ -125,7 +127,9 @@ def intact(folder: Path) -> Pack | None:
 def stale_because(folder: Path, root: Path) -> str | None:
     """What the function took in besides, when the pack in ``folder`` was made, and isn't as it was; None: nothing."""
     try:
-        return dependencies.changed(json.loads((folder / READ).read_text(encoding="utf-8")), root)
+        record = json.loads((folder / READ).read_text(encoding="utf-8"))
+        changed = dependencies.changed(record, root)
+        return changed or observed_variables.changed(record, record.get("values"), os.environ)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, AttributeError):

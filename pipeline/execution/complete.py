@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pipeline.cluster import launchers
 from pipeline.cluster.launchers import local_agent
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
@@ -24,9 +25,9 @@ from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
 from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
 from pipeline.execution.configured_run import Run
-from pipeline.execution.located import of_other_nodes, unkeyed
+from pipeline.execution.located import VARIABLES, of_other_nodes, unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import named_files, package_data, process_groups, rank_environment
+from pipeline.keys import named_files, observed_variables, package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -333,7 +334,17 @@ def _lay_out(work: Work) -> None:
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
+    if launchers.capabilities(run.config.cluster).is_this_computer:  # others' ranks have the variables of their hosts
+        write_json(run.folder.path / VARIABLES, observed_variables.digests(os.environ, _set_by(run)))
+    else:
+        (run.folder.path / VARIABLES).unlink(missing_ok=True)
     provenance.keep_lock(run.root, run.folder.path)
+
+
+def _set_by(run: Run) -> set[str]:
+    """The variables that the configuration sets: what counts of them is in the key."""
+    program = run.config.resolved.get("program") or {}
+    return {*(program.get("env") or {}), *(name for host in run.config.cluster.hosts for name in host.env)}
 
 
 def own_recorder(run: Run) -> Recorder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import first_of
 from pipeline.evaluation import report_key
+from pipeline.keys import observed_variables
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.script_files import with_inputs
@@ -27,6 +29,8 @@ if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.runs.acceptance import Acceptance
     from pipeline.runs.result import Result
 
+VARIABLES = "variables.json"
+"""File of a run folder: digests of this shell's variables that the ranks of cluster=local got."""
 _UNKEYED_SHOWN = 3
 
 
@@ -87,7 +91,10 @@ class LocatedRun:
         others = of_other_nodes(self.folder)
         record = {**(self.folder.read_json(dependencies.FILE) or {}), **({"nodes": others} if others else {})}
         lacking = unkeyed([result.fields, *others], field)
-        return lacking or dependencies.changed(record, keyed=self.key.parts["environment"])
+        changed = lacking or dependencies.changed(record, keyed=self.key.parts["environment"])
+        if changed or not record.get("own_variables"):
+            return changed
+        return observed_variables.changed(record, self.folder.read_json(VARIABLES), os.environ)
 
     @property
     def accepted(self) -> Acceptance | None:

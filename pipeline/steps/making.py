@@ -18,6 +18,7 @@ from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, sha256_file, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.signals import CTRL_C, Interruptible, Stop
+from pipeline.keys import observed_variables
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
@@ -182,6 +183,9 @@ class _Work:
             if making.seen is not None:
                 self._refuse_read(making.seen, step, keyed)
                 record["dependencies"] = found = _without_secrets(making.seen.record(root, keyed, inputs))
+                keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
+                known = observed_variables.digests(os.environ, keys)
+                found["values"] = {name: known.get(name, "") for name in found["own_variables"]}
                 self._tell_unkeyed(making, [*found["files"]])
             write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprint, fingerprints
+from pipeline.keys import observed_variables
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps.step import PREFIX, Step, StepError
 from trainers.core import dependencies
@@ -94,7 +96,10 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
     keyed = key.parts["environment"]
-    if (changed := dependencies.changed(record.get("dependencies") or {}, root, keyed)) is not None:
+    took = record.get("dependencies") or {}
+    changed = dependencies.changed(took, root, keyed)
+    changed = changed or observed_variables.changed(took, took.get("values"), os.environ)
+    if changed is not None:
         return None, changed
     return Made(folder=folder, record=record), ""
 

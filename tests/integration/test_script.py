@@ -305,6 +305,25 @@ def test_a_file_that_rank_one_alone_reads_repeats_the_run_when_it_changes(projec
     assert "FINISHED" in project.doit("train", *words).stdout
 
 
+def test_a_variable_of_the_shell_that_a_script_reads_repeats_the_run_with_another_value(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.whole = True  # each command has this environment
+    (tmp_path / "my scripts/train.py").write_text(
+        "import os, paceline\npaceline.log(1, loss=len(os.environ['TZ']), lr=len(os.environ['LANG']))\n"
+    )
+    words = ("program.args.lr=0.1", "program.torchrun=false", "cluster.nproc_per_node=1", "program.env.LANG=C")
+    monkeypatch.setenv("TZ", "UTC")
+    assert "FINISHED" in project.doit("train", *words).stdout
+    for name in ("LANG", "LC_TIME", "USER"):  # in the key, and read by nobody
+        monkeypatch.setenv(name, "de_DE")
+    assert "is finished" in project.doit("train", *words).stdout
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert "the variable TZ, which it read and its key lacks, changed" in project.doit("why", *words).stdout
+    assert "FINISHED" in project.doit("train", *words).stdout
+    assert project.result()["metrics"] == {"loss": 10.0, "lr": 1.0}
+
+
 def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is_not(project: Project) -> None:
     words = ("program.args.lr=0.1", "program.args.resume={resume}", "cluster.nproc_per_node=1")
     assert project.doit("train", *words).returncode == 0

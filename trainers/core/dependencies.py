@@ -220,6 +220,11 @@ class Seen:
         """Those that were read by their names, sorted."""
         return sorted({note.path for note in self.of(VARIABLE)})
 
+    @property
+    def own_variables(self) -> list[str]:
+        """Those of them that the program's own code read."""
+        return sorted({note.path for note in self.of(VARIABLE, kinds=(WORK, PROJECT, ORIGIN))})
+
     def unkeyed(self, places: Places, *, ended_well: bool) -> list[Unkeyed]:
         """Files of the project that the copy of the run lacks, by path.
 
@@ -263,6 +268,7 @@ class Seen:
             "imported": (imported := sorted({note.path for note in self.of(IMPORTED)})),
             "installed": installed(imported, sys.path),
             "variables": self.variables,
+            "own_variables": self.own_variables,
         }
         return {**found, "looked_for": self._looked_for(Path(inside), keyed)} if inside else found
 

@@ -35,6 +35,12 @@ _MOST = 20_000  # notes of one process
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
 _METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # Python's own and its package on PyPI, which MLflow takes
+_OF_ENVIRON = {
+    os.__file__,
+    f"{os.path.dirname(os.__file__)}/_collections_abc.py",
+    "<frozen os>",
+    "<frozen _collections_abc>",
+}
 _STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _stat, _open = os.stat, os.open  # as they were: see watch_stat and watch_open
@@ -249,6 +255,13 @@ class Watch:
             for word in {text, *(part.strip("'\"<>;|&()") for part in text.split())}:
                 if word and not word.startswith("-"):
                     self.look(os.path.join(base, word.rpartition("=")[2] or word), WORD)
+
+    def reader(self, source: str) -> str:
+        """The kind of zone that a source which reads a variable lies in; OUTSIDE for libraries and Paceline."""
+        if _is_standard(source):
+            return OUTSIDE
+        found = self.zone(os.path.dirname(os.path.abspath(source)))
+        return OUTSIDE if found is None or (found[1] + "/").startswith("trainers/") else found[0]
 
     def source(self, path: str) -> None:
         """A source of the run's own copy is opened, and not by an import: code that sees its own text sees comments,
@@ -520,7 +533,8 @@ def _replace(name: str, function: Any) -> None:
 
 
 def watch_variables(watch: Watch) -> None:
-    """Note which variables are read by their names; who copies all of them reads none."""
+    """Note which variables are read by their names, and whether by the program's own code; who copies all of them reads
+    none."""
     environ: Any = type(os.environ)
     get, names_of = environ.__getitem__, environ.__iter__
     copied: list[str] = []
@@ -529,11 +543,16 @@ def watch_variables(watch: Watch) -> None:
     def read(self: Any, name: Any) -> Any:
         if copied and copied[-1] == name:
             copied.pop()
-        elif name not in known:
+            return get(self, name)
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename in _OF_ENVIRON:  # get, os.getenv
+            frame = frame.f_back
+        source = "" if frame is None else frame.f_code.co_filename
+        if (name, source) not in known:
             del copied[:]
-            known.add(name)
+            known.add((name, source))
             try:
-                watch.note(VARIABLE, OUTSIDE, _text(name))
+                watch.note(VARIABLE, watch.reader(source) if source else OUTSIDE, _text(name))
             except Exception:
                 known.clear()
         return get(self, name)

@@ -267,3 +267,16 @@ def make(count=20):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         digests.add(fetch(settings, project / f"data-{seed}").digest)
     assert len(digests) == 1
+
+
+@pytest.mark.slow
+def test_a_variable_of_the_shell_that_the_function_gets_and_reads_makes_the_pack_anew_with_another_value(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "own_made.py").write_text(CODE.replace("value =", "import os; value = len(os.environ['TZ']) #"))
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
+    for value in ("UTC", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", value)
+        assert find(settings, project / "data") is None
+        assert values(fetch(settings, project / "data")) == {len(value)}
+        assert find(settings, project / "data") is not None

@@ -142,6 +142,32 @@ def test_a_step_gets_the_variables_that_it_names_and_says_which_it_read_in_vain(
     assert project.why("make") == ("env.SCALE: 3 → 4",)
 
 
+@pytest.mark.slow
+def test_a_variable_of_the_shell_that_a_step_gets_and_its_code_reads_makes_it_anew_with_another_value(
+    project: StepProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LANG", "TZ", "LC_API_TOKEN"):
+        monkeypatch.setenv(name, f"{name}-1")
+    text = "import os, pathlib, sys\nfound = os.getenv('TZ'), os.environ.get('LC_API_TOKEN'), os.path.expanduser('~')\n"
+    project.write("make.py", f"{text}pathlib.Path(sys.argv[1], 'x').write_text(str(found))")
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\n")
+    project.make("make")
+    (record,) = project.root.rglob("step.json")
+    assert "TZ-1" not in record.read_text()
+    for name in ("LANG", "LC_API_TOKEN", "HOME"):  # read by nobody, secret, read by a library
+        monkeypatch.setenv(name, "/nowhere")
+    assert project.why("make") == ()
+    monkeypatch.setenv("TZ", "TZ-2")
+    assert project.why("make") == ("the variable TZ, which it read and its key lacks, changed",)
+    project.make("make")
+    monkeypatch.delenv("TZ")
+    assert project.why("make") == ("the variable TZ, which it read and its key lacks, changed",)
+    project.step("make", "command: [python, make.py, '{out}']\noutputs: [x]\nenv: {TZ: UTC}\n")
+    project.make("make")
+    monkeypatch.setenv("TZ", "TZ-3")
+    assert project.why("make") == ()
+
+
 READS = """
     import os, sqlite3, sys
     from pathlib import Path
