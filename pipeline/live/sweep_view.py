@@ -21,6 +21,8 @@ _MOST_WORDS = 40
 _BAR = 16
 _LEAST_FIGURE = 5
 _HEAD_LINES = 3
+_BEFORE = 25  # columns of state, epoch and what stands between the columns
+_STANDING = 30  # columns that what a trial does may take: "making the evaluation report"
 _BAD = (State.FAILED, State.KILLED, State.PRUNED)
 
 
@@ -67,7 +69,7 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:
     names = max(len("differs in"), *(cell_len(printable(text)) for text in words.values()))
     names = min(names, _MOST_WORDS, max(8, width // 2 - 8))
     digits = max(len("trial"), len(str(shown[-1])))
-    metric = _metric(state)
+    metric = _metric(state, width - digits - names - _BEFORE)
     titles = f"{'trial':>{digits}}  {'state':<8}  {'differs in':<{names}}  {'epoch':<7}  {metric}"
     yield line([(titles, "dim")], width)
     for number in shown:
@@ -76,8 +78,10 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:
         yield line([(f"and {counted(hidden, 'more trial')}", "dim")], width)
 
 
-def _metric(state: SweepState) -> str:
-    return f"best {state.metric.replace('/', ' ')}"
+def _metric(state: SweepState, room: int) -> str:
+    """The title above the best value, in short where what a trial does would be cut behind it."""
+    title = f"best {state.metric.replace('/', ' ')}"
+    return title if room - len(title) >= _STANDING else "best  "
 
 
 def _words(state: SweepState, number: int) -> str:
@@ -96,11 +100,12 @@ def _row(state: SweepState, number: int, words: str, sizes: tuple[int, int], wid
     epoch = epoch_of(trial.run) if trial is not None else str(over.epochs or "") if over is not None else ""
     yield f"{'' if epoch == '0' else epoch:<7}  ", ""
     shown = "" if math.isnan(value) else figure("", value).strip()
-    room = width - digits - names - len(_metric(state)) - 25
+    title = _metric(state, width - digits - names - _BEFORE)
+    room = width - digits - names - _BEFORE - len(title)
     if trial is None or room < _LEAST_FIGURE:
         yield shown, ""
         return
-    yield f"{shown:<{len(_metric(state))}}  ", ""
+    yield f"{shown:<{len(title)}}  ", ""
     yield from _standing(trial.run, room)
 
 

@@ -98,8 +98,8 @@ def test_the_view_stays_within_the_terminal() -> None:
     low = text(going_on(), 90.0, height=12)
     assert [line.split()[0] for line in low[2:]] == ["trial", "10", "11", "12", "13", "14", "15", "and"]
     assert low[-1] == "and 10 more trials"
-    assert text(going_on(), 90.0, width=80)[15].endswith("6/10     0.7700               50%  loss 0.2500")
-    assert text(going_on(), 90.0, width=60)[15].endswith("6/10     0.7700")  # no half of a figure
+    assert text(going_on(), 90.0, width=80)[15].endswith("6/10     0.7700    50%  loss 0.2500")
+    assert text(going_on(), 90.0, width=60)[15].endswith("6/10     0.7700    50%")  # no half of a figure
 
 
 def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
@@ -107,6 +107,9 @@ def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
     for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Waiting(what="making the evaluation report")):
         state = after_run_event(state, 12, event, 95.0)
     assert text(state, 95.0)[15].endswith("10/10    0.7700             making the evaluation report")
+    lines = text(state, 95.0, width=80)  # in short above the best value, so that this is whole
+    assert lines[2] == "trial  state     differs in      epoch    best"
+    assert lines[15].endswith("10/10    0.7700  making the evaluation report")
 
 
 def test_a_narrow_terminal_has_the_time_left_before_the_sweeps_name() -> None:
