@@ -1,4 +1,5 @@
 """Lets the node agent see a script's rank: its process id in memory, and at a signal its threads' stacks in a file.
+A rank that has ended without a process group leaves a file, by which ``trainers.script.start`` can warn of it.
 
 ``trainers.script.start`` has it written into the ``sitecustomize.py`` of the run, with a call of ``publish``: so it
 runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank that
@@ -11,6 +12,8 @@ import os
 import sys
 
 RUNNING_A_SCRIPT = 8  # heartbeat.Phase
+ALONE = "alone"
+"""File beside a rank's logs: it has ended, and no process group of torch ever was in it."""
 _CELLS, _PID, _PHASE = 8, 0, 2
 
 
@@ -30,9 +33,11 @@ def publish() -> None:
 
 
 def _publish(folder: str, beat: str) -> None:
+    import atexit
     import faulthandler
     import signal
 
+    atexit.register(_note_alone, folder)
     cells = [0] * _CELLS
     cells[_PID], cells[_PHASE] = os.getpid(), RUNNING_A_SCRIPT
     data = b"".join(cell.to_bytes(8, sys.byteorder, signed=True) for cell in cells)
@@ -46,3 +51,14 @@ def _publish(folder: str, beat: str) -> None:
     stacks = os.open(os.path.join(folder, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     number = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
     faulthandler.register(number, stacks, all_threads=True)
+
+
+def _note_alone(folder: str) -> None:
+    """Leave ALONE where it is certain. ``init_process_group`` replaces the hook for exceptions, and what ends the group
+    doesn't put it back."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD):
+        try:
+            open(os.path.join(folder, ALONE), "wb").close()  # noqa: PTH123
+        except OSError:
+            pass

@@ -129,6 +129,8 @@ class Attempt:
             say(f"error: {self.name} {how_it_ended(code)}")
         for line in dependencies.message(unkeyed):  # of a good end the controller tells it
             say(line if code == 0 else f"{WARNING}{line}")
+        if code == 0 and self.is_first and (ranks := self.ranks_alone()):
+            say(f"{WARNING}{ranks}")
         if code:
             self.tell_what_is_left()
         if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
@@ -255,6 +257,22 @@ class Attempt:
         """torchrun's, with a file a rank; without torchrun the same place."""
         logs = (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir="))
         return next(logs, self.started.log_dir)
+
+    def ranks_alone(self) -> str:
+        """What to say where several ranks have ended, and none of this host ever had a process group; else ''."""
+        options = dict(word.lstrip("-").partition("=")[::2] for word in self.started.torchrun)
+        ranks, nodes = options.get("nproc-per-node", ""), options.get("nnodes", "1")
+        if not (self.settings.torchrun and self.log_dir and ranks.isdecimal() and nodes.isdecimal()):
+            return ""
+        world = int(ranks) * int(nodes)
+        left = [*Path(self.log_dir).glob(f"*/attempt_*/*/{rank_hook.ALONE}")]
+        if world == 1 or len(left) != int(ranks):
+            return ""
+        return (
+            f"no process group was ever made in {'rank 0' if ranks == '1' else f'ranks 0 to {int(ranks) - 1}'} of "
+            f"{world}: each rank ran all of {self.name} and wrote the same files; cluster.nproc_per_node=1 on one host "
+            "starts it once"
+        )
 
     def recorder(self, paths: Paths) -> Recorder:
         """Raises OSError."""

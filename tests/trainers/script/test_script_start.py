@@ -252,6 +252,16 @@ def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
     assert "paceline: the key is not complete: hidden.txt was read; add it to program.inputs\n" in said
 
 
+@pytest.mark.parametrize("has_group", [False, True], ids=["without a group", "with a group"])
+def test_ranks_that_never_had_a_process_group_are_warned_of(run: ScriptRun, has_group: bool) -> None:
+    group = "import torch.distributed as d\nd.init_process_group('gloo')\nd.destroy_process_group()\n"
+    run.write(f"import paceline\n{group * has_group}paceline.log(1, loss=1)\n")
+    options = ("--nnodes=1", "--nproc-per-node=2", "--redirects=3", f"--log-dir={run.path}/ranks")
+    said = run.start(sys.executable, "-m", "torch.distributed.run", "--standalone", *options)
+    warning = "WARNING: no process group was ever made in ranks 0 to 1 of 2: each rank ran all of train.py and wrote"
+    assert (warning in said) == (not has_group)
+
+
 def test_what_a_script_logs_to_mlflow_itself_is_recorded_and_leaves_nothing_in_its_folder(run: ScriptRun) -> None:
     script = """
         import os, mlflow
