@@ -32,6 +32,7 @@ VARIABLE, IMPORTED = "variable", "imported"
 HASHED_BYTES = 64 << 20  # of a larger file size and modification time count
 _ALL_HASHED_BYTES = 512 << 20  # the same holds for all files of a process from here on
 _MOST = 20_000  # notes of one process
+_MOST_READS = 1000  # of a variable: who reads it takes 8 µs to find out
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
 _METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # Python's own and its package on PyPI, which MLflow takes
@@ -539,10 +540,14 @@ def watch_variables(watch: Watch) -> None:
     get, names_of = environ.__getitem__, environ.__iter__
     copied: list[str] = []
     known: set[Any] = set()
+    reads: dict[Any, int] = {}
 
     def read(self: Any, name: Any) -> Any:
         if copied and copied[-1] == name:
             copied.pop()
+            return get(self, name)
+        reads[name] = count = reads.get(name, 0) + 1
+        if count > _MOST_READS:
             return get(self, name)
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in _OF_ENVIRON:  # get, os.getenv
