@@ -22,11 +22,11 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 
-from pipeline.core.beats import COMPUTING, NodeBeat, RankBeat, Usage
 from pipeline.core.specs import LaunchPlan, LogLine, NodePlan
 from pipeline.live.run_picture import RunPicture
 from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen
+from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage
 
 RANKS = 8
 WARM_UP_S = 3.0
@@ -92,7 +92,7 @@ def _beat(name: str, number: int, step: int) -> NodeBeat:
     )  # fmt: skip
     ranks = tuple(
         RankBeat(
-            rank=number * RANKS + local, pid=1, step=step + (local + number) % 2, phase=COMPUTING, moves=step,
+            rank=number * RANKS + local, pid=1, step=step + (local + number) % 2, phase=Phase.COMPUTING, moves=step,
             for_s=0.1, collectives=step, own_s=1.0 * step,
         )
         for local in range(RANKS)

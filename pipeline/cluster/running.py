@@ -18,7 +18,6 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, L
 from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.cluster.watching import Watch
-from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
@@ -37,6 +36,7 @@ from pipeline.core.specs import (
 from pipeline.runs import attempts, rank_beats
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
+from trainers.contract.beats import NodeBeat, NodeLook
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from pipeline.core.beats import LOADING, SCRIPT, WAITING, Collectives, RankLook
 from pipeline.core.tables import counted
+from trainers.contract.beats import Collectives, Phase, RankLook
 
 SPINS_FROM = 0.5
 """Cores that a rank keeps busy if it computes; a rank that waits over gloo keeps a few hundredths busy."""
@@ -142,9 +142,9 @@ def _is_stopped(look: RankLook) -> bool:
 
 def _waits(look: RankLook) -> bool:
     """In a collective: by its own word, or (one that the model has made) by its stack."""
-    if look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3]):
+    if look.beat.phase == Phase.WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3]):
         return True
-    computes = look.beat.phase != SCRIPT or look.cpu >= SPINS_FROM or look.state == "R"
+    computes = look.beat.phase != Phase.RUNNING_A_SCRIPT or look.cpu >= SPINS_FROM or look.state == "R"
     return not computes and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
 
 
@@ -154,7 +154,7 @@ def _place(look: RankLook) -> tuple[int, int]:
 
 def _own_line(look: RankLook) -> str:
     """The innermost line of a script's rank that is neither Python's nor torch's: the collective that it is in."""
-    return _at(look) if look.beat.phase == SCRIPT else ""
+    return _at(look) if look.beat.phase == Phase.RUNNING_A_SCRIPT else ""
 
 
 def _kind(look: RankLook) -> str:
@@ -173,7 +173,7 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
         "disk": f"process {beat.pid} waits for a disk or a network file system that doesn't answer",
         "spins": f"it computes without end ({culprit.cpu:.1f} cores busy)",
         "lock": "it waits for a lock that nobody gives back",
-        "sleeps": f"it sleeps{' in the loading of data' if beat.phase == LOADING else ''} ({_sleep(culprit)})",
+        "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({_sleep(culprit)})",
     }[kind]
     too = [look for look in looks if look is not culprit and _is_stopped(look)]
     others = [look for look in looks if look is not culprit and look not in too]
@@ -270,7 +270,7 @@ def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
     other = max(others, key=_place)
-    if culprit.beat.phase == SCRIPT:  # which of them went on can't be seen
+    if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # which of them went on can't be seen
         text = (
             f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
             f"{_ranks(others)}: it stands{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
@@ -293,7 +293,7 @@ def _head(idle_s: float) -> str:
 
 def _where(look: RankLook) -> str:
     """``step 58 (loading data)``; of a script nobody knows its steps."""
-    if look.beat.phase == SCRIPT:
+    if look.beat.phase == Phase.RUNNING_A_SCRIPT:
         return "the script"
     step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
     return f"{step} ({look.beat.doing})"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.cluster.stalls import Verdict, is_held_up, judge, slow_network
-from pipeline.core.beats import ENDING, SAVING, SCRIPT, WAITING, NodeBeat, NodeLook, RankBeat
+from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat
 
 LOOK_S = 8.0
 """How long the nodes have to answer a look; what those said that did is judged then."""
@@ -107,10 +107,10 @@ class Watch:
     def _limit_s(self, ranks: list[RankBeat]) -> float:
         if _of_script(ranks):
             return self.stall_s
-        waits = any(rank.phase == WAITING for rank in ranks)
+        waits = any(rank.phase == Phase.WAITING for rank in ranks)
         if not self._begun() and not waits:  # imports, compilation, an entry that measures: nobody can say how long
             return math.inf
-        patient = not self._begun() or any(rank.phase in (SAVING, ENDING) for rank in ranks)
+        patient = not self._begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
         limit_s = max(self.stall_s * (_PATIENCE if patient else 1), _LONGER * self._pauses_s[0])
         if waits:
             limit_s = min(limit_s, max(self.stall_s, _BEFORE_TIMEOUT * self.collective_timeout_s))
@@ -126,7 +126,7 @@ class Watch:
 
 
 def _of_script(ranks: list[RankBeat]) -> bool:
-    return any(rank.phase == SCRIPT for rank in ranks)
+    return any(rank.phase == Phase.RUNNING_A_SCRIPT for rank in ranks)
 
 
 def _moves(told: NodeBeat) -> list[tuple[int, int]]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.cluster import Cluster as Cluster
 from pipeline.core.cluster import Host as Host
+from trainers.contract.beats import NodeBeat, NodeLook
 from trainers.core import dependencies
 
 

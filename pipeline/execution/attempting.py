@@ -15,7 +15,6 @@ from pipeline.cluster.attempt import attach_attempt, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Progress, Watchers, nothing
-from pipeline.core.beats import NodeBeat
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import (
@@ -35,6 +34,7 @@ from pipeline.execution.work import Work, note
 from pipeline.runs import arithmetic, checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
+from trainers.contract.beats import NodeBeat
 from trainers.script.settings import ScriptConfig
 
 _ABSENT = re.compile(r"No such file or directory: '(?P<path>[^']+)'")

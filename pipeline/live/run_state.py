@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from pipeline.core.beats import PHASES, WAITING, NodeBeat, RankBeat, Usage
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodeSilent, Waiting
 from pipeline.runs.metrics_file import MetricsRow
+from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage, phase_words
 
 LOSSES = ("train/loss", "loss", "val/loss")
 _RATE_S = 5.0  # a host's speed is taken over at least so long
@@ -162,7 +162,7 @@ def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
         since, rate = (now, step), None
     elif now - since[0] >= _RATE_S:
         since, rate = (now, step), (step - since[1]) / (now - since[0])
-    doing = PHASES[slowest.phase] if 0 <= slowest.phase < len(PHASES) else "busy"
+    doing = phase_words(slowest.phase)
     return replace(
         known,
         ranks=max(known.ranks, len(beat.ranks)),
@@ -178,7 +178,7 @@ def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
 
 def holds_up(ranks: tuple[RankBeat, ...]) -> RankBeat:
     """The rank that the others of its host wait for: the furthest behind, and of several one that doesn't wait."""
-    return min(ranks, key=lambda rank: (rank.step, rank.phase == WAITING, -rank.for_s))
+    return min(ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
 
 
 def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:

@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
-from pipeline.core.beats import Usage
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, file_size
 from pipeline.live.cells import Part, bar, figure, fitted, line, percent, speed, time_left
 from pipeline.live.run_state import HostState, RunState
+from trainers.contract.beats import Usage
 
 _HEAD_LINES = 5  # all but the hosts
 _MOST_NAME = 24

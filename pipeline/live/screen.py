@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from pipeline.core import threads
-from pipeline.core.beats import NodeBeat
 from pipeline.core.printable import program_lines, takes_colours
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
 from pipeline.live.run_state import Said
+from trainers.contract.beats import NodeBeat
 
 if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

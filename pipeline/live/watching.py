@@ -12,13 +12,13 @@ from pipeline.cluster import earlier
 from pipeline.cluster.launchers.answers import log_line
 from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core import locks
-from pipeline.core.beats import NodeBeat, RankBeat
 from pipeline.core.specs import LaunchPlan, LogLine, Waiting
 from pipeline.execution.attempting import shown
 from pipeline.live.screen import Screen
 from pipeline.runs import rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
+from trainers.contract.beats import NodeBeat, RankBeat
 
 LOOK_S = 0.5
 _LAST_BYTES = 1 << 16  # of a log that was long before it was watched

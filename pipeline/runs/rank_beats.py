@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from pipeline.core.beats import PHASES, SCRIPT, WAITING, RankBeat, Usage
 from pipeline.core.tables import counted
+from trainers.contract.beats import Phase, RankBeat, Usage, as_json, phase_words
 
 FILE = "ranks.json"
 SLOWER = 1.2  # times the median: what hosts of one kind differ by is less
@@ -50,7 +50,7 @@ def write(
     value = {
         "ranks": [asdict(row) for row in told],
         "notes": list(notes),
-        "hosts": {host: asdict(usage) for host, usage in (hosts or {}).items()},
+        "hosts": {host: as_json(usage) for host, usage in (hosts or {}).items()},
     }
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(folder / FILE)
@@ -79,13 +79,13 @@ def lagging(told: Sequence[RankRow]) -> str:
     ``2 at work``, or which do nothing."""
     if not told:
         return ""
-    if any(row.phase == SCRIPT for row in told):
+    if any(row.phase == Phase.RUNNING_A_SCRIPT for row in told):
         return _of_script(told)
     first, last = min(row.step for row in told), max(row.step for row in told)
     steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
     behind = [row for row in told if row.step < last]
-    if not behind and any(row.phase == WAITING for row in told):  # the others wait for whoever doesn't
-        behind = [row for row in told if row.phase != WAITING]
+    if not behind and any(row.phase == Phase.WAITING for row in told):  # the others wait for whoever doesn't
+        behind = [row for row in told if row.phase != Phase.WAITING]
     slow = [row for row in behind if row.for_s >= 1.0]
     if not slow:
         return steps
@@ -116,4 +116,4 @@ def slow_ranks(told: Sequence[RankRow]) -> list[str]:
 
 
 def _doing(row: RankRow) -> str:
-    return PHASES[row.phase] if 0 <= row.phase < len(PHASES) else "busy"
+    return phase_words(row.phase)

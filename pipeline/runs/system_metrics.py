@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
-from pipeline.core.beats import NodeBeat, Usage
 from pipeline.runs.metrics_file import cut_torn_line
+from trainers.contract.beats import NodeBeat, Usage
 
 FILE = "system_metrics.jsonl"
 PREFIX = "system/"

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.cluster.agent.activity import Beats
 from tests.waiting import HANG_S
+from trainers.contract.beats import Phase, RankBeat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -43,18 +44,18 @@ class Rank:
         self.process = subprocess.Popen(argv, cwd=root, env=env, text=True, **pipes)  # type: ignore[call-overload]
         assert self.process.stdout.readline() == "up\n"
         self.beats = Beats({"state_dir": str(self.state), "run_dir": str(folder), "first_rank": 4})
-        self.row()
+        self.beat()
 
-    def row(self) -> dict[str, int]:
-        (row,) = self.beats.read()
-        return row
+    def beat(self) -> RankBeat:
+        (beat,) = self.beats.read()
+        return beat
 
     def moves_while(self, word: str) -> int:
-        before = self.row()["moves"]
+        before = self.beat().moves
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
-        return self.row()["moves"] - before
+        return self.beat().moves - before
 
 
 @pytest.fixture
@@ -67,18 +68,18 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 def test_a_rank_is_seen_by_its_number_and_counts_as_idle_while_it_waits(rank: Rank) -> None:
     time.sleep(0.1)
-    rank.row()
-    first = rank.row()
+    rank.beat()
+    first = rank.beat()
     time.sleep(0.3)
-    then = rank.row()
-    assert (first["rank"], first["pid"], first["phase"]) == (4, rank.process.pid, 8)
-    assert (then["moves"], then["for_s"] >= 0.3) == (first["moves"], True)
+    then = rank.beat()
+    assert (first.rank, first.pid, first.phase) == (4, rank.process.pid, Phase.RUNNING_A_SCRIPT)
+    assert (then.moves, then.for_s >= 0.3) == (first.moves, True)
 
 
 def test_work_of_a_child_a_file_and_a_line_of_the_log_are_moves(rank: Rank) -> None:
     rank.moves_while("write")
     assert rank.moves_while("child") == 1
     assert rank.moves_while("write") == 1
-    before = rank.row()["moves"]
+    before = rank.beat().moves
     (rank.state / "log").write_text("0 | step 50 loss 0.3\n")
-    assert rank.row()["moves"] == before + 1
+    assert rank.beat().moves == before + 1

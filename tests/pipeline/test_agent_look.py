@@ -16,11 +16,10 @@ import pytest
 
 from pipeline.cluster.agent.beats import newest_checkpoint, read_beats
 from pipeline.cluster.agent.look import look
-from pipeline.cluster.launchers.beat_answers import node_beat, node_look
 from pipeline.cluster.stalls import judge
-from pipeline.core.beats import NodeLook
 from tests.waiting import HANG_S
-from trainers.distributed.heartbeat import STACKS_SIGNAL, Heartbeat, Phase
+from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json
+from trainers.distributed.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -28,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RANK = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.contract.beats import Phase
+from trainers.distributed.heartbeat import HEARTBEAT
 HEARTBEAT.publish(Path(sys.argv[1]))
 HEARTBEAT.begin_step(12)
 def up():  # once it stands where the tests look for it
@@ -83,11 +83,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def seen(node: dict[str, Any]) -> NodeLook:
-    return node_look("node1", look(node, []))
+    return NodeLook.of("node1", as_json(look(node, [])))
 
 
 def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
-    beats = node_beat("node1", {"ranks": read_beats(node)}).ranks
+    beats = [beat for _, beat in read_beats(node)]
     assert [beat.rank for beat in beats] == [8, 9, 10, 11, 12]
     assert {beat.step for beat in beats} == {12}
     assert [beat.phase for beat in beats] == [Phase.LOADING, *[Phase.COMPUTING] * 2, Phase.LOADING, Phase.WAITING]
@@ -112,10 +112,10 @@ def test_a_look_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
     beat.publish(folder)
     before = signal.signal(STACKS_SIGNAL, signal.SIG_DFL)
     try:
-        (row,) = look({"state_dir": str(tmp_path), "first_rank": 0}, [])["ranks"]
+        (rank,) = look({"state_dir": str(tmp_path), "first_rank": 0}, []).ranks
     finally:
         signal.signal(STACKS_SIGNAL, before)
-    assert (row["pid"], row["stack"]) == (os.getpid(), [])
+    assert (rank.beat.pid, rank.stack) == (os.getpid(), ())
 
 
 def test_ranks_that_are_gone_and_damaged_files_are_no_ranks(tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[s
                 pass
         port = server.getsockname()[1]
         here = {"state_dir": str(tmp_path), "first_rank": 0}
-        (rank,) = node_look("node0", look(here, [])).ranks
+        (rank,) = look(here, []).ranks
         told = look(here, [["127.0.0.1", port], ["127.0.0.1", 1]])
     assert [(item.peer, item.unsent_bytes > 0) for item in rank.sockets] == [("127.0.0.1", True)]
-    assert told["peers"] == ["silent", "refuses"]
+    assert told.peers == ("silent", "refuses")
 
 
 def test_the_newest_checkpoint_is_one_whose_side_file_is_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pipeline.cluster.agent import usage
-from pipeline.cluster.launchers.beat_answers import node_beat
+from trainers.contract.beats import Gpu, NodeBeat, as_json
 
 
 def test_processor_time_leaves_idle_and_waiting_out() -> None:
@@ -20,23 +20,23 @@ def test_traffic_is_that_of_all_interfaces_but_the_loopback() -> None:
 
 def test_what_lies_between_two_looks() -> None:
     found = usage.between((100, 1000, 0, 500), (250, 1200, 4000, 300), 2.0)
-    assert found == {"cpu": 0.75, "received_per_s": 2000, "sent_per_s": 0}  # a counter that began anew is no speed
+    assert found == (0.75, 2000, 0)  # a counter that began anew is no speed
 
 
 def test_a_gpu_that_says_nothing_is_left_out() -> None:
-    assert usage.gpus("97, 1024, 81920\n[N/A], [N/A], 1\n\n") == [
-        {"busy": 0.97, "memory_bytes": 2**30, "memory_total_bytes": 80 * 2**30}
-    ]
+    assert usage.gpus("97, 1024, 81920\n[N/A], [N/A], 1\n\n") == (
+        Gpu(busy=0.97, memory_bytes=2**30, memory_total_bytes=80 * 2**30),
+    )
 
 
 def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(tmp_path: Path) -> None:
-    looks = usage.Usage(str(tmp_path))
+    looks = usage.UsageSampler(str(tmp_path))
     assert looks.look() is None
     looks._at = time.monotonic() - 3.0
     told = looks.look()
     assert told is not None
     assert looks.look() is told
-    beat = node_beat("node0", {"beat": 1.0, "usage": told}).usage
+    beat = NodeBeat.of("node0", {"beat": 1.0, "usage": as_json(told)}).usage
     assert beat is not None
     assert 0 <= beat.cpu <= 1
     assert 0 < beat.memory_bytes < beat.memory_total_bytes
@@ -45,4 +45,4 @@ def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(tmp_pat
 
 
 def test_a_folder_that_is_gone_leaves_the_disk_out(tmp_path: Path) -> None:
-    assert usage.disk(str(tmp_path / "gone")) == {"disk_bytes": 0, "disk_free_bytes": 0}
+    assert usage.disk(str(tmp_path / "gone")) == (0, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cluster.launchers.answers import Lines, log_line, parse_answer, parse_stream, received_bytes
-from pipeline.core.beats import NodeBeat
 from pipeline.core.specs import LogLine, NodeExit, NodeLost
+from trainers.contract.beats import NodeBeat
 
 TOKEN = "f00d"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import flight_recorder
+from trainers.contract.beats import Collectives
 from trainers.distributed.flight_recorder import DUMP, PIPE, prepare
 
 
@@ -37,7 +38,7 @@ def dump(given: int, ended: int, *entries: dict[str, Any]) -> bytes:
     return pickle.dumps(told)
 
 
-def now(path: Path) -> list[dict[str, Any]]:
+def now(path: Path) -> tuple[Collectives, ...]:
     return flight_recorder.read(str(path), until=time.monotonic())
 
 
@@ -45,9 +46,9 @@ def test_the_first_collective_that_has_not_ended_is_told_with_its_place(tmp_path
     path = tmp_path / "dump"
     path.write_bytes(dump(3, 1, entry(2, is_p2p=True, profiling_name="nccl:send"), entry(1), entry(2), entry(3)))
     at = "/run/code/net.py:41 in forward"
-    assert now(path) == [{"group": "0", "given": 3, "ended": 1, "next": "all_reduce of 10×100 Float", "at": at}]
+    assert now(path) == (Collectives(group="0", given=3, ended=1, next="all_reduce of 10×100 Float", at=at),)
     path.write_bytes(dump(2, 2, entry(1), entry(2)))
-    assert now(path) == [{"group": "0", "given": 2, "ended": 2, "next": "", "at": ""}]
+    assert now(path) == (Collectives(group="0", given=2, ended=2),)
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
         place = flight_recorder.ask(str(tmp_path), 5)
     (row,) = flight_recorder.read(place, until=time.monotonic() + 30)
     rank.join()
-    assert (row["given"], row["ended"]) == (3, 2)
+    assert (row.given, row.ended) == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
@@ -109,6 +110,6 @@ def test_what_is_no_dump_tells_nothing_and_runs_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dump").write_bytes(content)
-    assert now(tmp_path / "dump") == []
+    assert now(tmp_path / "dump") == ()
     assert not (tmp_path / "was-run").exists()
-    assert now(tmp_path / "nothing") == []
+    assert now(tmp_path / "nothing") == ()

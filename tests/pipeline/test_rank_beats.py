@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.beats import COMPUTING, LOADING, WAITING, RankBeat
 from pipeline.runs import rank_beats
 from pipeline.runs.rank_beats import RankRow
+from trainers.contract.beats import Phase, RankBeat
 
 
 def row(rank: int, **change: Any) -> RankRow:
-    usual: dict[str, Any] = {"step": 58, "phase": COMPUTING, "for_s": 0.1, "own_s": 60.0}
+    usual: dict[str, Any] = {"step": 58, "phase": Phase.COMPUTING, "for_s": 0.1, "own_s": 60.0}
     return RankRow(rank=rank, host=f"node{rank}", **{**usual, **change})
 
 
@@ -24,7 +24,7 @@ def row(rank: int, **change: Any) -> RankRow:
         ([row(0), row(1)], "all at step 58"),
         ([row(0), row(1, step=57)], "steps 57 to 58"),
         (
-            [row(0, phase=WAITING, for_s=12.4), row(1, phase=LOADING, for_s=12.4)],
+            [row(0, phase=Phase.WAITING, for_s=12.4), row(1, phase=Phase.LOADING, for_s=12.4)],
             "all at step 58; behind: rank 1 on node1 (step 58, loading data 12 s)",
         ),
         (
@@ -49,7 +49,7 @@ def test_a_rank_that_is_a_fifth_slower_than_the_median_is_named_with_what_it_cos
 
 
 def test_what_was_noted_is_read_again_and_what_is_damaged_is_nothing(tmp_path: Path) -> None:
-    beat = RankBeat(rank=3, pid=9, step=58, phase=WAITING, moves=4, for_s=2.0, collectives=60, own_s=1.5)
+    beat = RankBeat(rank=3, pid=9, step=58, phase=Phase.WAITING, moves=4, for_s=2.0, collectives=60, own_s=1.5)
     told = rank_beats.rows([("b", beat)])
     rank_beats.write(tmp_path, told, ["slow"])
     assert rank_beats.read(tmp_path) == (told, ["slow"])

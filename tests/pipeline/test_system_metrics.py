@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline import tracking
-from pipeline.core.beats import Gpu, NodeBeat, Usage
 from pipeline.runs.metrics_file import parse
 from pipeline.runs.system_metrics import EVERY_S, FILE, SystemMetrics, metrics
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
+from trainers.contract.beats import Gpu, NodeBeat, Usage
 
 IDLE = Usage(
     cpu=0.1, memory_bytes=10**9, memory_total_bytes=4 * 10**9, received_per_s=0, sent_per_s=0,
     received_bytes=5 * 10**6, sent_bytes=7 * 10**6, disk_bytes=30 * 10**9, disk_free_bytes=10 * 10**9,
 )  # fmt: skip
-BUSY = replace(
-    IDLE, cpu=0.5, memory_bytes=3 * 10**9, received_bytes=8 * 10**6,
+BUSY = IDLE._replace(
+    cpu=0.5, memory_bytes=3 * 10**9, received_bytes=8 * 10**6,
     gpus=(Gpu(busy=0.9, memory_bytes=2 * 10**9, memory_total_bytes=8 * 10**9),),
 )  # fmt: skip
 

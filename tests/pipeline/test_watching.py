@@ -6,18 +6,9 @@ import pytest
 
 from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.watching import Watch
-from pipeline.core.beats import (
-    COMPUTING,
-    SAVING,
-    SCRIPT,
-    STARTING,
-    WAITING,
-    NodeBeat,
-    NodeLook,
-    RankBeat,
-    RankLook,
-    Socket,
-)
+from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
+
+STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase
 
 
 class Attempt:

@@ -6,11 +6,9 @@ can hold it up, and nothing is left behind. At STACKS_SIGNAL all threads' stacks
 
 from __future__ import annotations
 
-import enum
 import faulthandler
 import mmap
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,44 +16,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainers.contract.beats import (
+    CELLS,
+    COLLECTIVES,
+    FILE,
+    MOVES,
+    OWN_NS,
+    PHASE,
+    PID,
+    SINCE_NS,
+    STACKS,
+    STACKS_SIGNAL,
+    STEP,
+    Phase,
+)
+
 if TYPE_CHECKING:  # a rank that hangs while it imports torch is to be seen as well
     from torch import Tensor, nn
 
-FILE, STACKS = "beat", "stacks"
-"""Beside the rank's error file: the way to the numbers, and the file for the stacks."""
-
-STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-"""A script may have a handler of its own for SIGUSR2, which schedulers send before they take a host away."""
-
-_CELLS = 8
-_PID, _STEP, _PHASE, _MOVES, _SINCE_NS, _COLLECTIVES, _OWN_NS = range(7)  # the last cell is free
-
-
-class Phase(enum.IntEnum):
-    """What a rank is at."""
-
-    STARTING = 0
-    LOADING = 1
-    COMPUTING = 2
-    WAITING = 3  # in a collective
-    UPDATING = 4
-    EVALUATING = 5
-    SAVING = 6
-    ENDING = 7
-    RUNNING_A_SCRIPT = 8  # trainers/script/rank_hook.py
-
-
-_OWN = (
-    Phase.LOADING,
-    Phase.COMPUTING,
-)  # a rank's own work on its steps; what rank 0 writes between them is no slowness
+_OWN = (Phase.LOADING, Phase.COMPUTING)  # a rank's own work on its steps; what rank 0 writes between them isn't
 
 
 class Heartbeat:
     """The numbers of this process. ``publish`` lets the agent see them; without it they are seen by nobody."""
 
     def __init__(self) -> None:
-        self._cells = memoryview(bytearray(8 * _CELLS)).cast("q")
+        self._cells = memoryview(bytearray(CELLS.size)).cast("q")
 
     def publish(self, folder: Path) -> None:
         """Put the way to the numbers into ``folder``. Where that can't be had the training goes on unwatched."""
@@ -66,10 +52,10 @@ class Heartbeat:
                 path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             else:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.write(descriptor, bytes(8 * _CELLS))  # so the memory is there: a full disk is told of now
-            cells = memoryview(mmap.mmap(descriptor, 8 * _CELLS)).cast("q")
+            os.write(descriptor, bytes(CELLS.size))  # so the memory is there: a full disk is told of now
+            cells = memoryview(mmap.mmap(descriptor, CELLS.size)).cast("q")
             cells[:] = self._cells
-            cells[_PID], cells[_SINCE_NS] = os.getpid(), time.monotonic_ns()
+            cells[PID], cells[SINCE_NS] = os.getpid(), time.monotonic_ns()
             self._cells = cells
             stacks = os.open(folder / STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
@@ -77,25 +63,25 @@ class Heartbeat:
     def enter(self, phase: Phase) -> None:
         """This rank is at ``phase`` from now on (or still: that it moves is seen as well)."""
         cells, now = self._cells, time.monotonic_ns()
-        if cells[_PHASE] in _OWN and cells[_STEP]:
-            cells[_OWN_NS] += now - cells[_SINCE_NS]
-        cells[_PHASE], cells[_SINCE_NS] = phase, now
-        cells[_MOVES] += 1
+        if cells[PHASE] in _OWN and cells[STEP]:
+            cells[OWN_NS] += now - cells[SINCE_NS]
+        cells[PHASE], cells[SINCE_NS] = phase, now
+        cells[MOVES] += 1
 
     def begin_step(self, step: int) -> None:
         """``step`` counts from 1."""
         self.enter(Phase.LOADING)
-        self._cells[_STEP] = step
+        self._cells[STEP] = step
 
     def wait(self) -> None:
         """From now on this rank waits for the others in the next collective."""
         self.enter(Phase.WAITING)
-        self._cells[_COLLECTIVES] += 1
+        self._cells[COLLECTIVES] += 1
 
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Around a collective in the midst of something else."""
-        before = Phase(self._cells[_PHASE])
+        before = Phase(self._cells[PHASE])
         self.wait()
         yield
         self.enter(before)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainers.contract.beats import Phase
 from trainers.data.augment import Normaliser, bordered
 from trainers.data.gather import Wanted
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
-from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import Node
 from trainers.training.model_setup import autocast, seed_generators

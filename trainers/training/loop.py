@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainers.checkpoint import checkpoint
 from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
 from trainers.data.pack import MappedPack, PackWatch
@@ -19,7 +20,7 @@ from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
-from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination

@@ -13,6 +13,7 @@ import torch
 
 from trainers.checkpoint import weights
 from trainers.checkpoint.files import sealed
+from trainers.contract.beats import Phase
 from trainers.core import dependencies
 from trainers.core.config import TrainConfig
 from trainers.core.dependencies import OfRank, Unkeyed
@@ -33,7 +34,7 @@ from trainers.data.step_plan import Steps
 from trainers.distributed import nccl_log
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
-from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.malloc import keep_freed_memory
 from trainers.distributed.process_group import Node, Ranks, read_ranks
 from trainers.training.data_check import check_data

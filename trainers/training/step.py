@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers import optimizers, schedules, strategies
+from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data import own_augmentation
@@ -15,7 +16,7 @@ from trainers.data.augment import EpochPlan, Normaliser, training_batch
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
-from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss

@@ -12,12 +12,11 @@ import contextlib
 import os
 import time
 
+from trainers.contract.beats import Phase, RankBeat
+
 from .beats import read_beats
 from .look import looked_since
 from .wire import Json
-
-SCRIPT = 8
-"""The phase of a script's rank (pipeline/core/beats.py, SCRIPT): nothing is known of it but its process."""
 
 _CORES = 0.02  # of processor time in a second
 _WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait that looks each second doesn't
@@ -37,21 +36,21 @@ class Beats:
         self._moves: dict[int, tuple[int, float]] = {}
         self._files: list[int] = []
 
-    def read(self) -> list[Json]:
-        """A row for each rank (``beats.read_beats``)."""
-        rows = read_beats(self._node)
-        scripts = [row for row in rows if row["phase"] == SCRIPT]
-        wrote = bool(scripts) and self._wrote()
-        for row in scripts:
-            pid, now = row["pid"], time.monotonic()
-            at, before = self._known.get(pid, (now, {}))
-            works = {one: _work(one, main=one == pid) for one in _tree(pid)}
-            moved = wrote or not before or (_moved(before, works, now - at) and not looked_since(at))
-            moves, since = self._moves.get(pid, (0, now))
-            self._known[pid] = now, works
-            self._moves[pid] = (moves + 1, now) if moved else (moves, since)
-            row["moves"], row["for_s"] = self._moves[pid][0], round(now - self._moves[pid][1], 3)
-        return rows
+    def read(self) -> list[RankBeat]:
+        """The beat of each rank that can be read."""
+        beats = [beat for _, beat in read_beats(self._node)]
+        wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
+        return [self._of_script(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
+
+    def _of_script(self, beat: RankBeat, wrote: bool) -> RankBeat:
+        pid, now = beat.pid, time.monotonic()
+        at, before = self._known.get(pid, (now, {}))
+        works = {one: _work(one, main=one == pid) for one in _tree(pid)}
+        moved = wrote or not before or (_moved(before, works, now - at) and not looked_since(at))
+        moves, since = self._moves.get(pid, (0, now))
+        self._known[pid] = now, works
+        moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
+        return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:
         """Whether a line or a metric came since the last look. (A checkpoint is bytes that its rank has written.)"""

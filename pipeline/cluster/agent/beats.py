@@ -1,4 +1,4 @@
-"""Where the ranks of this node stand, as their own memory tells (trainers/distributed/heartbeat.py writes it)."""
+"""Where the ranks of this node stand, read from their own memory (trainers/distributed/heartbeat.py writes it)."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH116, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -11,36 +11,34 @@ import re
 import struct
 import time
 
+from trainers.contract.beats import CELLS, FILE, RankBeat
+
 from .wire import Json
 
 SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long is taken for whole
 
-_CELLS = struct.Struct("@8q")
 
-
-def read_beats(node: Json) -> list[Json]:
-    """A row for each rank that can be read: its process, step, phase, how often and how long ago that changed, how
-    many collectives it has come to, the seconds of its own work."""
-    rows = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*/beat"))):
+def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
+    """The beat of each rank that can be read, with the folder of its files."""
+    found = []
+    ranks = os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*")
+    for path in sorted(glob.glob(os.path.join(ranks, FILE))):
         with contextlib.suppress(OSError, struct.error, ValueError):
             with open(path, "rb") as file:  # gone with the rank's process
-                pid, step, phase, moves, since_ns, collectives, own_ns, _ = _CELLS.unpack(file.read(_CELLS.size))
-            local_rank = int(os.path.basename(os.path.dirname(path)))
-            rows.append(
-                {
-                    "rank": node["first_rank"] + local_rank,
-                    "pid": pid,
-                    "step": step,
-                    "phase": phase,
-                    "moves": moves,
-                    "for_s": round((time.monotonic_ns() - since_ns) / 1e9, 3),
-                    "collectives": collectives,
-                    "own_s": round(own_ns / 1e9, 3),
-                    "stacks": os.path.join(os.path.dirname(path), "stacks"),
-                }
+                pid, step, phase, moves, since_ns, collectives, own_ns, _ = CELLS.unpack(file.read(CELLS.size))
+            folder = os.path.dirname(path)
+            beat = RankBeat(
+                rank=node["first_rank"] + int(os.path.basename(folder)),
+                pid=pid,
+                step=step,
+                phase=phase,
+                moves=moves,
+                for_s=round((time.monotonic_ns() - since_ns) / 1e9, 3),
+                collectives=collectives,
+                own_s=round(own_ns / 1e9, 3),
             )
-    return rows
+            found.append((folder, beat))
+    return found
 
 
 def newest_checkpoint(run_dir: str) -> int:

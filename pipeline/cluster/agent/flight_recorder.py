@@ -9,6 +9,8 @@ import os
 import pickle
 import time
 
+from trainers.contract.beats import Collectives
+
 from .wire import Json
 
 LONGEST_S = 6.0
@@ -41,7 +43,7 @@ def ask(folder: str, rank: int) -> str | None:
     return dump
 
 
-def read(dump: str, until: float) -> list[Json]:
+def read(dump: str, until: float) -> tuple[Collectives, ...]:
     """A row for each process group that has come to a collective: how many were given to the GPU, how many of them have
     ended, the first that hasn't and where it was called. Empty where no whole dump is there by ``until`` (of
     ``time.monotonic``)."""
@@ -49,11 +51,11 @@ def read(dump: str, until: float) -> list[Json]:
         with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
             return _rows(_Plain(file).load())
         if time.monotonic() >= until:
-            return []
+            return ()
         time.sleep(_POLL_S)
 
 
-def _rows(told: Json) -> list[Json]:
+def _rows(told: Json) -> tuple[Collectives, ...]:
     rows = []
     for group, status in told["pg_status"].items():
         given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
@@ -66,12 +68,12 @@ def _rows(told: Json) -> list[Json]:
             and entry["collective_seq_id"] == ended + 1
             and not entry["is_p2p"]
         ]
-        row = {"group": str(group), "given": given, "ended": max(ended, 0), "next": "", "at": ""}
-        rows.append({**row, **(_entry(waits[-1]) if waits else {})})
-    return rows
+        which = _entry(waits[-1]) if waits else {}
+        rows.append(Collectives(group=str(group), given=given, ended=max(ended, 0), **which))
+    return tuple(rows)
 
 
-def _entry(entry: Json) -> Json:
+def _entry(entry: Json) -> dict[str, str]:
     name = str(entry["profiling_name"]).rpartition(":")[2]
     sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
     kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))

@@ -11,13 +11,15 @@ import signal
 import sys
 import time
 
+from trainers.contract.beats import NodeLook, as_json
+
 from .activity import Beats
 from .beats import newest_change, newest_checkpoint
 from .look import look
 from .node import own_node
 from .processes import POLL_S, end_tree, send_all, start_time
 from .silence import Silence
-from .usage import Usage
+from .usage import UsageSampler
 from .wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
@@ -53,7 +55,7 @@ class Looks:
 
     def __init__(self, node: Json) -> None:
         self.node, self.pending = node, 0
-        self.ready: list[Json] = []
+        self.ready: list[NodeLook] = []
 
     def begin(self, peers: list[list[object]] | None) -> None:
         self.pending += 1
@@ -71,12 +73,12 @@ class Looks:
         while last and self.pending and time.monotonic() < until:
             time.sleep(POLL_S)
         while self.ready:
-            say(look=self.ready.pop())
+            say(look=as_json(self.ready.pop()))
 
 
 def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
-    supervisor, usage = Silence(os.path.join(state, "beat")), Usage(node["run_dir"])
+    supervisor, usage = Silence(os.path.join(state, "beat")), UsageSampler(node["run_dir"])
     beats = Beats(node)
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
@@ -95,7 +97,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             beat = time.monotonic()
             newest = newest_change if request.get("of_script") else newest_checkpoint
             saved = newest(node["run_dir"]) if "metrics" in files else 0
-            say(beat=time.time(), ranks=beats.read(), saved=saved, usage=usage.look())
+            say(beat=time.time(), ranks=as_json(beats.read()), saved=saved, usage=as_json(usage.look()))
         time.sleep(POLL_S)
 
 

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NoReturn
 
+from trainers.contract.beats import as_json
+
 from .activity import Beats
 from .look import look
 from .node import own_node
@@ -30,7 +32,7 @@ from .registry import end_attempts
 from .silence import Silence
 from .starting import lay_out
 from .supervisor import Supervisor
-from .usage import Usage
+from .usage import UsageSampler
 from .wire import Json, in_thread, read_json, refuse
 
 POLL_S = 0.1
@@ -176,15 +178,15 @@ class JobNode:
         """Tell what can be seen of the ranks from outside."""
         seen = look(node, peers)
         with contextlib.suppress(OSError):
-            self.tell(run_id=run_id, look=seen)
+            self.tell(run_id=run_id, look=as_json(seen))
 
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
         """Write where the ranks stand, once a second. A folder that was removed needs none."""
         path = os.path.join(self.folder, f"beats-{self.number}")
-        usage, beats = Usage(node["run_dir"]), Beats(node)
+        usage, beats = UsageSampler(node["run_dir"]), Beats(node)
         while not over.wait(BEAT_S):
-            ranks = beats.read()
-            told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": ranks, "usage": usage.look()})
+            beat = {"ranks": as_json(beats.read()), "usage": as_json(usage.look())}
+            told = json.dumps({"run_id": run_id, "beat": time.time(), **beat})
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(told)
                 file.truncate()

@@ -1,4 +1,5 @@
-"""The beginning of what travels to a host: serves the agent's modules from memory, then runs the agent.
+"""The beginning of what travels to a host: serves the modules of the agent and of the contract from memory, then runs
+the agent.
 
 ``pipeline/cluster/launchers/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written on the
 host. A module's code comes compiled for the controller's Python; another one compiles the source, when the module is
@@ -16,13 +17,16 @@ from importlib.util import MAGIC_NUMBER
 from types import ModuleType, TracebackType
 
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
+CONTRACT = "trainers.contract"
+PACKAGES = (PACKAGE, "trainers", CONTRACT)
 
 
 class SourceFinder:
-    """Imports ``PACKAGE`` from a dictionary: module name (``__init__`` for the package itself) → text.
+    """Imports modules of ``PACKAGES`` from dictionaries: full module name → text, and → code that is compiled for this
+    Python already.
 
-    ``code`` has what was compiled of it, for this Python. Tracebacks show file and line: code is named by its path in
-    the repository, and linecache asks ``get_source``. Texts are ``packed`` (by marshal and zlib) until one is wanted.
+    Tracebacks show file and line: code is named by its path in the repository, and linecache asks ``get_source``. Texts
+    are ``packed`` (by marshal and zlib) until one is needed.
     """
 
     def __init__(self, names: "set[str]", packed: bytes, code: "dict[str, bytes]") -> None:
@@ -30,23 +34,23 @@ class SourceFinder:
         self.texts: dict[str, str] = {}
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.names:
+        if fullname not in self.names:
             return None
-        return ModuleSpec(fullname, self, is_package=fullname == PACKAGE)  # type: ignore[arg-type]
+        return ModuleSpec(fullname, self, is_package=fullname in PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module_of(module.__name__)
+        name = module.__name__
         if name in self.code:
             code = marshal.loads(self.code[name])
         else:
-            code = compile(self.sources()[name], "pipeline/cluster/agent/" + name + ".py", "exec")
+            code = compile(self.sources()[name], path_of(name), "exec")
         exec(code, module.__dict__)
 
     def get_source(self, fullname: str) -> str:
-        return self.sources()[module_of(fullname)]
+        return self.sources()[fullname]
 
     def sources(self) -> "dict[str, str]":
         if not self.texts:  # a Python with another bytecode wants one for each module
@@ -54,8 +58,10 @@ class SourceFinder:
         return self.texts
 
 
-def module_of(fullname: str) -> str:
-    return fullname.partition(".")[2] or "__init__"
+def path_of(fullname: str) -> str:
+    """The file of a module in the repository."""
+    folders = fullname.replace(PACKAGE, "pipeline.cluster.agent").replace(".", "/")
+    return folders + ("/__init__.py" if fullname in PACKAGES else ".py")
 
 
 def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:

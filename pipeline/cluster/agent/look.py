@@ -1,18 +1,19 @@
 """A look at the ranks of this node that no longer move: state, processor time, stacks, sockets. It ends nothing."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH115, PTH120, PTH123, PTH202, PTH208
+# ruff: noqa: PTH115, PTH118, PTH123, PTH202, PTH208
 from __future__ import annotations
 
 import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import struct
 import subprocess
 import time
+
+from trainers.contract.beats import STACKS, STACKS_SIGNAL, NodeLook, RankBeat, RankLook, Socket
 
 from . import flight_recorder
 from .beats import read_beats
@@ -25,7 +26,6 @@ _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _PY_SPY = re.compile(r"^ *(\S.*) \((.*):(\d+)\)$")
 _ESTABLISHED = "01"
-_STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2  # heartbeat.STACKS_SIGNAL
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
@@ -37,44 +37,41 @@ def looked_since(at: float) -> bool:
     return _looked[0] >= at
 
 
-def look(node: Json, peers: list[list[object]] | None) -> Json:
+def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     """What can be seen of each rank of this node; where ``peers`` (address, port) are named, only whether these ssh
     servers answer. None: without stacks, for which ranks that train would get a signal."""
     if peers:
-        return {"ranks": [], "peers": [_answers(str(address), int(str(port))) for address, port in peers]}
+        return NodeLook("", peers=tuple(_answers(str(address), int(str(port))) for address, port in peers))
     beats = read_beats(node)
     _looked[0] = time.monotonic()
-    begun = {beat["pid"]: _stat(beat["pid"]) for beat in beats}
-    sizes = {beat["pid"]: _ask_for_stacks(beat) if peers is not None else None for beat in beats}
-    dumps = [_ask_for_collectives(beat) if peers is not None else None for beat in beats]
+    begun = [_stat(beat.pid) for _, beat in beats]
+    sizes = [_ask_for_stacks(folder, beat) if peers is not None else None for folder, beat in beats]
+    dumps = [flight_recorder.ask(folder, beat.rank) if peers is not None else None for folder, beat in beats]
     until = time.monotonic() + flight_recorder.LONGEST_S
     time.sleep(WINDOW_S)
     _looked[0] = time.monotonic()
-    ranks = [_seen(beat, begun[beat["pid"]], sizes[beat["pid"]]) for beat in beats]
-    if not any(rank["state"] in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
-        for rank, dump in zip(ranks, dumps):  # noqa: B905 - Python 3.9 has no strict
-            rank["nccl"] = flight_recorder.read(dump, until) if dump is not None else []
-    return {"ranks": ranks, "peers": []}
+    ranks = [_seen(*beats[n], begun[n], sizes[n]) for n in range(len(beats))]
+    if not any(rank.state in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
+        ranks = [
+            rank._replace(nccl=flight_recorder.read(dump, until) if dump is not None else ())
+            for rank, dump in zip(ranks, dumps)  # noqa: B905 - Python 3.9 has no strict
+        ]
+    return NodeLook("", ranks=tuple(ranks))
 
 
-def _seen(beat: Json, begun: tuple[str, float], size: int | None) -> Json:
-    pid = beat["pid"]
-    state, cpu_s = _stat(pid)
-    stack = _frames(beat["stacks"], size) if size is not None else []
-    stack = stack or (_py_spy(pid) if state in _STOPPED else [])
-    return {
-        **beat,
-        "state": state,
-        "cpu": round(max(0.0, cpu_s - begun[1]) / WINDOW_S, 2),
-        "sleeps_in": _first_line(f"/proc/{pid}/wchan"),
-        "stack": stack,
-        "sockets": _sockets(pid),
-        "nccl": [],
-    }
-
-
-def _ask_for_collectives(beat: Json) -> str | None:
-    return flight_recorder.ask(os.path.dirname(beat["stacks"]), beat["rank"])
+def _seen(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | None) -> RankLook:
+    state, cpu_s = _stat(beat.pid)
+    stack = _frames(os.path.join(folder, STACKS), size) if size is not None else []
+    stack = stack or (_py_spy(beat.pid) if state in _STOPPED else [])
+    return RankLook(
+        beat=beat,
+        host="",
+        state=state,
+        cpu=round(max(0.0, cpu_s - begun[1]) / WINDOW_S, 2),
+        sleeps_in=_first_line(f"/proc/{beat.pid}/wchan"),
+        stack=tuple(stack),
+        sockets=tuple(_sockets(beat.pid)),
+    )
 
 
 def _stat(pid: int) -> tuple[str, float]:
@@ -92,13 +89,13 @@ def _first_line(path: str) -> str:
     return ""
 
 
-def _ask_for_stacks(beat: Json) -> int | None:
+def _ask_for_stacks(folder: str, beat: RankBeat) -> int | None:
     """Send the signal at which the rank writes its stacks; where the new ones will begin in its file. None: it has no
     handler for it, and would end."""
     try:
-        size = os.path.getsize(beat["stacks"])
-        if not LINUX or _catches(beat["pid"], _STACKS_SIGNAL):
-            os.kill(beat["pid"], _STACKS_SIGNAL)
+        size = os.path.getsize(os.path.join(folder, STACKS))
+        if not LINUX or _catches(beat.pid, STACKS_SIGNAL):
+            os.kill(beat.pid, STACKS_SIGNAL)
             return size
     except OSError:
         pass
@@ -138,7 +135,7 @@ def _py_spy(pid: int) -> list[str]:
     return []
 
 
-def _sockets(pid: int) -> list[Json]:
+def _sockets(pid: int) -> list[Socket]:
     """The TCP connections of a process to other hosts on which something waits to be sent, is sent again, or has come
     and isn't read."""
     inodes = set()
@@ -154,8 +151,8 @@ def _sockets(pid: int) -> list[Json]:
                     continue
                 (unsent, unread), again = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
                 if unsent or again or unread:
-                    waits = {"unsent_bytes": unsent, "sent_again": again, "unread_bytes": unread}
-                    rows.append({"peer": _address(fields[2]), **waits})
+                    peer = _address(fields[2])
+                    rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=again, unread_bytes=unread))
     return rows
 
 

@@ -11,7 +11,9 @@ import subprocess
 import threading
 import time
 
-from .wire import Json, in_thread
+from trainers.contract.beats import Gpu, Usage
+
+from .wire import in_thread
 
 EVERY_S = 2.0
 GPUS_EVERY_S = 5.0  # nvidia-smi is a program of its own
@@ -22,22 +24,21 @@ Counters = tuple[float, float, int, int]
 """Busy and all processor time (of all cores, in any unit), bytes received and sent since the node started."""
 
 
-class Usage:
+class UsageSampler:
     """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both. ``folder`` lies on the
     disk that is looked at."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._before, self._at = counters(), time.monotonic()
-        self._last: Json | None = None
-        self._gpus: list[Json] = []
+        self._last: Usage | None = None
+        self._gpus: tuple[Gpu, ...] = ()
         self._gpus_at = 0.0
         self._has_gpus = shutil.which("nvidia-smi") is not None
         self._asking = threading.Lock()
 
-    def look(self) -> Json | None:
-        """``cpu`` as a part of all cores, ``memory_bytes`` of ``memory_total_bytes``, bytes received and sent since the
-        node started and now per second, the disk and the GPUs. None: too early, or not known here."""
+    def look(self) -> Usage | None:
+        """How busy the node was since the last sample. None: too early, or not known here."""
         now = time.monotonic()
         if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
             self._gpus_at = now
@@ -46,9 +47,20 @@ class Usage:
             return self._last
         found, memory = counters(), memory_bytes()
         if found is not None and self._before is not None and memory is not None:
-            self._last = between(self._before, found, now - self._at)
-            self._last.update(memory_bytes=memory[0], memory_total_bytes=memory[1], gpus=self._gpus)
-            self._last.update(received_bytes=found[2], sent_bytes=found[3], **disk(self._folder))
+            cpu, received_per_s, sent_per_s = between(self._before, found, now - self._at)
+            used, free = disk(self._folder)
+            self._last = Usage(
+                cpu=cpu,
+                memory_bytes=memory[0],
+                memory_total_bytes=memory[1],
+                received_per_s=received_per_s,
+                sent_per_s=sent_per_s,
+                received_bytes=found[2],
+                sent_bytes=found[3],
+                disk_bytes=used,
+                disk_free_bytes=free,
+                gpus=self._gpus,
+            )
         self._before, self._at = found, now
         return self._last
 
@@ -60,17 +72,17 @@ class Usage:
             done = subprocess.run(argv, capture_output=True, timeout=_GPU_ANSWER_S, check=True)
             self._gpus = gpus(done.stdout.decode("ascii", "replace"))
         except (OSError, subprocess.SubprocessError):
-            self._gpus = []
+            self._gpus = ()
         finally:
             self._asking.release()
 
 
-def between(before: Counters, now: Counters, passed_s: float) -> Json:
-    """What two looks at the counters say of the time between them."""
+def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
+    """The part of all cores that was busy between two looks at the counters, bytes received and sent per second."""
     busy, whole = now[0] - before[0], now[1] - before[1]
     received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
     cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0
-    return {"cpu": round(cpu, 3), "received_per_s": round(received), "sent_per_s": round(sent)}
+    return round(cpu, 3), round(received), round(sent)
 
 
 def counters() -> Counters | None:
@@ -103,13 +115,13 @@ def memory_bytes() -> tuple[int, int] | None:
     return None
 
 
-def disk(folder: str) -> Json:
-    """In use and still free for who isn't root, on the disk of a folder; 0 where it can't be asked."""
+def disk(folder: str) -> tuple[int, int]:
+    """Bytes in use and still free for users other than root, on the disk of a folder; 0 where that is unknown."""
     try:
         found = shutil.disk_usage(folder)
     except OSError:
-        return {"disk_bytes": 0, "disk_free_bytes": 0}
-    return {"disk_bytes": found.used, "disk_free_bytes": found.free}
+        return 0, 0
+    return found.used, found.free
 
 
 def processor_time(line: str) -> tuple[int, int]:
@@ -130,13 +142,11 @@ def traffic(text: str) -> tuple[int, int]:
     return received, sent
 
 
-def gpus(text: str) -> list[Json]:
-    """Each GPU's ``busy`` as a part of 1 and its memory in bytes, from nvidia-smi's lines; one that doesn't say is
-    left out."""
+def gpus(text: str) -> tuple[Gpu, ...]:
+    """Each GPU, from nvidia-smi's lines (percent and MiB); one without figures is left out."""
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             busy, used, total = (float(word) for word in line.split(","))
-            memory = {"memory_bytes": int(used * 2**20), "memory_total_bytes": int(total * 2**20)}
-            found.append({"busy": busy / 100, **memory})
-    return found
+            found.append(Gpu(busy / 100, int(used * 2**20), int(total * 2**20)))
+    return tuple(found)

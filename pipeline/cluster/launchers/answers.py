@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.cluster.launchers.beat_answers import node_beat, node_look
-from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
+from trainers.contract.beats import NodeBeat, NodeLook
 
 _RECEIVED = "received"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
@@ -82,8 +81,8 @@ def parse_stream(
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), answers=True)
         if "look" in value:
-            return node_look(host, value["look"])
-        return node_beat(host, value) if "beat" in value else None
+            return NodeLook.of(host, value["look"])
+        return NodeBeat.of(host, value) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 

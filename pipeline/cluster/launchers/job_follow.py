@@ -16,10 +16,10 @@ from typing import Any
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.launchers.answers import log_line, node_end
-from pipeline.cluster.launchers.beat_answers import node_beat, node_look
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.core import threads
 from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
+from trainers.contract.beats import NodeBeat, NodeLook
 
 BEAT_S = 1.0
 _POLL_S = 0.1
@@ -119,10 +119,10 @@ class JobFollower:
         told = self._folder.beats(node.node_rank, self._plan.run_id)
         if told is not None and told.get("beat") != self._beats.get(node.node_rank):
             self._beats[node.node_rank] = told["beat"]
-            self._tell(node_beat, node, told)
+            self._tell(NodeBeat.of, node, told)
         looks = self._folder.looks(node.node_rank, self._plan.run_id)
         for look in looks[self._looks[node.node_rank] :]:
-            self._tell(node_look, node, look)
+            self._tell(NodeLook.of, node, look)
         self._looks[node.node_rank] = len(looks)
 
     def _tell(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
@@ -16,10 +16,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import trainers
 from pipeline.cluster import agent
 from pipeline.cluster.agent.commands import COMMANDS, SCHEDULERS
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, path_of
 from pipeline.keys import rank_environment
+from trainers import contract
 
+_REPOSITORY = Path(trainers.__file__).parents[1]
 TOO_OLD = "is too old for the node agent"
 NO_PROGRAM = "paceline: no program came on standard input"
 TAKEN_FOR_COMMANDS = "paceline: a shell took its standard input for commands"
@@ -50,7 +54,7 @@ _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
 """What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
 command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
 
-_IMPORT = re.compile(r"^ *from \.(\w+) import|^ *from \. import ([\w, ]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from (\.|trainers\.contract\b\.?)(\w*) import ([\w, ]+)", re.MULTILINE)
 
 
 def agent_argv(python: str | None) -> list[str]:
@@ -63,21 +67,32 @@ def agent_argv(python: str | None) -> list[str]:
 def agent_source(commands: tuple[str, ...]) -> bytes:
     """The loader's text, a zero byte, and the modules that it serves for these commands; compressed, as every command
     sends it to every host."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(agent.__file__).parent.glob("*.py")}
+    texts = module_texts()
     needed = {name: texts[name] for name in needed_modules(commands, texts)}
     code = {name: marshal.dumps(_code(name)) for name in needed}
     texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # a host that has no use for them leaves them packed
     modules = marshal.dumps((MAGIC_NUMBER, set(needed), texts_apart, code), 2)
-    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts["loader"].encode(), modules))
+    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
+
+
+@cache
+def module_texts() -> Mapping[str, str]:
+    """Full name on a host → text, of all modules that may travel there."""
+    folders = {PACKAGE: Path(agent.__file__).parent, CONTRACT: Path(contract.__file__).parent}
+    names = {
+        f"{package}.{path.stem}".removesuffix(".__init__"): path.read_text(encoding="utf-8")
+        for package, folder in folders.items()
+        for path in folder.glob("*.py")
+    }
+    return {**names, "trainers": Path(trainers.__file__).read_text(encoding="utf-8")}
 
 
 def _code(name: str) -> CodeType:
-    """Of a module of the agent, compiled for this Python (as a rule it is on disk already), for a file of that name in
-    the repository."""
-    full_name = f"{agent.__name__}.{name}".removesuffix(".__init__")
-    code = SourceFileLoader(full_name, str(Path(agent.__file__).with_name(f"{name}.py"))).get_code(full_name)
+    """Compiled for this Python (as a rule it is on disk already), for a file of that name in the repository."""
+    full_name = name.replace(PACKAGE, agent.__name__)
+    code = SourceFileLoader(full_name, str(_REPOSITORY / path_of(name))).get_code(full_name)
     assert code is not None  # a file with source has some
-    return _of_file(code, f"pipeline/cluster/agent/{name}.py")
+    return _of_file(code, path_of(name))
 
 
 def _of_file(code: CodeType, path: str) -> CodeType:
@@ -86,14 +101,21 @@ def _of_file(code: CodeType, path: str) -> CodeType:
 
 
 def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """The agent's modules that these commands import, and those that they may import under a name."""
-    needed = ["__init__", "main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
-    needed += SCHEDULERS if "job" in commands else ()
+    """Names of the modules that these commands import, and of those that they may import under a name."""
+    modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
+    modules += SCHEDULERS if "job" in commands else ()
+    needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
     for name in needed:  # which grows
-        found = _IMPORT.finditer(texts[name])
-        named = {name for one in found for name in ([one[1]] if one[1] else re.split(r", ", one[2]))}
-        needed += sorted(named - {*needed})
+        imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(*one.groups())}
+        needed += sorted((imported & texts.keys()) - {*needed})
     return needed
+
+
+def _imported(package: str, module: str, names: str) -> Iterator[str]:
+    """The modules of one import statement, with the packages in which they lie."""
+    full = PACKAGE if package == "." else CONTRACT
+    yield from (("trainers", CONTRACT) if full == CONTRACT else ())
+    yield from ([f"{full}.{module}"] if module else (f"{full}.{name.strip()}" for name in names.split(",")))
 
 
 def new_token() -> str:

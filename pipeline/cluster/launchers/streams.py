@@ -16,9 +16,9 @@ from typing import IO
 from pipeline.cluster.launchers.answers import Lines, log_line, parse_stream
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
-from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.redact import hide
 from pipeline.core.specs import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
+from trainers.contract.beats import NodeBeat, NodeLook
 
 LOST_S = 5.0  # of silence: ssh notices after 3 to 4, one try to reconnect begins, others are down within 10
 BEAT_S = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from pipeline.core.beats import COMPUTING, WAITING, NodeBeat, RankBeat
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan, Waiting
 from pipeline.live.run_picture import first_state
 from pipeline.live.run_state import RunState, Said, Saved, after
 from pipeline.runs.metrics_file import MetricsRow
+from trainers.contract.beats import NodeBeat, Phase, RankBeat
 
 FIRST = RunState(key="cf08486f7c19", title="digits small_cnn sgd", batch=64)
 STEPS = LogLine(
@@ -32,7 +32,7 @@ def plan(*hosts: str, attempt: int = 1) -> LaunchPlan:
     )  # fmt: skip
 
 
-def rank(number: int, step: int, phase: int = COMPUTING, for_s: float = 0.0) -> RankBeat:
+def rank(number: int, step: int, phase: int = Phase.COMPUTING, for_s: float = 0.0) -> RankBeat:
     return RankBeat(
         rank=number, pid=1, step=step, phase=phase, moves=1, for_s=for_s, collectives=0, own_s=0.0
     )  # fmt: skip
@@ -51,7 +51,7 @@ def row(step: int, time_s: float, attempt: str = "k-abcdef-1-aa", **metrics: flo
 
 
 def test_a_host_stands_where_its_slowest_rank_is() -> None:
-    beat = NodeBeat(host="node0", ranks=(rank(0, 8, WAITING), rank(1, 8, COMPUTING, 12.0), rank(2, 9)))
+    beat = NodeBeat(host="node0", ranks=(rank(0, 8, Phase.WAITING), rank(1, 8, Phase.COMPUTING, 12.0), rank(2, 9)))
     host = heard((0.0, plan("node0", "node1")), (1.0, beat)).hosts["node0"]
     assert (host.step, host.doing, host.for_s, host.ranks) == (8, "computing gradients", 12.0, 3)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from pipeline.core.beats import Gpu, Usage
 from pipeline.core.specs import Waiting
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.run_view import run_view
+from trainers.contract.beats import Gpu, Usage
 
 USAGE = Usage(
     cpu=0.73, memory_bytes=3_100_000_000, memory_total_bytes=25_000_000_000, received_per_s=1.2e6, sent_per_s=2e6
@@ -50,7 +50,7 @@ def test_a_run_that_trains_shows_bar_figures_checkpoint_and_hosts() -> None:
 
 def test_gpus_take_the_processors_place() -> None:
     gpus = tuple(Gpu(busy=busy, memory_bytes=40 * 10**9, memory_total_bytes=80 * 10**9) for busy in (0.9, 1.0))
-    host = replace(HOST, usage=replace(USAGE, gpus=gpus))
+    host = replace(HOST, usage=USAGE._replace(gpus=gpus))
     row = shown(replace(STATE, hosts={"node0": host}))[-1]
     assert "gpu 95%" in row
     assert "80.0 GB of 160 GB" in row

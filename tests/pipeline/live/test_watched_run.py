@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pipeline.cli import showing, watching
-from pipeline.core.beats import NodeBeat, Usage
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, LogLine
 from pipeline.live.folder_news import FolderNews
@@ -25,6 +24,7 @@ from pipeline.runs.rank_beats import RankRow
 from tests.pipeline.comparing_folders import trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.live.test_run_state import plan
+from trainers.contract.beats import NodeBeat, Usage
 
 USAGE = Usage(cpu=0.5, memory_bytes=1, memory_total_bytes=2, received_per_s=3.0, sent_per_s=4.0)
 

@@ -1,0 +1,220 @@
+"""Heartbeats: where each rank stands, how busy its node is, and what a look at ranks that don't move has shown.
+
+A rank writes eight numbers into memory that the agent of its node reads (``Cells``); each second the agent sends the
+controller a ``NodeBeat`` as JSON. A new field of a record is added here, filled by the agent, and shown by whoever
+needs it: nothing between them names fields.
+"""
+
+# No ``from __future__ import annotations``: ``plain_fields`` needs the types. Python 3.9 has no ``X | None``.
+# ruff: noqa: UP045
+import enum
+import signal
+import struct
+from typing import Any, NamedTuple, Optional
+
+FILE, STACKS = "beat", "stacks"
+"""Beside a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""At this signal a rank writes the stacks of all its threads to ``STACKS``. Not SIGUSR2 where another is free: scripts
+handle that one themselves, as schedulers send it before they take a host away."""
+
+CELLS = struct.Struct("@8q")
+PID, STEP, PHASE, MOVES, SINCE_NS, COLLECTIVES, OWN_NS = range(7)
+"""Places of a rank's numbers; the eighth is free. ``SINCE_NS``: the monotonic clock at the last change."""
+
+
+class Phase(enum.IntEnum):
+    """What a rank is doing."""
+
+    STARTING = 0
+    LOADING = 1
+    COMPUTING = 2
+    WAITING = 3
+    UPDATING = 4
+    EVALUATING = 5
+    SAVING = 6
+    ENDING = 7
+    RUNNING_A_SCRIPT = 8  # more isn't known of it (trainers/script/rank_hook.py)
+
+
+_PHASE_WORDS = (
+    "starting",
+    "loading data",
+    "computing gradients",
+    "waiting in a collective",
+    "updating weights",
+    "evaluating",
+    "saving a checkpoint",
+    "writing the results",
+    "running the script",
+)
+
+
+def phase_words(number: int) -> str:
+    """Say what a phase is, as users read it; "busy" for a number that this version doesn't know."""
+    return _PHASE_WORDS[number] if 0 <= number < len(_PHASE_WORDS) else "busy"
+
+
+_PLAIN = (int, float, str)
+
+
+def plain_fields(record: "type[Any]", row: Any) -> "dict[str, Any]":
+    """Read the numbers and texts of a record from JSON. Raises KeyError, TypeError or ValueError for damaged ones."""
+    kinds: dict[str, Any] = record.__annotations__
+    return {name: kind(row[name]) for name, kind in kinds.items() if kind in _PLAIN}
+
+
+def as_json(value: Any) -> Any:
+    """Turn records, and tuples of them, into objects and lists for ``json.dumps``."""
+    if hasattr(value, "_asdict"):
+        return {name: as_json(item) for name, item in value._asdict().items()}
+    return [as_json(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+class RankBeat(NamedTuple):
+    """Where one rank stands.
+
+    ``step`` counts from 1 (0: none begun). ``moves`` grows whenever anything changes (for a script: at each look at
+    which its processes had done anything), the last time ``for_s`` seconds ago. ``collectives`` counts those that it
+    has entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
+    """
+
+    rank: int
+    pid: int
+    step: int
+    phase: int
+    moves: int
+    for_s: float
+    collectives: int
+    own_s: float
+
+    @classmethod
+    def of(cls, row: Any) -> "RankBeat":
+        return cls(**plain_fields(cls, row))
+
+    @property
+    def doing(self) -> str:
+        return phase_words(self.phase)
+
+
+class Gpu(NamedTuple):
+    """How busy one GPU is, as a part of 1, and its memory."""
+
+    busy: float
+    memory_bytes: int
+    memory_total_bytes: int
+
+    @classmethod
+    def of(cls, row: Any) -> "Gpu":
+        return cls(**plain_fields(cls, row))
+
+
+class Usage(NamedTuple):
+    """How busy a node is.
+
+    ``cpu`` is a part of all its cores. The network is all but the loopback: bytes since the node started, and bytes per
+    second now. The disk is that of the run's folder (0: unknown).
+    """
+
+    cpu: float
+    memory_bytes: int
+    memory_total_bytes: int
+    received_per_s: float
+    sent_per_s: float
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    disk_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpus: "tuple[Gpu, ...]" = ()
+
+    @classmethod
+    def of(cls, row: Any) -> "Usage":
+        return cls(**plain_fields(cls, row), gpus=tuple(Gpu.of(gpu) for gpu in row["gpus"]))
+
+
+class NodeBeat(NamedTuple):
+    """What a node sends each second. ``saved``: the step of its newest checkpoint (0: none, or not rank 0's node); for
+    a script the time of the newest, in ms. ``usage`` is None while the node doesn't know it."""
+
+    host: str
+    ranks: "tuple[RankBeat, ...]" = ()
+    saved: int = 0
+    usage: Optional[Usage] = None
+
+    @classmethod
+    def of(cls, host: str, row: Any) -> "NodeBeat":
+        ranks = tuple(RankBeat.of(rank) for rank in row.get("ranks", ()))
+        usage = row.get("usage")
+        return cls(host, ranks, int(row.get("saved", 0)), Usage.of(usage) if usage else None)
+
+
+class Socket(NamedTuple):
+    """A connection to another host on which bytes wait: to be sent, sent again (times), or to be read here."""
+
+    peer: str
+    unsent_bytes: int
+    sent_again: int
+    unread_bytes: int = 0
+
+    @classmethod
+    def of(cls, row: Any) -> "Socket":
+        return cls(**plain_fields(cls, row))
+
+
+class Collectives(NamedTuple):
+    """A rank's NCCL collectives of one process group, from torch's flight recorder.
+
+    ``given`` of them were handed to its GPU, of which ``ended`` are over. ``next`` is the first that isn't
+    (``all_reduce of 1000 Float``; "" where all are), ``at`` the ``file:line in function`` that called it, if known.
+    """
+
+    group: str
+    given: int
+    ended: int
+    next: str = ""
+    at: str = ""
+
+    @classmethod
+    def of(cls, row: Any) -> "Collectives":
+        return cls(**plain_fields(cls, row))
+
+
+class RankLook(NamedTuple):
+    """What was seen of one rank while nothing moved.
+
+    ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown), ``cpu``
+    how many cores it kept busy, ``sleeps_in`` what it waits for in the kernel, ``stack`` ``file:line in function`` of
+    its main thread, innermost first; ``nccl`` a row for each process group, where the ranks compute on GPUs.
+    """
+
+    beat: RankBeat
+    host: str
+    state: str = ""
+    cpu: float = 0.0
+    sleeps_in: str = ""
+    stack: "tuple[str, ...]" = ()
+    sockets: "tuple[Socket, ...]" = ()
+    nccl: "tuple[Collectives, ...]" = ()
+
+    @classmethod
+    def of(cls, host: str, row: Any) -> "RankLook":
+        return cls(
+            beat=RankBeat.of(row["beat"]),
+            stack=tuple(map(str, row["stack"])),
+            sockets=tuple(Socket.of(socket) for socket in row["sockets"]),
+            nccl=tuple(Collectives.of(group) for group in row["nccl"]),
+            **plain_fields(cls, {**row, "host": host}),
+        )
+
+
+class NodeLook(NamedTuple):
+    """A node's answer to a look. ``peers``: what ssh servers do (answers, silent, refuses, unreachable)."""
+
+    host: str
+    ranks: "tuple[RankLook, ...]" = ()
+    peers: "tuple[str, ...]" = ()
+
+    @classmethod
+    def of(cls, host: str, row: Any) -> "NodeLook":
+        return cls(host, tuple(RankLook.of(host, rank) for rank in row["ranks"]), tuple(map(str, row["peers"])))

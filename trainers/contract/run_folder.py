@@ -1,0 +1,58 @@
+"""Names of the files and folders in a run folder, ``runs/<key>/``. Docs: reproducibility.md, "The run folder"."""
+
+from __future__ import annotations
+
+# What a run is made of; written by the controller before the first launch.
+KEY = "key.json"  # the parts of the content key
+CONFIG = "config.json"  # the resolved configuration
+CONFIG_YAML = "config.yaml"  # the same, to be read by people
+PROVENANCE = "provenance.json"  # commit, command line, environment of each host
+CHANGES = "changes.patch"  # what the working tree has beyond the commit
+CODE = "code"  # the snapshot that ranks import
+DATA = "data"  # a link to the data pack
+
+# How it goes; written by the controller.
+PLAN = "plan.json"  # commands, environments and hosts of the last attempt
+JOURNAL = "journal.jsonl"  # state changes
+ATTEMPTS = "attempts"  # a folder for each attempt: logs and exit codes
+SYSTEM_METRICS = "system_metrics.jsonl"  # processors, memory, GPUs, network
+RESULT = "result.json"  # written last: the end of a good run
+TRACKING = "tracking.json"  # ids of the run in MLflow and other trackers
+
+# What rank 0 writes.
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"  # written last by rank 0: figures of the whole run
+DEPENDENCIES = "dependencies.json"  # what the ranks have read and imported
+
+# A training by the classifier.
+PREDICTIONS = "predictions.json"  # of the test images
+FINAL_WEIGHTS = "checkpoints/final.pt"
+FINAL_WEIGHTS_NOTES = "checkpoints/final.json"  # sha256, step, epoch, …
+EVALUATION = "evaluation"
+REPORT = "evaluation/report.json"
+CONFUSION_MATRIX = "evaluation/confusion_matrix.png"
+INITIAL_WEIGHTS = "init.pt"  # what a run starts from that doesn't start afresh
+INITIAL_WEIGHTS_NOTES = "init.json"  # where they are from
+
+# A script.
+OUTPUTS = "outputs"  # what it leaves besides checkpoints
+OUTPUT_DIGESTS = "outputs.json"  # file → sha256
+WORK = "work"  # working directories, node0/code, node1/code, …
+GIVEN = "given.json"  # in work/nodeN: what was laid out there before the script began
+CARRIED = "carried"  # what a host had saved in an earlier attempt, as it is sent there
+NODES = "nodes"  # what hosts other than the first leave, by node rank
+
+# Requests between the controller and rank 0.
+PRUNE = "prune"  # the controller wants the run to end at the next epoch
+PRUNED = "pruned.json"  # rank 0 has ended it
+STOP = "stop"  # `doit stop` has ended the run: nothing is started again
+ATTEMPT_IDS = "attempts.json"  # ids of all attempts, the newest last: a rank of an older one stops writing
+
+# Answers of diagnostics, beside the files of a run.
+ALLREDUCE = "allreduce.json"
+HOST_SPEED = "host_speed.json"
+PROFILE = "profile.json"
+THROUGHPUT = "measure.json"
+
+MANIFEST = "manifest.json"  # in the data pack: files, sizes, digests

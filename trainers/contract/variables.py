@@ -1,0 +1,26 @@
+"""Names of the environment variables that the controller or the agent sets and a node's processes read."""
+
+from __future__ import annotations
+
+# Set by the plan, for every rank.
+PROJECT = "PACELINE_PROJECT"  # the folder that the run's words were typed in
+DEVICE = "PACELINE_DEVICE"  # cpu or cuda
+NODE_RANK = "PACELINE_NODE_RANK"
+NNODES = "PACELINE_NNODES"
+FIRST_RANK = "PACELINE_FIRST_RANK"  # the lowest rank of this node
+WORLD_SIZE = "PACELINE_WORLD_SIZE"
+RENDEZVOUS_FILE = "PACELINE_RENDEZVOUS_FILE"  # where the ranks of one host meet without a port
+COLLECTIVE_TIMEOUT_S = "PACELINE_COLLECTIVE_TIMEOUT_S"
+
+# Set by the agent.
+NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
+RESERVE = "PACELINE_RESERVE"  # a file that takes up the room of a last message; removed on a full disk
+TORCHRUN = "PACELINE_TORCHRUN"  # process id and descriptor of the torchrun that waits for a script's process
+SECRETS = "PACELINE_SECRETS"  # a Slurm job's secret variables
+POD_IP = "PACELINE_POD_IP"
+POD_NAME = "PACELINE_POD_NAME"
+
+# Set for a script; paceline.py, which is used without this package, spells them for itself.
+LOG = "PACELINE_LOG"  # where paceline.log writes
+RUN_DIR = "PACELINE_RUN_DIR"
+OUTPUTS = "PACELINE_OUTPUTS"  # the folder for results
