@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainers import models
 from trainers.checkpoint import weights
+from trainers.contract import run_folder
 from trainers.core.config import ConfigError, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
@@ -69,7 +70,7 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError, TrainerError: the network can't be made or exported, or isn't what the run has evaluated.
     """
-    config = load(run_dir / "config.json")
+    config = load(run_dir / run_folder.CONFIG)
     pack = place(open_pack(run_dir / "data"), _CPU)
     try:
         classifier = _trained(config, pack.manifest, run_dir)
@@ -97,9 +98,9 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifi
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
     )
     network = models.build(config.model, shape)
-    path = run_dir / "checkpoints" / "final.pt"
+    path = run_dir / run_folder.CHECKPOINTS / "final.pt"
     final = torch.load(path, map_location=_CPU, weights_only=True)
-    wanted = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["weights_sha256"]
+    wanted = json.loads((run_dir / run_folder.SUMMARY).read_text(encoding="utf-8"))["weights_sha256"]
     if (seen := weights.digest(final)) != wanted:
         raise TrainerError(f"{path} holds weights {seen[:12]}, the run ended with {wanted[:12]}")
     network.load_state_dict(final)
@@ -123,7 +124,7 @@ def _save(classifier: Classifier, images: Tensor, path: Path, name: str) -> None
 
 def _agreed(path: Path, images: Tensor, run_dir: Path) -> int:
     """Of how many images the saved model says what the run's evaluation did. Raises TrainerError: of too few."""
-    evaluated = json.loads((run_dir / "predictions.json").read_text(encoding="utf-8"))["predictions"][: len(images)]
+    evaluated = json.loads((run_dir / run_folder.PREDICTIONS).read_text(encoding="utf-8"))["predictions"][: len(images)]
     with torch.no_grad():
         predicted = torch.export.load(path).module()(images).argmax(1).tolist()
     agreed = sum(map(int.__eq__, predicted, evaluated))

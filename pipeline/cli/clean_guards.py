@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pipeline.core import locks
 from pipeline.core.specs import UNDER_WAY
-from pipeline.execution import starting
 from pipeline.runs import acceptance, index
 from pipeline.runs.disk_usage import measured
 from pipeline.runs.folder import RunFolder
@@ -16,6 +15,7 @@ from pipeline.runs.index import Row
 from pipeline.runs.removal import IN_USE
 from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.tracking import state as tracking_state
+from trainers.contract import run_folder
 
 _QUIET_S = 86_400.0
 
@@ -39,9 +39,9 @@ def _sweeps(runs_dir: Path) -> dict[str, str]:
 def _starts(runs_dir: Path) -> dict[str, str]:
     """Key → a run that isn't finished and starts from its weights."""
     named: dict[str, str] = {}
-    for path in sorted(runs_dir.glob(f"*/{starting.ABOUT}")):
+    for path in sorted(runs_dir.glob(f"*/{run_folder.INITIAL_WEIGHTS_NOTES}")):
         folder = RunFolder(path.parent)
-        run = (folder.read_json(starting.ABOUT) or {}).get("run")
+        run = (folder.read_json(run_folder.INITIAL_WEIGHTS_NOTES) or {}).get("run")
         if run and not folder.result.exists():
             named[str(run)] = folder.key
     return named
@@ -80,8 +80,8 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
 
 def _asked(folder: RunFolder) -> list[str | None]:
     """The trackers that the run was to be recorded in; None: MLflow."""
-    told = (folder.path / tracking_state.FILE).exists()
-    mlflow = told or (folder.read_json("result.json") or {}).get("mlflow_run_id") is not None
+    told = (folder.path / run_folder.TRACKING).exists()
+    mlflow = told or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
     return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
 
 

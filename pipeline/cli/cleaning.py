@@ -28,6 +28,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.report import MINIMIZE, direction_of
+from trainers.contract import run_folder
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
 
@@ -119,7 +120,7 @@ def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[st
 
 def _superseded(runs_dir: Path, rows: Sequence[Row]) -> dict[str, str]:
     """Key → that of the run that supersedes it and is intact: another one can't take its place."""
-    parts = {row.key: RunFolder(runs_dir / row.key).read_json("key.json") or {} for row in rows}
+    parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
     found = superseded(rows, parts)
     intact = {key for key in set(found.values()) if _is_intact(RunFolder(runs_dir / key))}
     return {key: by for key, by in found.items() if by in intact}

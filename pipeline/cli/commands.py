@@ -12,6 +12,7 @@ from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted, is_count
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
@@ -232,11 +233,11 @@ def evaluate() -> None:
     folder = holder(session().folder())
     with waiting(note, "making the evaluation report"):
         training.evaluate_again(folder, ROOT, note)
-    report = folder.read_json("evaluation/report.json")
+    report = folder.read_json(run_folder.REPORT)
     if report is None:
-        raise PacelineError(f"{folder.path / 'evaluation/report.json'} is not readable")
+        raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
     say(format_report(report))
-    say(f"  picture  {relative(folder.path / 'evaluation/confusion_matrix.png')}")
+    say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
 
 
 def record() -> None:

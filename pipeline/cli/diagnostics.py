@@ -12,6 +12,7 @@ from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import PackSource
@@ -91,7 +92,7 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
     )
     for figure in figures:
         say(f"{figure.what}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.on})")
-    say(f"  figures  {relative(folder / host_speed.RESULT)}")
+    say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
     if saves:
         say(f"  baseline  {relative(host_speed.save_baseline(config.runs_dir, figures))}")
     return dataclasses.replace(report, checks=[*report.checks, *speed.checks(figures, before)])
@@ -135,7 +136,7 @@ def allreduce() -> None:
         say=note,
     )
     say(f"\n{bandwidth.summary(result)}")
-    say(f"  figures  {relative(folder / bandwidth.RESULT)}")
+    say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
 
 
 def benchmark() -> None:

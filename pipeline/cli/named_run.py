@@ -21,6 +21,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.core.redact import hide
 from pipeline.runs import index
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.cli.invocation import Invocation
@@ -60,10 +61,10 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
             )
     folder = index.find(root / expanded(resolved["paths"]["runs"], "paths.runs"), asked.options["run"])
     try:
-        own = documents.read(folder.path / "config.json")
+        own = documents.read(folder.path / run_folder.CONFIG)
     except (documents.DamagedError, OSError) as error:
         raise UsageError(
-            f"{folder.path / 'config.json'} can't be read, so only its words tell of run {folder.key}: {error}",
+            f"{folder.path / run_folder.CONFIG} can't be read, so only its words tell of run {folder.key}: {error}",
             hint=f"doit {asked.verb} with the words that it was trained with, in place of run=",
         ) from error
     folder.refuse_altered_config()
@@ -86,7 +87,7 @@ def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -
     Raises:
         UsageError: the run was never started, or what reaches its hosts isn't known.
     """
-    path = folder.path / "config.json"
+    path = folder.path / run_folder.CONFIG
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
     raw = _composed(folder, asked)["cluster"]
@@ -193,11 +194,11 @@ def _entry(label: str) -> dict[str, Any]:
 
 
 def _section(folder: RunFolder, name: str) -> dict[str, Any]:
-    found = (folder.read_json("config.json") or {}).get(name)
+    found = (folder.read_json(run_folder.CONFIG) or {}).get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _words(folder: RunFolder) -> tuple[str, ...]:
     """Those that the run was started with."""
-    told: Sequence[Any] | Any = (folder.read_json("provenance.json") or {}).get("overrides")
+    told: Sequence[Any] | Any = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides")
     return tuple(map(str, told)) if isinstance(told, list) else ()

@@ -15,6 +15,7 @@ from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.tracking.registered import Published, refuse_names
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -63,8 +64,8 @@ def _finished(folder: RunFolder) -> Published:
         )
     check_parts(folder, key, result, ROOT)
     if (stale := folder.stale_because(key.digest)) is not None:
-        raise folder.altered("result.json", f"no longer says what its files are ({stale})")
-    config, manifest = folder.read_json("config.json") or {}, folder.read_json("data/manifest.json") or {}
+        raise folder.altered(run_folder.RESULT, f"no longer says what its files are ({stale})")
+    config, manifest = folder.read_json(run_folder.CONFIG) or {}, folder.read_json("data/manifest.json") or {}
     return Published(
         key=folder.key,
         weights_sha256=str(result.fields.get("weights_sha256")),
@@ -106,7 +107,7 @@ def _recorded(current: Session, folder: RunFolder) -> str:
 
 def _python_path(folder: RunFolder) -> str:
     """What its ranks had on PYTHONPATH behind their code."""
-    cluster: Any = (folder.read_json("config.json") or {}).get("cluster")
+    cluster: Any = (folder.read_json(run_folder.CONFIG) or {}).get("cluster")
     return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")
 
 

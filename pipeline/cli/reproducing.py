@@ -18,6 +18,7 @@ from pipeline.core.files import asked_for, expanded
 from pipeline.core.heartbeat import waiting
 from pipeline.core.printable import printable_lines
 from pipeline.core.tables import file_size
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -104,7 +105,7 @@ def reproduce_run(folder: RunFolder) -> None:
         raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
     folder.prove()
     say(verdicts.text(verdict))
-    if (folder.read_json("provenance.json") or {}).get("git_commit") is None:
+    if (folder.read_json(run_folder.PROVENANCE) or {}).get("git_commit") is None:
         say(f"not from a commit: its code is the copy in {relative(folder.code)}")
     say(f"  {relative(work / 'verdict.json')}")
 

@@ -15,6 +15,7 @@ from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import as_typed, note
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.execution.configured_run import Run
@@ -60,7 +61,7 @@ def watch(folder: RunFolder) -> None:
         return
 
     def picture() -> Picture:
-        return RunPicture(first_state(folder.key, folder.read_json("config.json") or {}), folder.path)
+        return RunPicture(first_state(folder.key, folder.read_json(run_folder.CONFIG) or {}), folder.path)
 
     try:
         with screen(picture) as shown:

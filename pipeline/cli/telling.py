@@ -36,7 +36,7 @@ class Told:
 
         if isinstance(event, LaunchPlan):
             self._hosts = tuple(node.host for node in event.nodes)
-        trial, said = event if isinstance(event, tuple) else (None, event)
+        trial, said = event if type(event) is tuple else (None, event)  # records are tuples too
         if isinstance(said, Verdict):
             self._send(STALLED, said.text if trial is None else f"trial {trial}: {said.text}")
 

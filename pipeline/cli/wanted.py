@@ -12,6 +12,7 @@ from pipeline.core.redact import placeholders
 from pipeline.keys.diff import flat
 from pipeline.runs.contents import ranks_of
 from pipeline.runs.index import intact_parts
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -57,7 +58,7 @@ def experiments_of(words: Sequence[str]) -> frozenset[str]:
 
 def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
     """Whether these are among the words that made the run."""
-    told = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else None
+    told = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides") if experiments else None
     return experiments <= {str(word) for word in (told if isinstance(told, list) else ())}
 
 
@@ -75,11 +76,11 @@ def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = F
     """
     if altered:
         return dict(intact_parts(folder).get("config", {}))
-    config: dict[str, Any] = folder.read_json("config.json") or {}
+    config: dict[str, Any] = folder.read_json(run_folder.CONFIG) or {}
     cluster = config.get("cluster")
     if not isinstance(wanted.get(_RANKS), int) or not isinstance(cluster, Mapping) or cluster.get(_RANK) != "auto":
         return config
-    counts = {*ranks_of(folder.read_json("key.json") or {}, folder.read_json("plan.json") or {})}
+    counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
     return {**config, "cluster": {**cluster, _RANK: counts.pop()}} if len(counts) == 1 else config
 
 

@@ -32,6 +32,7 @@ from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 
 def run_attempt(
@@ -144,7 +145,7 @@ def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """What the hosts said. Raises HostError, UsageError: they can't run this."""
-    if not (spec.run_dir / "code" / "torch").exists():  # a project that brings its own
+    if not (spec.run_dir / run_folder.CODE / "torch").exists():  # a project that brings its own
         hosts.launcher.expect(of_script=spec.script is not None)
     facts = hosts.facts(spec.pack, host_versions.asked(spec.versions))
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
@@ -163,7 +164,7 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
 
 
 def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
-    config = json.loads((spec.run_dir / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
     found: dict[str, Any] = config.get(section, {})
     return found
 
@@ -175,7 +176,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
     plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec))
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
-    write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
+    write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
     attempts.register(spec.run_dir, run_id)
     return plan
 

@@ -21,6 +21,7 @@ from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import newest_step
+from trainers.contract import run_folder
 
 _DONE = "collected"
 
@@ -79,9 +80,9 @@ def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
     """How the parts of an attempt ended that a command has seen fail, by host: their folders may be cleared since."""
     ends = {}
     for node in plan.nodes:
-        path = run_dir / "attempts" / str(plan.attempt) / f"{node.host}.exit.json"
+        path = run_dir / run_folder.ATTEMPTS / str(plan.attempt) / f"{node.host}.exit.json"
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-            is_of_plan = path.stat().st_mtime_ns >= (run_dir / "plan.json").stat().st_mtime_ns
+            is_of_plan = path.stat().st_mtime_ns >= (run_dir / run_folder.PLAN).stat().st_mtime_ns
             end = documents.read(path)
             if is_of_plan and end["event"] == "NodeExit" and end["code"] != 0:
                 ends[node.host] = _how(end)
@@ -164,7 +165,7 @@ def _to_bring(run_dir: Path) -> list[Start]:
     what is ahead of it is seen."""
     found, newest_one = starts.unended(run_dir), left(run_dir)
     if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in found]:
-        found.append(Start(plan=newest_one, heard=(run_dir / "plan.json").stat().st_mtime))
+        found.append(Start(plan=newest_one, heard=(run_dir / run_folder.PLAN).stat().st_mtime))
     return found[::-1]
 
 
@@ -247,7 +248,7 @@ def _until(start: Start) -> str:
 
 def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
     """Note that no later attempt has to ask the hosts of ``plan`` for anything. A removed folder needs no note."""
-    folder = run_dir / "attempts" / str(plan.attempt)
+    folder = run_dir / run_folder.ATTEMPTS / str(plan.attempt)
     if folder.is_dir():
         (folder / _DONE).write_text(plan.run_id, encoding="utf-8")
         starts.forget(plan.run_id, run_dir)
@@ -268,17 +269,17 @@ def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
 
 
 def _is_open(run_id: str, run_dir: Path) -> bool:
-    return starts.is_noted(run_id, run_dir) and not (run_dir / "result.json").exists()
+    return starts.is_noted(run_id, run_dir) and not (run_dir / run_folder.RESULT).exists()
 
 
 def _noted(run_dir: Path, attempt: int | str) -> str:
-    path = run_dir / "attempts" / str(attempt) / _DONE
+    path = run_dir / run_folder.ATTEMPTS / str(attempt) / _DONE
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def newest(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt; None where it can't be told."""
-    return starts.read_plan(run_dir / "plan.json", run_dir)
+    return starts.read_plan(run_dir / run_folder.PLAN, run_dir)
 
 
 def left(run_dir: Path) -> LaunchPlan | None:

@@ -15,8 +15,9 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError
-from pipeline.core.specs import STOP, Host, NodeFacts
+from pipeline.core.specs import Host, NodeFacts
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 _LOOK_S = 0.2
 _CONNECT_AGAIN_S = 1.0
@@ -90,7 +91,7 @@ class _Queue:
     def _heed(self) -> None:
         """Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
         self._check()
-        if (self._spec.run_dir / STOP).exists():
+        if (self._spec.run_dir / run_folder.STOP).exists():
             raise HostError("doit stop has taken the run out of the queue")
 
     def wait(self) -> None:

@@ -13,6 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
 from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.keys import rank_environment
+from trainers.contract import variables
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import AttemptSpec, Place
@@ -114,10 +115,10 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         address=fact.address,
         argv=argv(spec, node, options),
         env={
-            **({"PACELINE_PROJECT": spec.project} if spec.script is not None else {}),
+            **({variables.PROJECT: spec.project} if spec.script is not None else {}),
             **env,
             **_own_ranks(node, meeting),
-            "PACELINE_COLLECTIVE_TIMEOUT_S": f"{meeting.cluster.collective_timeout_s:g}",
+            variables.COLLECTIVE_TIMEOUT_S: f"{meeting.cluster.collective_timeout_s:g}",
         },
         run_dir=place.run_dir,
         data_dir=place.data_dir,
@@ -163,11 +164,11 @@ def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
     if cluster.rendezvous == "static":
         return {}
     return {
-        "PACELINE_FIRST_RANK": str(node.first_rank),
-        "PACELINE_NODE_RANK": str(node.node_rank),
-        "PACELINE_NNODES": str(cluster.nnodes),
-        "PACELINE_WORLD_SIZE": str(cluster.world_size),
-        "PACELINE_RENDEZVOUS_FILE": f"{cluster.rendezvous_dir}/{meeting.run_id}",
+        variables.FIRST_RANK: str(node.first_rank),
+        variables.NODE_RANK: str(node.node_rank),
+        variables.NNODES: str(cluster.nnodes),
+        variables.WORLD_SIZE: str(cluster.world_size),
+        variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{meeting.run_id}",
     }
 
 
@@ -216,7 +217,7 @@ def environment(
         **(network or {}),
         **host.placement,
         **host.env,
-        "PACELINE_DEVICE": "cuda" if device == "cuda" else "cpu",  # as the key says it
+        variables.DEVICE: "cuda" if device == "cuda" else "cpu",  # as the key says it
         **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
     }
 

@@ -22,7 +22,6 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import (
-    PRUNE,
     Event,
     LaunchPlan,
     LogLine,
@@ -36,6 +35,7 @@ from pipeline.core.specs import (
 from pipeline.runs import attempts, rank_beats
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeLook
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
@@ -93,7 +93,7 @@ class RunningAttempt:
     ) -> None:
         self.launcher, self.plan, self.pack, self.facts = launcher, plan, spec.pack, facts
         self.run_dir, self.watchers, self.signals = spec.run_dir, watchers, signals
-        self.log_dir = spec.run_dir / "attempts" / str(plan.attempt)
+        self.log_dir = spec.run_dir / run_folder.ATTEMPTS / str(plan.attempt)
         self.ends: Ends = {}
         self._tracebacks = Tracebacks(watchers.on_line)
         self.watch = Watch(
@@ -166,7 +166,7 @@ class RunningAttempt:
             mode = "w" if started else "a"
             self._logs[node.host] = self._files.enter_context(path.open(mode, encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
-            path = self.run_dir / "metrics.jsonl"
+            path = self.run_dir / run_folder.METRICS
             if started:
                 cut_torn_line(path)
             if not started and (kept := set_aside_of_script(self.run_dir, self.plan.attempt)) is not None:
@@ -190,7 +190,7 @@ class RunningAttempt:
                 self._next(events)
                 self.signals.check()
                 self._check_folder()
-                if not pruning and (self.run_dir / PRUNE).exists():
+                if not pruning and (self.run_dir / run_folder.PRUNE).exists():
                     following.prune()
                     pruning = True
                 if deadline is None:

@@ -27,6 +27,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 _CONNECT_S = 5.0  # to hosts that this command doesn't name: it must not wait long for one that is gone for good
 _NOT_LABELS = ("argv", "env")  # of a node: what was started there
@@ -211,7 +212,7 @@ def _seconds(value: Any) -> float:
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
-    return run_dir / "attempts" / str(attempts.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
+    return run_dir / run_folder.ATTEMPTS / str(attempts.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
 
 
 def _read(path: Path, run_dir: Path) -> Start | None:

@@ -27,6 +27,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import STATES
 from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError, Result
+from trainers.contract import run_folder
 
 KIND = "paceline certificate"
 OF_RUNS = "paceline certificate of runs"
@@ -100,7 +101,7 @@ def _told(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> d
 
 
 def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
-    provenance = folder.read_json("provenance.json") or {}
+    provenance = folder.read_json(run_folder.PROVENANCE) or {}
     return {
         "run": key.short,
         "key": key.digest,

@@ -14,6 +14,7 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.runs import metrics_file
 from pipeline.runs.index import ALTERED
 from pipeline.runs.metrics_file import MetricsRow
+from trainers.contract import run_folder
 
 AXES = ("step", "epoch", "minutes")
 _MOST_POINTS = 400  # of a curve over minutes
@@ -88,7 +89,7 @@ def of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
 def rows(run_dir: Path) -> list[MetricsRow]:
     """All lines of metrics.jsonl that make sense; none where there is no such file."""
     try:
-        with (run_dir / "metrics.jsonl").open("rb") as file:
+        with (run_dir / run_folder.METRICS).open("rb") as file:
             parsed = (metrics_file.parse(line) for line in file)
             return [row for row in parsed if row is not None]
     except OSError:

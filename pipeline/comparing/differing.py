@@ -13,6 +13,7 @@ from pipeline.comparing.groups import Group, differing_fields, flat_config, metr
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.redact import hide
 from pipeline.keys.diff import flat
+from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
 _OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # what is shown of each host
@@ -159,8 +160,8 @@ def _digests(run: ComparedRun) -> Mapping[str, Any]:
 
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
     """Of a file of the snapshot; none where the run has no such file, or its snapshot lost it."""
-    place = run.folder / "code" / path
-    if path not in known or not _is_inside(place, run.folder / "code"):
+    place = run.folder / run_folder.CODE / path
+    if path not in known or not _is_inside(place, run.folder / run_folder.CODE):
         return []
     try:
         return [hide(line) for line in place.read_text(encoding="utf-8", errors="replace").splitlines()]

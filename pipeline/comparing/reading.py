@@ -18,11 +18,11 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
 from pipeline.steps import lineage
 from pipeline.steps.lineage import PastStep
+from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics of it, and are compared with them."""
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
-_CURVES = "metrics.jsonl"
 _VERDICT = Path(".reproduced")  # where `doit reproduce` leaves what it found, beside the runs
 
 
@@ -119,10 +119,10 @@ def read(folder: RunFolder) -> ComparedRun:
     """What the folder tells now. Raises OSError: there is no such folder."""
     row = _row(folder)
     altered = row.state == index.ALTERED
-    known = index.intact_parts(folder) if altered else folder.read_json("key.json") or {}
-    provenance = folder.read_json("provenance.json") or {}
+    known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
+    provenance = folder.read_json(run_folder.PROVENANCE) or {}
     result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
-    config = {} if altered else folder.read_json("config.json") or {}
+    config = {} if altered else folder.read_json(run_folder.CONFIG) or {}
     entries = journal.read(folder.journal)
     return ComparedRun(
         key=folder.key,
@@ -136,7 +136,7 @@ def read(folder: RunFolder) -> ComparedRun:
         failure=_failure(row, entries),
         overrides=_words(provenance),
         provenance=_shown(provenance),
-        nodes=tuple(nodes_of(folder.read_json("plan.json") or {})),
+        nodes=tuple(nodes_of(folder.read_json(run_folder.PLAN) or {})),
         unix_time=row.unix_time,
         verdict=verdict_of(folder),
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
@@ -149,7 +149,9 @@ def read(folder: RunFolder) -> ComparedRun:
 def _row(folder: RunFolder) -> index.Row:
     """As a list shows it; altered where its curves were."""
     row = index.row(folder)
-    if row.state == State.FINISHED and (why := index.altered_target(folder, folder.read_result(), (_CURVES,))):
+    if row.state == State.FINISHED and (
+        why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))
+    ):
         return replace(row, state=index.ALTERED, note=f"{why}; the same doit train makes it again", accuracy=None)
     return row
 

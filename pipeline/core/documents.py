@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_bytes, write_atomic
+from trainers.contract.seal import sealed_text
 
 _LARGEST_BYTES = 1 << 30
 _DEEPEST = 64  # objects and lists inside each other; ours have six
@@ -95,8 +96,7 @@ def read_or_none(path: Path) -> dict[str, Any] | None:
 
 def sealed(value: Mapping[str, Any]) -> str:
     """The text of an object with its seal. ``value`` has fields, and none named ``sha256``."""
-    body = json.dumps(value, indent=2).removesuffix("\n}")
-    return f'{body},\n  "sha256": "{sha256_bytes(body.encode())}"\n}}\n'
+    return sealed_text(value, allow_nan=True)
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core import documents
+from trainers.contract import run_folder
 
 SECTION = "program"
 """The section of config.json that says which it is; the classifier has none."""
@@ -44,13 +45,13 @@ class Program(NamedTuple):
 CLASSIFIER = Program(
     name="classifier",
     entry="trainers.classifier",
-    trained=("checkpoints/final.pt", "metrics.jsonl", "predictions.json"),
-    evaluated=("evaluation/report.json", "evaluation/confusion_matrix.png"),
+    trained=(run_folder.FINAL_WEIGHTS, run_folder.METRICS, run_folder.PREDICTIONS),
+    evaluated=(run_folder.REPORT, run_folder.CONFUSION_MATRIX),
 )
 SCRIPT = Program(
     name="script",
     entry="trainers.script.start",
-    trained=("metrics.jsonl", "outputs.json"),
+    trained=(run_folder.METRICS, run_folder.OUTPUT_DIGESTS),
     folders=("outputs", "checkpoints", "nodes"),
     starts_torchrun=True,
     is_ours=False,
@@ -65,7 +66,7 @@ def of(config: Mapping[str, Any]) -> Program:
 
 def of_run(run_dir: Path) -> Program:
     """That of the run in this folder."""
-    return of(documents.read_or_none(run_dir / "config.json") or {})
+    return of(documents.read_or_none(run_dir / run_folder.CONFIG) or {})
 
 
 def named(name: object) -> Program:

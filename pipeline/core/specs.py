@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.core.cluster import Cluster as Cluster
 from pipeline.core.cluster import Host as Host
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeLook
-from trainers.core import dependencies
 
 
 class State(enum.StrEnum):
@@ -19,7 +19,7 @@ class State(enum.StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
-    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
+    PRUNED = "run_folder.PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
 
@@ -94,43 +94,36 @@ class Outputs:
     limit_bytes: int | None = None
 
 
-INITIAL_WEIGHTS = "init.pt"
-"""File of a run folder: the weights that the run starts from, where they aren't fresh."""
-PRUNE, PRUNED = "prune", "pruned.json"
-"""Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
-STOP = "stop"
-"""File of a run folder: `doit stop` has ended what runs, and the command that is attached starts nothing again."""
-
 _RESUME = (
     "checkpoints/step-*.pt",
     "checkpoints/step-*.json",
     "checkpoints/shards-*/rank-*.pt",
     "checkpoints/best.*",
-    "metrics.jsonl",
+    run_folder.METRICS,
 )
 TRAINING_OUTPUTS = Outputs(
     resume=_RESUME,
     final=(
         *_RESUME,
-        "checkpoints/final.pt",
-        "checkpoints/final.json",
-        "predictions.json",
-        "summary.json",
-        dependencies.FILE,
-        PRUNED,
+        run_folder.FINAL_WEIGHTS,
+        run_folder.FINAL_WEIGHTS_NOTES,
+        run_folder.PREDICTIONS,
+        run_folder.SUMMARY,
+        run_folder.DEPENDENCIES,
+        run_folder.PRUNED,
     ),
-    needed=("checkpoints/final.pt", "summary.json"),
-    pruned=PRUNED,
+    needed=(run_folder.FINAL_WEIGHTS, run_folder.SUMMARY),
+    pruned=run_folder.PRUNED,
 )
 """The outputs of a training."""
-_OF_SCRIPT = ("checkpoints", "metrics.jsonl", "attempts/*/before/metrics.jsonl", "outputs")
+_OF_SCRIPT = ("checkpoints", run_folder.METRICS, "attempts/*/before/metrics.jsonl", "outputs")
 SCRIPT_OUTPUTS = Outputs(
     resume=_OF_SCRIPT,
-    final=(*_OF_SCRIPT, "outputs.json", "summary.json", dependencies.FILE, PRUNED),
-    needed=("summary.json",),
-    pruned=PRUNED,
+    final=(*_OF_SCRIPT, run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY, run_folder.DEPENDENCIES, run_folder.PRUNED),
+    needed=(run_folder.SUMMARY,),
+    pruned=run_folder.PRUNED,
     whole=("checkpoints", "outputs", "work"),
-    others=("checkpoints", "outputs", dependencies.FILE),
+    others=("checkpoints", "outputs", run_folder.DEPENDENCIES),
     work=("work/node{rank}/code",),
 )
 """Those of a script; the folders come with all that lies in them. ``work`` ends empty where an attempt ends well."""

@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster
 from pipeline.diagnostics import node_module
+from trainers.contract import run_folder
 
 MODULE = "trainers.measuring.allreduce"
-RESULT = "allreduce.json"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -42,7 +42,7 @@ def measure(
         )
     folder = node_module.new_folder(runs_dir, "allreduce")
     diagnosis = node_module.Diagnosis(
-        module=MODULE, config={"strategy": {"backend": backend}, "allreduce": given}, result=RESULT
+        module=MODULE, config={"strategy": {"backend": backend}, "allreduce": given}, result=run_folder.ALLREDUCE
     )
     return folder, node_module.run(diagnosis, cluster=cluster, folder=folder, root=root, pack=None, say=say)
 

@@ -11,9 +11,9 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_json
 from pipeline.core.specs import Cluster
 from pipeline.diagnostics import node_module
+from trainers.contract import run_folder
 
 MODULE = "trainers.measuring.host_speed"
-RESULT = "host_speed.json"
 _BASELINE = "baseline.json"
 _MENDS = "doit preflight baseline=save"
 
@@ -27,7 +27,9 @@ def measure(
         HostError, TrainingError, Killed: as a launch does.
     """
     folder = node_module.new_folder(runs_dir, "host-speed")
-    diagnosis = node_module.Diagnosis(module=MODULE, config={"strategy": {"backend": backend}}, result=RESULT)
+    diagnosis = node_module.Diagnosis(
+        module=MODULE, config={"strategy": {"backend": backend}}, result=run_folder.HOST_SPEED
+    )
     result = node_module.run(diagnosis, cluster=cluster, folder=folder, root=root, pack=None, say=say)
     return folder, figures(result, [host.label for host in cluster.hosts])
 

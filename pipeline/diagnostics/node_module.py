@@ -24,6 +24,7 @@ from pipeline.core.specs import Cluster, LogLine, Outputs
 from pipeline.core.tables import is_count
 from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure
+from trainers.contract import run_folder
 
 FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
 
@@ -79,7 +80,7 @@ def run(
     Raises:
         HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
-    write_json(folder / "config.json", diagnosis.config)
+    write_json(folder / run_folder.CONFIG, diagnosis.config)
     found = manifest.read(pack.path) if pack is not None else None
     reading = found.rank_modules if found is not None else ()
     code = import_closure(root, (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading), cluster.python_path)

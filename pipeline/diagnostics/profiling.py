@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.diagnostics import node_module
+from trainers.contract import run_folder
 
 MODULE = "trainers.measuring.profiling"
 TRACE = "trace.json.gz"
@@ -22,7 +23,7 @@ def trace(config: RunConfig, pack: PackSource, *, options: Mapping[str, str], ro
     diagnosis = node_module.Diagnosis(
         module=MODULE,
         config={**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
-        result="profile.json",
+        result=run_folder.PROFILE,
         more=(TRACE,),
         chosen=config.chosen,
     )

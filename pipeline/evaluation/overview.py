@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core import documents
 from pipeline.evaluation import fonts
 from pipeline.runs import metrics_file
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], pr
         FigureCanvasAgg(figure)
         ratios = [3, *([1.2] * _ROWS if shown else [])]
         grid = figure.add_gridspec(len(ratios), _COLUMNS, height_ratios=ratios)
-        _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / "metrics.jsonl"))
+        _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / run_folder.METRICS))
         _draw_bars(figure.add_subplot(grid[0, _COLUMNS // 2 :]), report, names)
         for number, (mistake, image) in enumerate(zip(mistakes, shown, strict=False)):
             axes = figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])

@@ -20,6 +20,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.giving_way import give_way
 from pipeline.evaluation import fonts, overview
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,21 +57,21 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     """
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
-    write_atomic(run_dir / "evaluation" / "confusion_matrix.png", _picture(report))
+    write_atomic(run_dir / run_folder.EVALUATION / "confusion_matrix.png", _picture(report))
     write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
-    write_json(run_dir / "evaluation" / "report.json", report)  # last: whoever finds it finds the picture too
+    write_json(run_dir / run_folder.EVALUATION / "report.json", report)  # last: whoever finds it finds the picture too
     return report
 
 
 # --------------------------------------------------------------------------------------- reading
 def _read(run_dir: Path) -> _Outcome:
     again = f"doit train, then doit evaluate run={run_dir.name}"
-    predictions = _object(run_dir / "predictions.json", again)
+    predictions = _object(run_dir / run_folder.PREDICTIONS, again)
     manifest = _object(run_dir / "data" / "manifest.json", "doit train with the words of the run, which links its data")
-    summary_path = run_dir / "summary.json"
+    summary_path = run_dir / run_folder.SUMMARY
     summary = _object(summary_path, again) if summary_path.exists() else {}
     targets, predicted = predictions.get("targets"), predictions.get("predictions")
-    where = run_dir / "predictions.json"
+    where = run_dir / run_folder.PREDICTIONS
     if not isinstance(targets, list) or not isinstance(predicted, list) or len(targets) != len(predicted):
         sizes = " and ".join("no list" if not isinstance(x, list) else str(len(x)) for x in (targets, predicted))
         raise PacelineError(f"{where}: targets and predictions must be lists of one length, not {sizes}", hint=again)

@@ -19,7 +19,6 @@ from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import (
     SCRIPT_OUTPUTS,
-    STOP,
     TRAINING_OUTPUTS,
     Cluster,
     LaunchPlan,
@@ -34,6 +33,7 @@ from pipeline.execution.work import Work, note
 from pipeline.runs import arithmetic, checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.script.settings import ScriptConfig
 
@@ -154,8 +154,8 @@ def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
 def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
     """Say that another attempt begins, and on which hosts. Raises ``error`` where none may."""
     run = work.run
-    gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
-    if number == last or gone or (run.folder.path / STOP).exists():
+    gone = work.lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
+    if number == last or gone or (run.folder.path / run_folder.STOP).exists():
         raise error
     restarts.after(error, step=_last_step(run, number), now=time.time())
     note(run, State.FAILED, number, error.what)
@@ -205,7 +205,7 @@ def next_start(run: Run) -> str:
 
 def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
     """``left``: the newest attempt, if its hosts may have files that aren't here yet."""
-    saved = any(path.is_file() for path in (run_dir / "checkpoints").rglob("*"))
+    saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
     elsewhere = ""
     if left is not None and not saved and Path(left.nodes[0].run_dir) != run_dir.resolve():  # else they wrote here
         elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
@@ -226,16 +226,16 @@ def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | N
     if saved:
         pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""
         return f"from the beginning: {{resume}} finds none in {run_dir / 'checkpoints'}{pattern}; they are set aside"
-    number = journal.attempts(run_dir / "journal.jsonl") + 1
+    number = journal.attempts(run_dir / run_folder.JOURNAL) + 1
     for place in sorted(run_dir.glob(f"attempts/{number}/before*"), reverse=True):
-        if (place / "checkpoints").exists():
+        if (place / run_folder.CHECKPOINTS).exists():
             return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
     return "from the beginning: there is no checkpoint yet"
 
 
 def _last_step(run: Run, number: int) -> int:
     """The last step of which anything was heard in an attempt."""
-    told, _ = rank_beats.read(run.folder.path / "attempts" / str(number))
+    told, _ = rank_beats.read(run.folder.path / run_folder.ATTEMPTS / str(number))
     return max((row.step for row in told), default=0)
 
 
@@ -335,8 +335,8 @@ def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     attempt, as the next one may be elsewhere."""
     work.lock.check()
     folder = work.run.folder
-    known = folder.read_json("provenance.json") or {}
+    known = folder.read_json(run_folder.PROVENANCE) or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}
     arithmetic.note(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
-    write_json(folder.path / "provenance.json", {**known, "hosts": hosts, "environments": told})
+    write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": told})

@@ -18,7 +18,7 @@ from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, Train
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import PRUNE, PRUNED, STOP, State
+from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
@@ -34,8 +34,7 @@ from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
-from trainers.core import dependencies
-from trainers.script.workdir import NODES
+from trainers.contract import run_folder
 
 _SHOWN_AFTER_S = 2.0  # of recording how a run ended
 
@@ -136,7 +135,7 @@ def _finish(work: Work) -> None:
 
 def _stopped(work: Work, error: BaseException) -> Killed | None:
     """What a bad end is that `doit stop` has made in another terminal; None: it is what it seems."""
-    if isinstance(error, TrainingError | HostError) and (work.run.folder.path / STOP).exists():
+    if isinstance(error, TrainingError | HostError) and (work.run.folder.path / run_folder.STOP).exists():
         return Killed("stopped by doit stop")
     return None
 
@@ -209,7 +208,10 @@ def _notes(run: Run) -> list[str]:
 
 def _summary_lacks(run: Run) -> bool:
     """Whether a script that has ended read what its key lacks: it is not finished by that, and starts anew."""
-    return run.sealed and unkeyed([run.folder.read_json("summary.json") or {}, *of_other_nodes(run.folder)]) is not None
+    return (
+        run.sealed
+        and unkeyed([run.folder.read_json(run_folder.SUMMARY) or {}, *of_other_nodes(run.folder)]) is not None
+    )
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
@@ -292,7 +294,7 @@ def _goes_on(run: Run) -> str:
 
 def _hosts(run: Run) -> list[str]:
     """Where it was trained: this command may name others, when only the result is made again."""
-    known = (run.folder.read_json("provenance.json") or {}).get("hosts")
+    known = (run.folder.read_json(run_folder.PROVENANCE) or {}).get("hosts")
     return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
 
 
@@ -316,12 +318,12 @@ def _lay_out(work: Work) -> None:
     if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
         work.say(f"what the script had left in this run is kept in {place}, as the run is made anew: {reason}")
     if run.key_lacks is not None:  # its checkpoints are of something else, too
-        shutil.rmtree(run.folder.path / "checkpoints", ignore_errors=True)
+        shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
     for name in (
         run.folder.result,
         run.folder.summary,
-        *(run.folder.path / one for one in (PRUNE, PRUNED, dependencies.FILE)),
-        *run.folder.path.glob(f"{NODES}/*/{dependencies.FILE}"),
+        *(run.folder.path / one for one in (run_folder.PRUNE, run_folder.PRUNED, run_folder.DEPENDENCIES)),
+        *run.folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"),
     ):
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
@@ -332,8 +334,8 @@ def _lay_out(work: Work) -> None:
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
-    write_json(run.folder.path / "provenance.json", origin.as_json())
-    write_atomic(run.folder.path / "changes.patch", patch)
+    write_json(run.folder.path / run_folder.PROVENANCE, origin.as_json())
+    write_atomic(run.folder.path / run_folder.CHANGES, patch)
     if launchers.capabilities(run.config.cluster).is_this_computer:  # others' ranks have the variables of their hosts
         write_json(run.folder.path / VARIABLES, observed_variables.digests(os.environ, _set_by(run)))
     else:
@@ -371,7 +373,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
 
 def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     """Where rank 0 ended early because it was asked to: note that in the journal and in MLflow. Raises Pruned."""
-    pruned = run.folder.read_json(PRUNED)
+    pruned = run.folder.read_json(run_folder.PRUNED)
     if pruned is None:
         return
     epoch = f"epoch {pruned['epoch']}, " if pruned["epoch"] else ""  # a script has none
@@ -379,7 +381,7 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
-    raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
+    raise Pruned(f"run_folder.PRUNED {run.key.short} {detail}", hint=hint)
 
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:

@@ -32,6 +32,7 @@ from pipeline.execution.configured_run import Run
 from pipeline.execution.starting import Start
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
+from trainers.contract import run_folder
 
 _OWN = "step "  # begins the name of a step of one's own
 
@@ -177,7 +178,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     cluster = config.cluster
     key = run.key.short if run else "<key>"
     run_dir = config.runs_dir.absolute() / key
-    attempt = journal.attempts(run_dir / "journal.jsonl") + 1
+    attempt = journal.attempts(run_dir / run_folder.JOURNAL) + 1
     spec = AttemptSpec(
         run_dir=run_dir,
         run_key=key,

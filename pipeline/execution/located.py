@@ -21,8 +21,8 @@ from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.script_files import with_inputs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
+from trainers.contract import run_folder
 from trainers.core import dependencies
-from trainers.script.workdir import NODES
 
 if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.config.build import RunConfig
@@ -69,7 +69,7 @@ class LocatedRun:
     @property
     def pattern_before(self) -> str | None:
         """The program.metrics_pattern by which its metrics were read."""
-        made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
+        made = (self.folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
         return made.get("metrics_pattern")
 
     @property
@@ -84,12 +84,12 @@ class LocatedRun:
             return None
         if result is None:
             return None
-        made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
+        made = (self.folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
         if made.get("seal") == "off":  # it is no part of the key
             return "it was made with program.seal=off, so nobody looked for files that its key lacks"
         field = "program.inputs" if made.get("script") or made.get("command") else "model.inputs"
         others = of_other_nodes(self.folder)
-        record = {**(self.folder.read_json(dependencies.FILE) or {}), **({"nodes": others} if others else {})}
+        record = {**(self.folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
         lacking = unkeyed([result.fields, *others], field)
         changed = lacking or dependencies.changed(record, keyed=self.key.parts["environment"])
         if changed or not record.get("own_variables"):
@@ -120,7 +120,7 @@ class LocatedRun:
 
 def of_other_nodes(folder: RunFolder) -> list[Mapping[str, Any]]:
     """What the other nodes of a script's run took in."""
-    paths = sorted(folder.path.glob(f"{NODES}/*/{dependencies.FILE}"))
+    paths = sorted(folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
     return [folder.read_json(path.relative_to(folder.path).as_posix()) or {} for path in paths]
 
 

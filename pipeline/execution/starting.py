@@ -15,17 +15,14 @@ from typing import NamedTuple
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, write_json
-from pipeline.core.specs import INITIAL_WEIGHTS
 from pipeline.data import store, weights
 from pipeline.data.source import local_path, scheme
 from pipeline.execution.located import LocatedRun, locate
 from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import changed
+from trainers.contract import run_folder
 
-ABOUT = "init.json"
-"""File of a run folder: where its initial weights come from."""
-_FINAL = "checkpoints/final.pt"
 _KEY = re.compile(r"[0-9a-f]{4,12}")
 _PUBLISHED = re.compile(r"[A-Z][A-Z0-9_]*|default")
 _ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
@@ -94,13 +91,15 @@ def lay_down(start: Start, folder: Path, data_dir: Path) -> None:
         OSError: they can't be written.
     """
     assert start.sha256 is not None, "a run has a key only once they are known"
-    target = folder / INITIAL_WEIGHTS
+    target = folder / run_folder.INITIAL_WEIGHTS
     there = target.is_file() and weights.sha256_of(target, data_dir) == start.sha256
     if not there:
         if start.path is None:
             raise PacelineError(f"{start.said}: the weights aren't here: {start.waits}")
         _link(weights.keep(start.path, start.sha256, data_dir), target)
-    write_json(folder / ABOUT, {"said": start.said, "run": start.run, "sha256": start.sha256})
+    write_json(
+        folder / run_folder.INITIAL_WEIGHTS_NOTES, {"said": start.said, "run": start.run, "sha256": start.sha256}
+    )
 
 
 def _link(source: Path, target: Path) -> None:
@@ -139,12 +138,16 @@ def _of_run(folder: RunFolder, said: str) -> Start:
     result = folder.read_result()
     if result is None:
         raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status run={folder.key}")
-    final = result.files.get(_FINAL)
+    final = result.files.get(run_folder.FINAL_WEIGHTS)
     if final is None:
-        raise UsageError(f"{said}: run {folder.key} has no final weights ({_FINAL}); it is a script's")
-    if (why := changed(folder.path / _FINAL, final)) is not None:
-        raise UsageError(f"{said}: {folder.path / _FINAL} {why}", hint="doit train with the words of that run")
-    return Start(said=said, run=folder.key, sha256=final.sha256, path=folder.path / _FINAL)
+        raise UsageError(
+            f"{said}: run {folder.key} has no final weights ({run_folder.FINAL_WEIGHTS}); it is a script's"
+        )
+    if (why := changed(folder.path / run_folder.FINAL_WEIGHTS, final)) is not None:
+        raise UsageError(
+            f"{said}: {folder.path / run_folder.FINAL_WEIGHTS} {why}", hint="doit train with the words of that run"
+        )
+    return Start(said=said, run=folder.key, sha256=final.sha256, path=folder.path / run_folder.FINAL_WEIGHTS)
 
 
 # -------------------------------------------------------------------------------------- init.weights

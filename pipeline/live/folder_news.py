@@ -9,13 +9,14 @@ from pathlib import Path
 from pipeline.live.run_state import Saved
 from pipeline.runs import checkpoints, metrics_file
 from pipeline.runs.metrics_file import MetricsRow
+from trainers.contract import run_folder
 
 
 class FolderNews:
     """``look`` yields what came since the last one."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir, self._path = run_dir, run_dir / "metrics.jsonl"
+        self._run_dir, self._path = run_dir, run_dir / run_folder.METRICS
         self._at = 0
         self._saved = 0
 

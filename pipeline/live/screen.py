@@ -128,7 +128,7 @@ class Screen:
         """An event for the view, of a trial in a pair with its number. Never waits."""
         if self._picture is None or self._broken:
             return
-        of, bare = event if isinstance(event, tuple) else (None, event)
+        of, bare = event if type(event) is tuple else (None, event)  # records are tuples too
         with self._lock:
             if isinstance(bare, NodeBeat):
                 self._news.newest[of, bare.host] = event

@@ -32,7 +32,7 @@ class SweepPicture:
             self._news.pop(event.number, None)
         if isinstance(event, TrialBegan | TrialEnded):
             self.state = after_trial_event(self.state, event, now)
-        elif isinstance(event, tuple) and isinstance(event[1], _KNOWN):
+        elif type(event) is tuple and isinstance(event[1], _KNOWN):
             self.state = after_run_event(self.state, event[0], event[1], now)
 
     def look(self, now: float) -> None:

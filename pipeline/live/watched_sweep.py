@@ -85,7 +85,7 @@ class SweepFiles:
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
             yield f"{label(event.number, self._total)} {failed}"
-        if isinstance(event, tuple) and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
+        if type(event) is tuple and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
             yield f"{label(event[0], self._total)} | {shown(event[1])}"
 
     def _entries(self) -> list[TrialEntry]:

@@ -18,6 +18,7 @@ from pipeline.live.screen import Screen
 from pipeline.runs import rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, RankBeat
 
 LOOK_S = 0.5
@@ -62,7 +63,7 @@ class AttemptFiles:
         if self._plan is None or plan.run_id != self._plan.run_id:
             self._plan, self._logs, self._beaten = plan, {}, 0
             yield plan
-        attempt = self._folder.path / "attempts" / str(plan.attempt)
+        attempt = self._folder.path / run_folder.ATTEMPTS / str(plan.attempt)
         for node in plan.nodes:
             path = attempt / f"{node.host}.log"
             log = self._logs.setdefault(path, _Log(path))

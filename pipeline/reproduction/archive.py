@@ -25,25 +25,27 @@ from pipeline.runs import acceptance
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
+from trainers.contract import run_folder
 
 SOURCE = "source.tar"
 """The commit's files: with them an archive needs no clone that has the commit."""
 _KEPT = (
-    "config.json", "config.yaml", "key.json", "provenance.json", "changes.patch", "requirements.lock", "plan.json",
-    "journal.jsonl", "metrics.jsonl", "system_metrics.jsonl", "summary.json", "predictions.json", "result.json",
-    "tracking.json", "init.pt", "init.json", "data/manifest.json", "evaluation/*", "attempts/*/*.log",
+    run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, run_folder.CHANGES,
+    "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
+    run_folder.SUMMARY, run_folder.PREDICTIONS, run_folder.RESULT, run_folder.TRACKING, run_folder.INITIAL_WEIGHTS,
+    run_folder.INITIAL_WEIGHTS_NOTES, "data/manifest.json", "evaluation/*", "attempts/*/*.log",
     "attempts/*/*.exit.json", "code/**/*.py", "code/**/*.so", SOURCE,
 )  # fmt: skip
-_WEIGHTS = ("checkpoints/final.pt", "checkpoints/final.json")
+_WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
 MANIFEST = "manifest.json"
 _VERSION = 1
 _BOUND = (
-    "key.json",
-    "summary.json",
-    "result.json",
-    "provenance.json",
-    "plan.json",
+    run_folder.KEY,
+    run_folder.SUMMARY,
+    run_folder.RESULT,
+    run_folder.PROVENANCE,
+    run_folder.PLAN,
 )  # a digest of their bytes stands elsewhere
 _AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
 _LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
@@ -64,11 +66,11 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
             f"run {folder.key} was never trained here: there is no folder {folder.path}",
             hint="doit train with the same words, then export",
         )
-    key, provenance = folder.read_key(), folder.read_json("provenance.json")
+    key, provenance = folder.read_key(), folder.read_json(run_folder.PROVENANCE)
     folder.read_summary()  # refuses what was altered, as read_key and read_result do
     result = folder.read_result()
     if key is None or provenance is None:
-        path = folder.path / ("key.json" if key is None else "provenance.json")
+        path = folder.path / (run_folder.KEY if key is None else run_folder.PROVENANCE)
         seen = "is damaged" if path.exists() else "is missing"
         raise PacelineError(
             f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",

@@ -16,7 +16,7 @@ from pipeline.reproduction.recipe import Recipe
 from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
-from trainers.core import dependencies
+from trainers.contract import run_folder
 
 _STEPS = ("steps", "epochs")
 _COMPARED = ("weights_sha256", *_STEPS)
@@ -96,7 +96,7 @@ def compare(
         hardware: in what the hosts are known to differ; None: what the two results tell of theirs.
         reach: by how much a metric may differ on other hardware.
     """
-    found, parts = again.read_result(), again.read_json("key.json") or {}
+    found, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
     result = found.fields if found is not None else {}
     old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
     times, same, besides, besides_differing = list[str](), list[str](), list[str](), list[str]()
@@ -107,7 +107,7 @@ def compare(
         old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
         besides, besides_differing = _besides(recipe.folder, recipe.result, again, result)
     decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or same)
-    provenance = again.read_json("provenance.json") or {}
+    provenance = again.read_json(run_folder.PROVENANCE) or {}
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
     return Verdict(
         run=recipe.folder.key,
@@ -179,7 +179,9 @@ def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
     files = result.get("files") or {}
     named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
     return {
-        name: files[name] for name in named if "tfevents" not in name and not name.endswith(f"/{dependencies.FILE}")
+        name: files[name]
+        for name in named
+        if "tfevents" not in name and not name.endswith(f"/{run_folder.DEPENDENCIES}")
     }
 
 

@@ -13,6 +13,7 @@ from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 
 _FETCH_S = 600.0  # mlflow alone takes seconds of a core, on a busy computer minutes
 
@@ -42,7 +43,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
     if done.code != 0:
         why = done.stderr.strip().splitlines()[-1:]
         raise PacelineError(f"run={run_id} is not under {runs_dir}, and {store} can't tell: {'; '.join(why)}")
-    key = str((RunFolder(download).read_json("key.json") or {}).get("key"))
+    key = str((RunFolder(download).read_json(run_folder.KEY) or {}).get("key"))
     if not re.fullmatch(f"[0-9a-f]{{{KEY_LENGTH}}}", key):
         raise UsageError(f"run={run_id}: that run of {store} is none of Paceline's; it has no key.json")
     folder = RunFolder(download.rename(place / key))

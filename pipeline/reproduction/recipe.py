@@ -24,6 +24,7 @@ from pipeline.reproduction.archive import SOURCE
 from pipeline.runs import acceptance
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 
 _LARGEST_COPIED = 1 << 20  # bytes of a file of a project without a repository: code and settings are smaller
 
@@ -64,7 +65,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         AlteredError: a part isn't what was written.
     """
     result, key = folder.read_result(), folder.read_key()
-    provenance, config = folder.read_json("provenance.json"), folder.read_json("config.json")
+    provenance, config = folder.read_json(run_folder.PROVENANCE), folder.read_json(run_folder.CONFIG)
     if result is None:  # of a key that another run was accepted for, the weights are to be that one's
         result, _ = acceptance.standing(folder)
     if result is None:
@@ -72,14 +73,14 @@ def read(folder: RunFolder, root: Path) -> Recipe:
             f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status run={folder.key}"
         )
     if provenance is None or key is None or config is None:
-        raise _unreadable(folder, {"provenance.json": provenance, "key.json": key, "config.json": config})
+        raise _unreadable(folder, {run_folder.PROVENANCE: provenance, run_folder.KEY: key, run_folder.CONFIG: config})
     if provenance.get("git_commit") is None and not folder.code.is_dir():
         raise PacelineError(
             f"run {folder.key} was not made from a commit, and {folder.code}, the copy of its code, is missing",
             hint="another copy of the run folder, or its export",
         )
     check_parts(folder, key, result if result.key == folder.key else None, root)
-    path = folder.path / "changes.patch"
+    path = folder.path / run_folder.CHANGES
     patch = path.read_bytes() if path.is_file() else b""
     if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
         raise PacelineError(
@@ -192,7 +193,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 
 def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
-    path = recipe.folder.path.absolute() / "changes.patch"
+    path = recipe.folder.path.absolute() / run_folder.CHANGES
     ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # an unpacked archive is no repository
     done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
     if done is None or done.code != 0:

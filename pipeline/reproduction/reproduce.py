@@ -22,7 +22,6 @@ from pipeline.core.files import expanded, write_json
 from pipeline.core.heartbeat import waiting
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import INITIAL_WEIGHTS
 from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.diff import Difference, differences
@@ -32,6 +31,7 @@ from pipeline.reproduction.compare import Verdict, compare
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
 WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
@@ -72,7 +72,7 @@ def reproduce(
     with ExitStack() as stack:
         stack.enter_context(_alone(work, say))
         with waiting(say, "checking out the run's code"):
-            project = stack.enter_context(checkout(recipe, root=root, place=work / "code", keep=keep, say=say))
+            project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
         shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
         source = _source(recipe, overrides, (root, project))
         _check_data(recipe, source, data_dir, say)
@@ -280,7 +280,7 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
     sha256 = _initial_sha256(recipe)
     if sha256 is None or weights.kept(sha256, data_dir) is not None:
         return
-    path = recipe.folder.path / INITIAL_WEIGHTS
+    path = recipe.folder.path / run_folder.INITIAL_WEIGHTS
     try:
         weights.keep(path, sha256, data_dir)
     except (DataError, OSError) as error:

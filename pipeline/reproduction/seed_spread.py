@@ -19,6 +19,7 @@ from pipeline.reproduction.recipe import Recipe
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
+from trainers.contract import run_folder
 
 _SEEDS = {"seed", "program.args.seed"}
 _FEWEST = 3  # runs that tell a spread
@@ -57,5 +58,5 @@ def _of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _test_images(recipe: Recipe) -> int:
-    targets = (recipe.folder.read_json("predictions.json") or {}).get("targets")
+    targets = (recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets")
     return len(targets) if isinstance(targets, list) else 0

@@ -10,6 +10,7 @@ from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.import_closure import matches
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
+from trainers.contract import run_folder
 
 _ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>"
 
@@ -25,9 +26,9 @@ def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root:
         AlteredError: one of them isn't what was written, or is missing; the text names it.
     """
     if result is not None and result.digest not in ("", key.digest):
-        raise folder.altered("result.json", "belongs to another key")
+        raise folder.altered(run_folder.RESULT, "belongs to another key")
     if why := folder.config_altered(key):
-        raise folder.altered("config.json", why)
+        raise folder.altered(run_folder.CONFIG, why)
     if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_agrees(folder, key, root):
         raise _untrue(folder.code, "isn't the code that the key was taken of")
     for name, digest in (result.origin_sha256 if result is not None else {}).items():

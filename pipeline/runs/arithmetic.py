@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import write_json
+from trainers.contract import run_folder
 
 FILE = "hardware.json"
 """In the folder of each attempt: what its hosts' probes said, by node rank."""
@@ -27,7 +28,7 @@ Hardware = Mapping[str, Any]
 
 def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
     """Keep what the hosts of an attempt are. Raises OSError."""
-    write_json(run_dir / "attempts" / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
+    write_json(run_dir / run_folder.ATTEMPTS / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
 
 
 def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 
 from pipeline.core.files import sha256_text, write_json
-
-FILE = "attempts.json"
+from trainers.contract import run_folder
 
 
 def prefix(run_key: str, run_dir: Path) -> str:
@@ -41,7 +40,7 @@ def number(run_id: str) -> int:
 def known(run_dir: Path) -> list[str]:
     """The run ids of all starts so far, the newest last; none where the file is missing or damaged."""
     try:
-        value = json.loads((run_dir / FILE).read_text(encoding="utf-8"))["attempts"]
+        value = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
@@ -49,11 +48,11 @@ def known(run_dir: Path) -> list[str]:
 
 def register(run_dir: Path, run_id: str) -> None:
     """Make ``run_id`` the newest attempt: ranks of another one end when they see it. Raises OSError."""
-    write_json(run_dir / FILE, {"attempts": [*known(run_dir), run_id]})
+    write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [*known(run_dir), run_id]})
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
     """Count what ``run_id`` has written as this folder's own: an attempt of the run in a folder that was lost. Raises
     OSError."""
     if run_id not in known(run_dir):
-        write_json(run_dir / FILE, {"attempts": [run_id, *known(run_dir)]})
+        write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known(run_dir)]})

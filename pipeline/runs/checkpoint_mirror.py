@@ -18,6 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
+from trainers.contract import run_folder
 
 SETTING = "cluster.checkpoint_mirror"
 _KEPT = 2  # the newest, and one more
@@ -56,7 +57,7 @@ class CheckpointMirror:
         Raises:
             DataError: it can't be written there. FileNotFoundError: it was removed meanwhile, for a newer one.
         """
-        folder = run_dir / "checkpoints"
+        folder = run_dir / run_folder.CHECKPOINTS
         for path in sorted(folder.glob("step-*.pt"), reverse=True):
             step = int(path.stem.removeprefix("step-"))
             if step <= self._pushed:
@@ -120,7 +121,7 @@ class CheckpointMirror:
                 warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
             else:
                 attempts.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
-                _settle(temporary, run_dir / "checkpoints", name)
+                _settle(temporary, run_dir / run_folder.CHECKPOINTS, name)
                 return _number(name), warnings
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -15,6 +15,7 @@ from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from pipeline.runs.metrics_file import bad_lines
+from trainers.contract import run_folder
 from trainers.core.config import ConfigError
 from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
@@ -32,14 +33,14 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     if not programs.of_run(run_dir).is_ours:  # trainers/script/metrics_file.py keeps what the script doesn't log again
         return
     text = ""
-    for path in sorted((run_dir / "checkpoints").glob("step-*.pt"), reverse=True):
+    for path in sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), reverse=True):
         try:
             text = read_verified(path)["metrics"]
             break
         except DAMAGE as error:
             yield f"checkpoint {path.name} is skipped: {error}"
             set_aside(path)
-    path = run_dir / "metrics.jsonl"
+    path = run_dir / run_folder.METRICS
     if path.exists():
         bad = bad_lines(path)
         if bad:
@@ -58,7 +59,7 @@ def script_goes_on(run_dir: Path) -> bool:
 
 def _settings_of(run_dir: Path) -> ScriptConfig | None:
     """Those of a script's run; None of another."""
-    section = (documents.read_or_none(run_dir / "config.json") or {}).get(programs.SECTION) or {}
+    section = (documents.read_or_none(run_dir / run_folder.CONFIG) or {}).get(programs.SECTION) or {}
     try:
         return ScriptConfig(**section)
     except (ConfigError, TypeError):
@@ -71,7 +72,7 @@ def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
     settings = _settings_of(run_dir)
     if settings is None or checkpoints_to_resume(settings, run_dir):
         return None
-    place = run_dir / "attempts" / str(attempt) / "before"
+    place = run_dir / run_folder.ATTEMPTS / str(attempt) / "before"
     names = workdir.set_aside(run_dir, 0, place, with_checkpoints=settings.resumes)
     return f"what earlier attempts left is kept in {place}: {workdir.in_words(names)}" if names else None
 
@@ -109,7 +110,7 @@ def read_side(path: Path) -> dict[str, Any]:
 
 def newest_step(run_dir: Path) -> int:
     """The step of the newest checkpoint that lies here, whole or not; 0 without one."""
-    stems = [path.stem.removeprefix("step-") for path in (run_dir / "checkpoints").glob("step-*.pt")]
+    stems = [path.stem.removeprefix("step-") for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt")]
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 

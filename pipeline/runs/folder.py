@@ -23,16 +23,17 @@ from pipeline.runs.contents import is_newer, ranks_of, what
 from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, changed
 from pipeline.runs.stamps import Stamps
+from trainers.contract import run_folder
 
 TRAINED = CLASSIFIER.trained
 """What the classifier leaves behind."""
 EVALUATED = CLASSIFIER.evaluated
 """What its evaluation leaves behind."""
-DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
+DESCRIBED = (run_folder.KEY, run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.SUMMARY)
 """What the run was made of and has come to: made again, without a training, where it was altered."""
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 """The files of a classifier's run whose digests result.json holds."""
-ORIGIN = ("provenance.json", "changes.patch", "plan.json")
+ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
 _SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
@@ -50,19 +51,19 @@ class RunFolder(NamedTuple):
 
     @property
     def code(self) -> Path:
-        return self.path / "code"
+        return self.path / run_folder.CODE
 
     @property
     def journal(self) -> Path:
-        return self.path / "journal.jsonl"
+        return self.path / run_folder.JOURNAL
 
     @property
     def summary(self) -> Path:
-        return self.path / "summary.json"
+        return self.path / run_folder.SUMMARY
 
     @property
     def result(self) -> Path:
-        return self.path / "result.json"
+        return self.path / run_folder.RESULT
 
     @property
     def program(self) -> Program:
@@ -75,7 +76,7 @@ class RunFolder(NamedTuple):
 
     def refuse_newer(self) -> None:
         """Raises UsageError for a folder that a newer Paceline wrote: nothing here may guess at it or write to it."""
-        known = self.read_json("key.json") or {}
+        known = self.read_json(run_folder.KEY) or {}
         if is_newer(known):
             raise UsageError(
                 f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
@@ -91,8 +92,8 @@ class RunFolder(NamedTuple):
     def describe(self, run: Description, provenance: Mapping[str, Any], patch: bytes) -> None:
         """The same without the data, for a key that another run was accepted for. Raises OSError."""
         self._describe(run)
-        write_json(self.path / "provenance.json", provenance)
-        write_atomic(self.path / "changes.patch", patch)
+        write_json(self.path / run_folder.PROVENANCE, provenance)
+        write_atomic(self.path / run_folder.CHANGES, patch)
 
     def _describe(self, run: Description) -> None:
         layout.write_key(self.path, run.key)
@@ -106,11 +107,11 @@ class RunFolder(NamedTuple):
         It would go on from its last checkpoint and leave what it finds: nobody knows whether that is damaged, or made
         of something that the key lacks.
         """
-        names = ("metrics.jsonl", *self.program.folders)
+        names = (run_folder.METRICS, *self.program.folders)
         left = (path for name in names for path in _files_of(self.path / name))
         if not (self.summary.exists() or self.result.exists()) or next(left, None) is None:
             return None
-        place = self.path / "attempts" / str(attempt) / "before"
+        place = self.path / run_folder.ATTEMPTS / str(attempt) / "before"
         while place.exists():
             place = place.with_name(f"{place.name}-")
         place.mkdir(parents=True)
@@ -124,12 +125,12 @@ class RunFolder(NamedTuple):
         layout.link_data(self.path, run.pack_path)
         recorded = self.recorded_files()
         altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
-        if "key.json" in altered:
+        if run_folder.KEY in altered:
             layout.write_key(self.path, run.key)
-        if altered & {"config.json", "config.yaml"} and (recorded or not self.config_agrees(run.key)):
+        if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or not self.config_agrees(run.key)):
             layout.write_config(self.path, run)
         result = self._intact(run.key)
-        if "summary.json" in altered and result is not None:
+        if run_folder.SUMMARY in altered and result is not None:
             documents.write_sealed(self.summary, result.summary)
 
     def config_agrees(self, key: ContentKey) -> bool:
@@ -142,7 +143,7 @@ class RunFolder(NamedTuple):
         from pipeline.keys.canonical import ORDER, canonical_config
         from pipeline.keys.diff import differences
 
-        config, known = self.read_json("config.json"), key.parts.get("config")
+        config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
             return "can't be read"
         try:
@@ -160,7 +161,7 @@ class RunFolder(NamedTuple):
         """Raises AlteredError: key.json or config.json isn't what was written. Keys of older versions tell nothing."""
         key = self.read_key()
         if key is not None and key.parts.get("version") == KEY_VERSION and (why := self.config_altered(key)):
-            raise self.altered("config.json", why)
+            raise self.altered(run_folder.CONFIG, why)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where it is missing or damaged."""
@@ -168,12 +169,12 @@ class RunFolder(NamedTuple):
 
     def read_key(self) -> ContentKey | None:
         """What key.json holds; None where it is missing. Raises AlteredError: its parts give another key."""
-        known = self.read_json("key.json")
-        if known is None and not (self.path / "key.json").exists():
+        known = self.read_json(run_folder.KEY)
+        if known is None and not (self.path / run_folder.KEY).exists():
             return None
         key = keys.recorded(known or {})
         if key is None or key.short != self.key:
-            raise self.altered("key.json", "doesn't agree with its own digest and the folder's name")
+            raise self.altered(run_folder.KEY, "doesn't agree with its own digest and the folder's name")
         return key
 
     def read_result(self) -> Result | None:
@@ -181,7 +182,7 @@ class RunFolder(NamedTuple):
         try:
             return self._result()
         except DamagedError as error:
-            raise self.altered(results.FILE, str(error)) from error
+            raise self.altered(run_folder.RESULT, str(error)) from error
 
     def _result(self) -> Result | None:
         """The same. Raises DamagedError, for who tells it in other words."""
@@ -207,7 +208,7 @@ class RunFolder(NamedTuple):
         except FileNotFoundError:
             return None
         except DamagedError as error:
-            raise self.altered("summary.json", str(error)) from error
+            raise self.altered(run_folder.SUMMARY, str(error)) from error
 
     def altered(self, name: str, why: str) -> AlteredError:
         """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
@@ -225,7 +226,7 @@ class RunFolder(NamedTuple):
             result = self._result()
         except DamagedError:
             return []
-        path = self.path / "provenance.json"
+        path = self.path / run_folder.PROVENANCE
         digest = result.origin_sha256.get(path.name) if result is not None and result.sealed else None
         if digest is None or not path.is_file() or sha256_file(path) != digest:
             return []
@@ -234,7 +235,7 @@ class RunFolder(NamedTuple):
 
     def _is_older(self) -> bool:
         """Whether a Paceline wrote the folder that sealed nothing."""
-        version = (self.read_json("key.json") or {}).get("version")
+        version = (self.read_json(run_folder.KEY) or {}).get("version")
         return isinstance(version, int) and version < _SEALED_SINCE
 
     def write_result(
@@ -264,8 +265,8 @@ class RunFolder(NamedTuple):
                 "state": State.FINISHED,
                 "key": key.short,
                 "digest": key.digest,
-                "what": what(self.read_json("config.json") or {}),
-                "nproc_per_node": ranks_of(self.read_json("key.json") or {}, self.read_json("plan.json") or {}),
+                "what": what(self.read_json(run_folder.CONFIG) or {}),
+                "nproc_per_node": ranks_of(self.read_json(run_folder.KEY) or {}, self.read_json(run_folder.PLAN) or {}),
                 "hosts": hosts,
                 "attempts": attempts,
                 "hardware": arithmetic.of_attempts(self.path, str(key.parts.get("topology", {}).get("device"))),
@@ -358,14 +359,14 @@ class RunFolder(NamedTuple):
             result = self._result()
             files = result.files if result is not None else {}
         except DamagedError as error:
-            return f"{results.FILE} was altered: it {error}"
+            return f"{run_folder.RESULT} was altered: it {error}"
         if result is None:
             return "not finished yet"
         if result.digest != digest or not result.sealed:
-            return f"{results.FILE} belongs to another key"
+            return f"{run_folder.RESULT} belongs to another key"
         for name in programs.named(result.fields.get("program")).trained:
             if name not in files:
-                return f"{results.FILE} holds no digest of {name}"
+                return f"{run_folder.RESULT} holds no digest of {name}"
         stamps = Stamps(self.path)
         for name, expected in files.items():
             reason = stamps.changed(name, expected)

@@ -21,6 +21,7 @@ from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
 from pipeline.runs.stamps import Stamps
+from trainers.contract import run_folder
 
 NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
@@ -35,9 +36,9 @@ _UNVERIFIED = "  unverified (an older Paceline wrote it)"
 WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
 """Of a run whose command ended before it wrote that, or whose result was removed: no figure of it is known."""
 _AGAIN = "the same doit train makes it again"
-_OF_A_RUN = ("key.json", "result.json")
+_OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
 """A folder with either of them is one: where a finished run has lost its key, that is said."""
-_LISTED = ("key.json", "config.json")
+_LISTED = (run_folder.KEY, run_folder.CONFIG)
 """The targets that a list chooses by."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -111,8 +112,8 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
     """key → what key.json holds, of every finished run that this version can read."""
     parts = {}
     for key in _keys(runs_dir):
-        known = RunFolder(runs_dir / key).read_json("key.json")
-        if known is not None and not is_newer(known) and (runs_dir / key / "result.json").is_file():
+        known = RunFolder(runs_dir / key).read_json(run_folder.KEY)
+        if known is not None and not is_newer(known) and (runs_dir / key / run_folder.RESULT).is_file():
             parts[key] = known
     return parts
 
@@ -144,8 +145,8 @@ def _keys(runs_dir: Path) -> Iterator[str]:
 
 
 def _mlflow_run_id(folder: RunFolder) -> Any:
-    found = (folder.read_json("tracking.json") or {}).get("run_id")
-    return found or (folder.read_json("result.json") or {}).get("mlflow_run_id")
+    found = (folder.read_json(run_folder.TRACKING) or {}).get("run_id")
+    return found or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
 
 
 def row(folder: RunFolder) -> Row:
@@ -187,7 +188,7 @@ def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str
         found = ((name, stamps.changed(name, expected)) for name, expected in doubted if stamps is not None)
         return next((f"{folder.path / name} {why}" for name, why in found if why), "")
     except DamagedError as error:
-        raise folder.altered(results.FILE, str(error)) from error
+        raise folder.altered(run_folder.RESULT, str(error)) from error
     except OSError as error:
         return os_reason(error)
 
@@ -199,10 +200,10 @@ def _note(result: Result) -> str:
 
 def _begins_newer(folder: RunFolder) -> bool:
     """From the first bytes of key.json, where its version stands; a damaged one tells no version."""
-    with (folder.path / "key.json").open("rb") as file:
+    with (folder.path / run_folder.KEY).open("rb") as file:
         version = re.search(rb'"version": *([^,\s]+)', file.read(256))
     known = version is not None and version[1].isdigit() and int(version[1]) <= KEY_VERSION
-    return version is not None and not known and is_newer(folder.read_json("key.json") or {})
+    return version is not None and not known and is_newer(folder.read_json(run_folder.KEY) or {})
 
 
 def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
@@ -216,14 +217,14 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
 
 def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     """Of a run that has no result yet, or one that can't be believed: of that nothing is told which was edited."""
-    known: Mapping[str, Any] = folder.read_json("key.json") or {}
+    known: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
     newer = is_newer(known)
     if altered and not newer:
         known = intact_parts(folder)
-    config = known.get("config") if altered else folder.read_json("config.json")
+    config = known.get("config") if altered else folder.read_json(run_folder.CONFIG)
     config = config if isinstance(config, dict) else {}
     unknown = altered and not known
-    plan, entries = folder.read_json("plan.json") or {}, journal.read(folder.journal)
+    plan, entries = folder.read_json(run_folder.PLAN) or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
     waits = not altered and last is not None and last.state is State.FINISHED  # for result.json: it is written last
     return Row(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.files import write_atomic, write_json
 from pipeline.keys.content_key import ContentKey
+from trainers.contract import run_folder
 
 
 class Description(NamedTuple):
@@ -28,20 +29,20 @@ class Description(NamedTuple):
 
 def write_key(folder: Path, key: ContentKey) -> None:
     """key.json, which holds all that the key was taken of. Raises OSError."""
-    write_json(folder / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+    write_json(folder / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
 
 
 def write_config(folder: Path, run: Description) -> None:
     """The resolved configuration, for ranks (config.json) and for people (config.yaml). Raises OSError."""
-    write_json(folder / "config.json", run.config)
-    write_atomic(folder / "config.yaml", run.config_yaml)
+    write_json(folder / run_folder.CONFIG, run.config)
+    write_atomic(folder / run_folder.CONFIG_YAML, run.config_yaml)
 
 
 def write_code(folder: Path, sources: Mapping[str, Path]) -> None:
     """The code snapshot: these files and no other. Raises OSError."""
-    shutil.rmtree(folder / "code", ignore_errors=True)
+    shutil.rmtree(folder / run_folder.CODE, ignore_errors=True)
     for name, source in sources.items():
-        write_atomic(folder / "code" / name, source.read_bytes())
+        write_atomic(folder / run_folder.CODE / name, source.read_bytes())
 
 
 def link_data(folder: Path, pack_path: Path | None) -> None:

@@ -12,9 +12,10 @@ from pipeline.core import cache, leftovers
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Stop
-from pipeline.core.specs import STOP, UNDER_WAY, State
+from pipeline.core.specs import UNDER_WAY, State
 from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 
 _WRITTEN_IN = ("evaluation", "checkpoints")
 
@@ -78,13 +79,13 @@ def locked(
         leftovers.remove([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
         misplaced.refuse_links(folder.path)
-        (folder.path / STOP).unlink(missing_ok=True)  # it was meant for a command before this one
+        (folder.path / run_folder.STOP).unlink(missing_ok=True)  # it was meant for a command before this one
         for line in misplaced.set_aside(folder.path):
             say(line)
         yield lock
     finally:
         with suppress(OSError):
-            (folder.path / STOP).unlink(missing_ok=True)
+            (folder.path / run_folder.STOP).unlink(missing_ok=True)
         lock.release()
 
 
@@ -100,7 +101,7 @@ def ask_to_stop(folder: RunFolder) -> None:
     if lock.take():
         lock.release()
     else:
-        (folder.path / STOP).touch()
+        (folder.path / run_folder.STOP).touch()
 
 
 def note_stopped(folder: RunFolder) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.runs.contents import nodes_of
 from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 
 _HEAD_BYTES = 256 << 10  # the hosts meet before a rank prints anything
 _NAMED = 4  # hosts in one text
@@ -15,12 +16,12 @@ _TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]
 
 def awaited(folder: RunFolder) -> str | None:
     """Words that follow "still": for whom the others wait and why, as far as it is known; None once all have come."""
-    plan = folder.read_json("plan.json") or {}
+    plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:
         return None
     where = f"{plan.get('master_addr')}:{plan.get('master_port')}"
-    logs = folder.path / "attempts" / str(plan.get("attempt"))
+    logs = folder.path / run_folder.ATTEMPTS / str(plan.get("attempt"))
     texts = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
     come = [host for host, text in texts.items() if f"torchrun is at {where}," in text]
     absent = [host for host in texts if host not in come]

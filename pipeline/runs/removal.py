@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.core import leftovers
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
+from trainers.contract import run_folder
 
 IN_USE = "a command is at work on it"
 Objection = Callable[[], str]
@@ -36,7 +37,7 @@ def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
     A .json comes last: a checkpoint without its own would be taken for a damaged one.
     """
     for pattern in ("step-*.pt", "shards-*", "step-*.bad", "step-*.json"):
-        yield from sorted((folder.path / "checkpoints").glob(pattern))
+        yield from sorted((folder.path / run_folder.CHECKPOINTS).glob(pattern))
 
 
 def _alone(folder: RunFolder, objection: Objection, remove: Callable[[RunFolder], None]) -> str:

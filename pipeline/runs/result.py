@@ -14,7 +14,6 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_file
 from pipeline.core.tables import counted
 
-FILE = "result.json"
 _OF_THE_CONTROLLER = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
     "origin_sha256", "files", "program", "proven", "hardware",

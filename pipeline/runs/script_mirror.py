@@ -20,11 +20,11 @@ from pipeline.core.files import sha256_file
 from pipeline.data.object_store import ObjectStore
 from pipeline.runs.checkpoint_mirror import SETTING
 from pipeline.runs.checkpoints import DAMAGE
-from trainers.script.workdir import NODES
+from trainers.contract import run_folder
 
 _LIST = "script.json"
 _CONTENTS = "contents"
-_FOLDER, _METRICS = "checkpoints", "metrics.jsonl"
+_FOLDER, _METRICS = "checkpoints", run_folder.METRICS
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -116,13 +116,13 @@ class ScriptMirror:
 
 def _files(run_dir: Path) -> dict[str, Path]:
     """All files of every host's checkpoints, and the metrics until then, by their path in the run folder."""
-    folders = [run_dir / _FOLDER, *run_dir.glob(f"{NODES}/*/{_FOLDER}")]
+    folders = [run_dir / _FOLDER, *run_dir.glob(f"{run_folder.NODES}/*/{_FOLDER}")]
     found = [path for folder in folders for path in sorted(folder.rglob("*"))]
     return {path.relative_to(run_dir).as_posix(): path for path in [*found, run_dir / _METRICS] if path.is_file()}
 
 
 def _is_checkpoint(parts: Sequence[str]) -> bool:
-    own = len(parts) > 3 and parts[0] == NODES and parts[1].isdecimal()
+    own = len(parts) > 3 and parts[0] == run_folder.NODES and parts[1].isdecimal()
     return parts[2 if own else 0] == _FOLDER
 
 

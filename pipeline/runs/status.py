@@ -14,15 +14,15 @@ from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
+from trainers.contract import run_folder
 
-_METRICS = "metrics.jsonl"
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 
 
 def status(folder: RunFolder) -> str:
     """State, attempt, hosts, step, last metrics, a line each."""
     entries = journal.read(folder.journal)
-    config, plan = folder.read_json("config.json") or {}, folder.read_json("plan.json") or {}
+    config, plan = folder.read_json(run_folder.CONFIG) or {}, folder.read_json(run_folder.PLAN) or {}
     last = entries[-1] if entries else None
     accepted, altered = _accepted(folder)
     doubted = bool(altered) and not locks.is_held(folder.lock)
@@ -54,7 +54,7 @@ def status(folder: RunFolder) -> str:
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
-    for path, bad in ((folder.journal, torn), (folder.path / _METRICS, _bad_metrics(folder))):
+    for path, bad in ((folder.journal, torn), (folder.path / run_folder.METRICS, _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
     return "\n".join(lines)
 
@@ -102,7 +102,7 @@ def altered(folder: RunFolder) -> str:
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
-    attempts = folder.path / "attempts"
+    attempts = folder.path / run_folder.ATTEMPTS
     found = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not found:
         raise _without_logs(folder)
@@ -144,7 +144,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 def _curves_altered(folder: RunFolder) -> bool:
     """Of a finished run; one that is under way writes them."""
     try:
-        return bool(altered_target(folder, folder.read_result(), (_METRICS,)))
+        return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
     except AlteredError:  # nothing vouches for them, and the result's own line says so
         return False
 
@@ -171,7 +171,7 @@ def _unreadable(folder: RunFolder) -> list[str]:
 
 
 def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
-    path = folder.path / _METRICS
+    path = folder.path / run_folder.METRICS
     return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
 
 
@@ -191,13 +191,13 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
     """Where the ranks are while they train, and who held them up."""
-    told, notes = rank_beats.read(folder.path / "attempts" / str(attempt))
+    told, notes = rank_beats.read(folder.path / run_folder.ATTEMPTS / str(attempt))
     lines = [f"  ranks    {rank_beats.lagging(told)}"] if told and training else []
     return lines + [f"  {note}" for note in notes]
 
 
 def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
-    path = folder.path / _METRICS
+    path = folder.path / run_folder.METRICS
     if not path.is_file():
         return []
     with path.open("rb") as file:

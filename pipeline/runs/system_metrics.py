@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from pipeline.runs.metrics_file import cut_torn_line
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, Usage
 
-FILE = "system_metrics.jsonl"
 PREFIX = "system/"
 EVERY_S = 10.0  # as MLflow itself does
 _MB = 1e6
@@ -23,7 +23,7 @@ class SystemMetrics:
     """Hears the beats of an attempt's hosts, and writes the mean of what each told, every EVERY_S a line."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / FILE
+        self._path = run_dir / run_folder.SYSTEM_METRICS
         self._steps: Counter[str] | None = None  # samples of each host; None: not counted yet
         self._first: dict[str, Usage] = {}
         self._told: dict[str, list[Usage]] = {}

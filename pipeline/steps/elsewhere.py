@@ -33,9 +33,12 @@ from pipeline.steps.here import CALL, as_text, call
 from pipeline.steps.key import is_python, sources_of
 from pipeline.steps.making import Making
 from pipeline.steps.step import Step, StepError, filled
+from trainers.contract import run_folder
 
 _INPUTS = "_inputs"  # where the snapshot has the files that lie outside of the project
-_LEFT = Outputs(final=("outputs", "outputs.json", "summary.json"), needed=("summary.json",), whole=("outputs",))
+_LEFT = Outputs(
+    final=("outputs", run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY), needed=(run_folder.SUMMARY,), whole=("outputs",)
+)
 _NO_METRIC = "the script logged no metric"
 _OUT = "\0out\0"  # stands for the folder of outputs until braces have been doubled; no argument can hold a NUL
 _BRACES = re.compile(r"\{(\w*)\}")
@@ -69,7 +72,7 @@ def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
     files = {**files, **import_closure(making.root, (STARTER, TORCHRUN), cluster.python_path).sources}
     for name, source in files.items():
         write_atomic(folder / "code" / name, source.read_bytes())
-    write_json(folder / "config.json", {"seed": 0, "program": program})
+    write_json(folder / run_folder.CONFIG, {"seed": 0, "program": program})
     return AttemptSpec(
         run_dir=folder.resolve(),
         run_key=f"step-{making.step.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's

@@ -19,6 +19,7 @@ from pipeline.sweep import sweep_file
 from pipeline.sweep.expand import Space, configuration_digest
 from pipeline.sweep.sweep_file import NOT_BEGUN, SweepRecord, TrialRecord
 from pipeline.sweep.trial import Trial
+from trainers.contract import run_folder
 
 FOLDER = "sweeps"
 VERSION = 2
@@ -54,7 +55,7 @@ class SweepFolder:
 
     @property
     def journal(self) -> Path:
-        return self.path / "journal.jsonl"
+        return self.path / run_folder.JOURNAL
 
     @property
     def code(self) -> Path:

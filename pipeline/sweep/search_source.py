@@ -14,7 +14,7 @@ from pipeline.config.schema import SearchConfig, SweepConfig
 from pipeline.config.space import Choice, SearchSpace, space
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import canonical_json, sha256_text
-from pipeline.core.specs import PRUNE, Cluster, State
+from pipeline.core.specs import Cluster, State
 from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
@@ -22,6 +22,7 @@ from pipeline.runs.result import nonfinite
 from pipeline.sweep.expand import TrialFactory, configuration_digest
 from pipeline.sweep.search_rules import Objective, check, most_epochs, objectives, told_every_epoch
 from pipeline.sweep.trial import Outcome, Trial
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
@@ -157,7 +158,7 @@ class Searching:
         for trial in running:
             self._report(trial)
             if trial.number in self._pruning and trial.run is not None and trial.run.folder.path.is_dir():
-                (trial.run.folder.path / PRUNE).touch()
+                (trial.run.folder.path / run_folder.PRUNE).touch()
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
         """Raises PacelineError: the run has no figure of that name. One that was killed is still to be told."""
@@ -171,7 +172,7 @@ class Searching:
     def _report(self, trial: Trial) -> None:
         if self._metric is None or trial.run is None:
             return
-        path = trial.run.folder.path / "metrics.jsonl"
+        path = trial.run.folder.path / run_folder.METRICS
         epochs = self._read.setdefault(trial.number, _Epochs(path, self._metric, by_step=self._is_script))
         for epoch, value in epochs.new():
             if self._search.report(trial.number, epoch, value):
@@ -200,7 +201,7 @@ def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
     """Whether no number of the metric came after the first value that was none: its last number tells nothing then."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
-    path = trial.run.folder.path / "metrics.jsonl"
+    path = trial.run.folder.path / run_folder.METRICS
     rows = map(metrics_file.parse, path.read_bytes().splitlines()) if path.is_file() else ()
     last = max((row.step for row in rows if row is not None and metric in row.metrics), default=None)
     return last is None or last < result["nonfinite"][metric]["step"]

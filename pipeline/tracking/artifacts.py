@@ -12,15 +12,28 @@ from pipeline.core import leftovers
 from pipeline.core.tables import file_size, first_of
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
+from trainers.contract import run_folder
 
-_PATCH = "changes.patch"
-_EARLY = ("config.yaml", "config.json", "key.json", "provenance.json", "plan.json")
-_LATE = ("summary.json", "journal.jsonl", "evaluation/*", "checkpoints/final.json", "checkpoints/final.pt")
-_OF_SCRIPT = ("outputs.json", "outputs/**/*")
+_EARLY = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
+_LATE = (
+    run_folder.SUMMARY,
+    run_folder.JOURNAL,
+    "evaluation/*",
+    run_folder.FINAL_WEIGHTS_NOTES,
+    run_folder.FINAL_WEIGHTS,
+)
+_OF_SCRIPT = (run_folder.OUTPUT_DIGESTS, "outputs/**/*")
 _BESIDES = "outputs/workdir"
 """What a script wrote in its working directory and program.outputs doesn't name."""
 _BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # of that the smallest files, up to so much
-RECIPE = ("config.json", "key.json", "provenance.json", "summary.json", "journal.jsonl", _PATCH)
+RECIPE = (
+    run_folder.CONFIG,
+    run_folder.KEY,
+    run_folder.PROVENANCE,
+    run_folder.SUMMARY,
+    run_folder.JOURNAL,
+    run_folder.CHANGES,
+)
 """What a run can be made again from, on a machine that has the record alone."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
 _MAX_LOG_BYTES = 1 << 20
@@ -63,7 +76,7 @@ def _left_out(run_dir: Path) -> list[Path]:
 
 def _patch(run_dir: Path) -> list[Path]:
     """The uncommitted changes, unless there are none, or a login stands in them: cut out, it is another patch."""
-    path = run_dir / _PATCH
+    path = run_dir / run_folder.CHANGES
     content = path.read_bytes() if path.is_file() else b""
     text = content.decode(errors="replace")
     return [path] if content and redact(text) == text else []
@@ -98,8 +111,8 @@ def _is_log(path: Path) -> bool:
 
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
     """The log of the host with node_rank 0: the plan's first (a lone log needs no plan)."""
-    logs = sorted((run_dir / "attempts" / str(attempt)).glob("*.log"))
-    nodes = read_object(run_dir / "plan.json").get("nodes")
+    logs = sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log"))
+    nodes = read_object(run_dir / run_folder.PLAN).get("nodes")
     first = nodes[0] if isinstance(nodes, list) and nodes else None
     host = str(first.get("host", "")) if isinstance(first, dict) else ""
     named = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]

@@ -22,6 +22,7 @@ from pipeline.runs.naming import decides, run_name
 from pipeline.tracking.address import redact
 from pipeline.tracking.inputs import DataInput, of_pack
 from pipeline.tracking.note import Story, command, note
+from trainers.contract import run_folder
 
 _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000
@@ -58,7 +59,7 @@ class Progress:
 
 def progress(run_dir: Path) -> Progress:
     """The last whole line of journal.jsonl."""
-    entries = journal.read(run_dir / "journal.jsonl")
+    entries = journal.read(run_dir / run_folder.JOURNAL)
     if not entries:
         return Progress(state=None, attempt=0, end_ms=None)
     last = entries[-1]
@@ -73,7 +74,7 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
     """
     told = _Told.read(run_dir)
     synthetic = is_synthetic(run_dir)
-    entries = journal.read(run_dir / "journal.jsonl")
+    entries = journal.read(run_dir / run_folder.JOURNAL)
     swept = [str(word) for word in (told.sweeps[-1].get("overrides") or ())] if told.sweeps else []
     name = run_name(told.config, told.words, told.key, swept=swept)
     story = _story(run_dir, told, entries, synthetic, {**results.nonfinite(told.summary), **(nonfinite or {})})
@@ -104,12 +105,12 @@ class _Told:
 
     @classmethod
     def read(cls, run_dir: Path) -> _Told:
-        known = read_object(run_dir / "key.json")
+        known = read_object(run_dir / run_folder.KEY)
         return cls(
-            config=without_secrets(read_object(run_dir / "config.json")),
-            provenance=read_object(run_dir / "provenance.json"),
+            config=without_secrets(read_object(run_dir / run_folder.CONFIG)),
+            provenance=read_object(run_dir / run_folder.PROVENANCE),
             known=known,
-            plan=read_object(run_dir / "plan.json"),
+            plan=read_object(run_dir / run_folder.PLAN),
             summary=read_summary(run_dir),
             sweeps=_objects(read_object(run_dir / "sweeps.json").get("sweeps")),
             key=str(known.get("key") or run_dir.name),
@@ -163,9 +164,9 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """The same of summary.json, whose seal must agree with it (what older versions wrote has none)."""
     try:
-        return documents.read_sealed(run_dir / "summary.json")
+        return documents.read_sealed(run_dir / run_folder.SUMMARY)
     except documents.UnsealedError:
-        return read_object(run_dir / "summary.json")
+        return read_object(run_dir / run_folder.SUMMARY)
     except (OSError, documents.DamagedError):
         return {}
 
@@ -175,7 +176,7 @@ def is_synthetic(run_dir: Path) -> bool:
     for told in (read_summary(run_dir), read_object(run_dir / "data/manifest.json")):
         if told.get("synthetic") is not None:
             return bool(told["synthetic"])
-    return _option(read_object(run_dir / "config.json"), "dataset") == "synthetic"
+    return _option(read_object(run_dir / run_folder.CONFIG), "dataset") == "synthetic"
 
 
 def mlflow_key(name: str) -> str:
@@ -205,7 +206,7 @@ def _params(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, st
     ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
     for path, value in _leaves("", {**canonical_config(config), **({"topology": ranks} if ranks else {})}):
-        params[distinct(mlflow_key(path), params)] = _cut(redact(_text(value)), _MAX_PARAM, "config.json")
+        params[distinct(mlflow_key(path), params)] = _cut(redact(_text(value)), _MAX_PARAM, run_folder.CONFIG)
     return params
 
 
@@ -259,7 +260,7 @@ def _tags(run_dir: Path, told: _Told, story: Story, attempt: int) -> dict[str, s
         "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in story.accepted.items()),
     }
     return {
-        mlflow_key(name): _cut(redact(str(value)), _MAX_TAG, "provenance.json")
+        mlflow_key(name): _cut(redact(str(value)), _MAX_TAG, run_folder.PROVENANCE)
         for name, value in tags.items()
         if value not in (None, "")
     }

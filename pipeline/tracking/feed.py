@@ -18,6 +18,7 @@ from pipeline.tracking.failures import StoreError
 from pipeline.tracking.points import Mark, Place, last_figures, read_points
 from pipeline.tracking.state import TrackingState, fingerprints
 from pipeline.tracking.trackers.base import Tracker, TrackerError
+from trainers.contract import run_folder
 
 _AT_ONCE = 1000
 _CALL_S = 60.0  # of one call of a tracker: who waits for the end of a run waits no longer for all of them
@@ -93,7 +94,7 @@ class Feed:
     def _log(self, tracker: Tracker) -> None:
         """An attempt that repeats steps from its checkpoint repeats their metrics: what is there stays."""
         while True:
-            chunk = read_points(self.run_dir / "metrics.jsonl", self._place, _AT_ONCE)
+            chunk = read_points(self.run_dir / run_folder.METRICS, self._place, _AT_ONCE)
             points = [*chunk.points, *(last_figures(self.run_dir, chunk.place) if chunk.is_last else ())]
             new = []
             for point in points:

@@ -22,6 +22,7 @@ from pipeline.core.locks import held
 from pipeline.core.places import HOME
 from pipeline.tracking.description import describe
 from pipeline.tracking.registered import EXAMPLE_FILE, METRIC, MODEL_FILE, SERVED_FILE, Published, environment, mlmodel
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking.model_store import ModelStore, Version
@@ -99,7 +100,7 @@ def _register(
 
 def _exported(run_dir: Path, folder: Path, pythonpath: str) -> dict[str, Any]:
     """What the node half says of the model that it has put into ``folder``. Raises PacelineError."""
-    code = os.pathsep.join(filter(None, (str(run_dir / "code"), pythonpath)))
+    code = os.pathsep.join(filter(None, (str(run_dir / run_folder.CODE), pythonpath)))
     target = (folder / MODEL_FILE).parent
     target.mkdir(parents=True)
     done = process.run(

@@ -22,6 +22,7 @@ from pipeline.tracking.address import redact, shown
 from pipeline.tracking.destinations import Destination, marked
 from pipeline.tracking.failures import StoreError
 from pipeline.tracking.state import Recorded, TrackingState
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this module, and a finished one records nothing
     from pipeline.tracking.description import Progress
@@ -65,7 +66,7 @@ def record(
     to = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
     if not check and to.is_recorded(run_dir):
         return _outcome(run_dir, to)
-    if not (run_dir / "config.json").is_file():
+    if not (run_dir / run_folder.CONFIG).is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
     with _alone(run_dir, to, _FOLLOWER_WAIT_S if follow else _WAIT_S):
         if not check and to.is_recorded(run_dir):
@@ -212,7 +213,7 @@ class _Recording:
 
     def _under_way(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            if (self.run_dir / "metrics.jsonl").stat().st_size > 0:
+            if (self.run_dir / run_folder.METRICS).stat().st_size > 0:
                 return True
         return time.monotonic() - self.began > _HEAD_START_S
 
@@ -252,7 +253,7 @@ class _Recording:
 
     def _journal_bytes(self) -> int:
         try:
-            return (self.run_dir / "journal.jsonl").stat().st_size
+            return (self.run_dir / run_folder.JOURNAL).stat().st_size
         except FileNotFoundError:
             return 0
 

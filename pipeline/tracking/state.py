@@ -13,25 +13,25 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.files import write_json_in
 from pipeline.tracking.address import shown
+from trainers.contract import run_folder
 
-FILE = "tracking.json"
 RECORDING, PENDING, DONE = "recording", "pending", "done"
 
 _INPUTS = (
-    "config.json",
-    "config.yaml",
-    "key.json",
-    "provenance.json",
+    run_folder.CONFIG,
+    run_folder.CONFIG_YAML,
+    run_folder.KEY,
+    run_folder.PROVENANCE,
     "sweeps.json",
     "accepted_as.json",
-    "changes.patch",
-    "plan.json",
-    "journal.jsonl",
-    "metrics.jsonl",
-    "system_metrics.jsonl",
-    "summary.json",
-    "checkpoints/final.json",
-    "checkpoints/final.pt",
+    run_folder.CHANGES,
+    run_folder.PLAN,
+    run_folder.JOURNAL,
+    run_folder.METRICS,
+    run_folder.SYSTEM_METRICS,
+    run_folder.SUMMARY,
+    run_folder.FINAL_WEIGHTS_NOTES,
+    run_folder.FINAL_WEIGHTS,
     "evaluation/*",
 )
 
@@ -92,7 +92,7 @@ class TrackingState:
 
 def file_of(tracker: str | None) -> str:
     """The name of the file; None: MLflow's."""
-    return FILE if tracker is None else f"tracking.{tracker}.json"
+    return run_folder.TRACKING if tracker is None else f"tracking.{tracker}.json"
 
 
 def trackers_of(run_dir: Path) -> list[str]:

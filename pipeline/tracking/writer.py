@@ -13,6 +13,7 @@ from pipeline.tracking import artifacts, state
 from pipeline.tracking.description import Description, Progress, describe, mlflow_key
 from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
 from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking.store import Store, StoredRun
@@ -117,7 +118,7 @@ class Writer:
 
         for number in itertools.count():
             room = max(1, ITEMS_PER_CALL - len(self._params) - len(self._tags))
-            path = self.run_dir / "metrics.jsonl"
+            path = self.run_dir / run_folder.METRICS
             chunk = read_points(path, self._place, room, tests_once=self._tests_once)
             if number and chunk.is_last and not now.ended:
                 return
@@ -146,7 +147,7 @@ class Writer:
         """No attempt takes any of them back, and MLflow itself knows those again whose answer was lost."""
         from pipeline.tracking.store import ITEMS_PER_CALL
 
-        path = self.run_dir / system_metrics.FILE
+        path = self.run_dir / run_folder.SYSTEM_METRICS
         while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), ITEMS_PER_CALL)).points:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
             self.state.system_offset_bytes = chunk.place.end_bytes

@@ -93,6 +93,7 @@ def make(folder: Path, program: str, *, record: bool = False, stand_in: bool = F
     (trainers / "__init__.py").write_text("")
     (trainers / "classifier.py").write_text(TRAINER)
     shutil.copy(ROOT / TORCHRUN_FILE, trainers)
+    shutil.copytree(ROOT / "trainers" / "contract", trainers / "contract")
     if stand_in:  # the run's code comes first on the path, and nothing else of torch is imported
         shutil.copytree(STAND_IN, run_dir / "code" / "torch", ignore=shutil.ignore_patterns("__pycache__"))
     config = {

@@ -18,12 +18,13 @@ from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError
-from pipeline.core.specs import STOP, Cluster, Host
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
 from tests.waiting import HANG_S, wait_until
+from trainers.contract import run_folder
 
 pytestmark = pytest.mark.lab
 
@@ -103,7 +104,7 @@ def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab, 
             line = next(line for line in attempt.stdout if line.startswith("waiting for"))
             assert "has its processors since" in line
             if by_doit_stop:
-                (stub.run_dir / STOP).touch()
+                (stub.run_dir / run_folder.STOP).touch()
             else:
                 os.killpg(attempt.pid, signal.SIGINT)
             ended = "doit stop has taken the run out of the queue" if by_doit_stop else "KILLED stopped by SIGINT"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.specs import STOP
 from tests.integration.commands import (
     ALONE,
     ROOT,
@@ -25,6 +24,7 @@ from tests.integration.commands import (
 )
 from tests.integration.conftest import FINISHED
 from tests.waiting import HANG_S, promised_s
+from trainers.contract import run_folder
 
 TINY = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 LONG = ("experiment=quickstart", "trainer.epochs=400", *ALONE, "tracking=none")
@@ -135,7 +135,7 @@ def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(proj
     assert "ERROR: KILLED" in output
     assert ": stopped by doit stop\n" in output
     assert "attempt 2" not in output
-    assert not (project.only_run() / STOP).exists()
+    assert not (project.only_run() / run_folder.STOP).exists()
     assert project.states()[-1] == "KILLED"
     assert list(processes_of(project.folder)) == []
 

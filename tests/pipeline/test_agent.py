@@ -24,6 +24,7 @@ from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.small_disk import mounted
+from trainers.contract import variables
 
 
 def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
@@ -136,9 +137,9 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
     # ignores TERM, and has a child that dropped the mark
     program = "trap '' TERM; env -i /bin/sleep 60 & echo up; wait; sleep 60"
     ours = subprocess.Popen(
-        ["sh", "-c", program], env={**os.environ, processes.MARK: mark}, start_new_session=True, stdout=subprocess.PIPE
+        ["sh", "-c", program], env={**os.environ, variables.NODE: mark}, start_new_session=True, stdout=subprocess.PIPE
     )
-    other = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: mark + "0"}, start_new_session=True)
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, variables.NODE: mark + "0"}, start_new_session=True)
     try:
         assert ours.stdout is not None
         ours.stdout.readline()
@@ -181,7 +182,7 @@ def test_a_child_without_the_mark_and_with_a_session_of_its_own_is_found_by_its_
 ) -> None:
     """``adopts``: its parent is gone, and it has become the agent's child; ``marks``: its parent carries the mark."""
     program = f"setsid env -i sleep 60 >/dev/null & echo $!; {then}"
-    env = {**os.environ, processes.MARK: uuid.uuid4().hex} if who == "marks" else os.environ
+    env = {**os.environ, variables.NODE: uuid.uuid4().hex} if who == "marks" else os.environ
     done = subprocess.run(
         [sys.executable, "-c", ADOPTS, who, program], env=env, capture_output=True, text=True, check=True
     )

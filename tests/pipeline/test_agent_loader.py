@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cluster import agent
 from pipeline.cluster.agent.commands import COMMANDS
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES
 from pipeline.cluster.launchers import payload
 from pipeline.cluster.launchers.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
@@ -24,14 +25,17 @@ MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
 def test_a_module_of_the_agent_needs_python_3_9_its_siblings_and_the_standard_library_alone(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     names: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            imported.add(node.module or "")
             names.add((node.module or "").partition(".")[0])
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 1, "of a package that isn't sent"
-    assert names <= sys.stdlib_module_names | {"__future__"}
+    assert names <= sys.stdlib_module_names | {"__future__", "trainers"}
+    assert {name for name in imported if name.startswith("trainers")} <= payload.module_texts().keys()
 
 
 def test_a_python_that_is_too_old_says_so_with_its_path() -> None:
@@ -87,18 +91,22 @@ def test_another_python_compiles_the_sources_itself(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_a_command_imports_is_sent_for_it(command: str) -> None:
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in MODULES}
+    texts = payload.module_texts()
     sent = payload.needed_modules((command,), texts)
     assert len(sent) == len({*sent})
-    assert COMMANDS[command] in sent
-    imported = {node for name in sent for node in _siblings(texts[name])}
+    assert f"{PACKAGE}.{COMMANDS[command]}" in sent
+    imported = {module for name in sent for module in _ours(texts[name])}
     assert imported <= {*sent}
 
 
-def _siblings(text: str) -> set[str]:
-    """The modules of the agent that this one imports anywhere in it."""
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return {name for node in found for name in ([node.module] if node.module else [one.name for one in node.names])}
+def _ours(text: str) -> set[str]:
+    """The modules of the agent and of the contract that this one imports anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").startswith(CONTRACT)):
+            module = f"{PACKAGE}.{node.module or ''}".rstrip(".") if node.level else str(node.module)
+            found |= {f"{module}.{one.name}" for one in node.names} if module in PACKAGES else {module}
+    return found
 
 
 def test_a_probe_loads_no_library_that_takes_longer_than_what_it_is_asked(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pipeline.cluster.agent.supervisor import Supervisor
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import attempts
 from tests.waiting import HANG_S, promised_s, wait_until
+from trainers.contract import variables
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -262,7 +263,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     other = attempts.new_id("key", tmp_path / "another clone" / "key", 1, "abc123")
 
     def rank(run_id: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(SLEEP, env={**os.environ, processes.MARK: f"{run_id}:0"}, start_new_session=True)
+        return subprocess.Popen(SLEEP, env={**os.environ, variables.NODE: f"{run_id}:0"}, start_new_session=True)
 
     orphan, earlier, others = (
         rank(request["run_id"]),

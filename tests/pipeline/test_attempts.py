@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 
 def test_ids_begin_alike_for_one_folder_and_differ_between_clones(tmp_path: Path) -> None:
@@ -25,5 +26,5 @@ def test_the_newest_is_the_last_one_and_a_damaged_file_counts_as_none(tmp_path: 
 
 @pytest.mark.parametrize("text", ["", "\0\0", "[]", "7", '{"attempts": 3}', '{"attempts": {"a": 1}}', '{"other": []}'])
 def test_a_damaged_file_names_no_attempt(tmp_path: Path, text: str) -> None:
-    (tmp_path / attempts.FILE).write_text(text)
+    (tmp_path / run_folder.ATTEMPT_IDS).write_text(text)
     assert attempts.known(tmp_path) == []

@@ -16,6 +16,7 @@ from pipeline.cluster import leftover
 from pipeline.cluster.agent import left, node, processes
 from pipeline.cluster.leftover import Left, why_stays
 from pipeline.runs import attempts
+from trainers.contract import variables
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 KEY = "abcdef012345"
@@ -67,7 +68,7 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     folder(tmp_path, "k-f00000-6-never-started", idle_s=2 * HOUR_S)
     folder(tmp_path, "k-f00000-7-elsewhere", idle_s=HOUR_S, code=1, **{**gone, "identity": "somebody else"})
     folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
-    rank = subprocess.Popen(["sleep", "60"], env={processes.MARK: "of this test:0"}, start_new_session=True)
+    rank = subprocess.Popen(["sleep", "60"], env={variables.NODE: "of this test:0"}, start_new_session=True)
     try:
         rows = {row["name"].partition("/")[0]: row for row in left.left(str(tmp_path), me)}
         assert set(rows) == {name for name, unused in expected.items() if unused}

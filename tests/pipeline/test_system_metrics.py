@@ -10,10 +10,11 @@ import pytest
 
 from pipeline import tracking
 from pipeline.runs.metrics_file import parse
-from pipeline.runs.system_metrics import EVERY_S, FILE, SystemMetrics, metrics
+from pipeline.runs.system_metrics import EVERY_S, SystemMetrics, metrics
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
+from trainers.contract import run_folder
 from trainers.contract.beats import Gpu, NodeBeat, Usage
 
 IDLE = Usage(
@@ -27,7 +28,7 @@ BUSY = IDLE._replace(
 
 
 def rows(run: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (run / run_folder.SYSTEM_METRICS).read_text().splitlines()]
 
 
 def test_they_have_mlflows_names_and_units() -> None:
@@ -55,9 +56,12 @@ def test_a_host_has_a_line_every_ten_seconds_and_a_later_attempt_counts_on(tmp_p
         for second in range(11):
             for host in ("node0", "node1"):
                 samples.heard(NodeBeat(host=host, usage=BUSY if second else None), 1000 * attempt + second)
-        with (tmp_path / FILE).open("a") as file:
+        with (tmp_path / run_folder.SYSTEM_METRICS).open("a") as file:
             file.write('{"t": 1, "host": "node')  # its writer died
-    found = [(row["t"], row["host"], row["step"]) for row in map(json.loads, (tmp_path / FILE).open().readlines()[:-1])]
+    found = [
+        (row["t"], row["host"], row["step"])
+        for row in map(json.loads, (tmp_path / run_folder.SYSTEM_METRICS).open().readlines()[:-1])
+    ]
     assert found == [(t, host, step) for step, t in enumerate([1, 1001]) for host in ("node0", "node1")]
     assert EVERY_S == 10
 
@@ -76,7 +80,7 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
     for host in ("node0", "node1"):
         for at in range(3):
             samples.heard(NodeBeat(host=host, usage=IDLE), folder.T0 + 10 * at)
-    assert all(parse(line.encode()) is not None for line in (run / FILE).read_text().splitlines())
+    assert all(parse(line.encode()) is not None for line in (run / run_folder.SYSTEM_METRICS).read_text().splitlines())
     first = tracking.record(run, uri, EXPERIMENT)
     name, number = "system/node1/system_memory_usage_percentage", str(first.run_id)
     expected = [(step, int((folder.T0 + 10 * step) * 1000), 25.0) for step in range(4)]

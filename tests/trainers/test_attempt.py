@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
+from trainers.contract import run_folder
 from trainers.core.errors import TrainerError
-from trainers.distributed.attempt import FILE, read_attempt
+from trainers.distributed.attempt import read_attempt
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 
 
 def name_attempts(run_dir: Path, *ids: str) -> None:
-    (run_dir / FILE).write_text(json.dumps({"attempts": ids}))
+    (run_dir / run_folder.ATTEMPT_IDS).write_text(json.dumps({"attempts": ids}))
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: object) -> None:
@@ -99,11 +100,11 @@ def test_a_damaged_list_of_attempts_ends_the_rank(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "key-1")
     attempt = read_attempt(tmp_path)
     attempt.check()
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(TrainerError, match=f"has no readable {FILE} any more; attempt key-1 ends"):
+    (tmp_path / run_folder.ATTEMPT_IDS).write_text(text)
+    with pytest.raises(TrainerError, match=f"has no readable {run_folder.ATTEMPT_IDS} any more; attempt key-1 ends"):
         attempt.check()
-    (tmp_path / FILE).unlink()
-    with pytest.raises(TrainerError, match=f"has no readable {FILE} any more; attempt key-1 ends"):
+    (tmp_path / run_folder.ATTEMPT_IDS).unlink()
+    with pytest.raises(TrainerError, match=f"has no readable {run_folder.ATTEMPT_IDS} any more; attempt key-1 ends"):
         attempt.check()
 
 

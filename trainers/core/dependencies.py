@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainers.contract import run_folder, variables
 from trainers.core import observer
 from trainers.core.observer import (
     ABSENT,
@@ -46,9 +47,6 @@ from trainers.core.observer import (
     WRITTEN,
 )  # fmt: skip
 
-FILE = "dependencies.json"
-"""File of a run folder: what the first node took in beside what the key holds; of a script each other node's lies in
-``nodes/RANK``, with ``unkeyed``, of a training they are its ``nodes``."""
 _COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
 _RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names one elsewhere
 _SYSTEM = (
@@ -171,7 +169,7 @@ class OfRank:
     def of(cls, run_dir: Path, node_rank: int, local_rank: int) -> OfRank | None:
         """None where the run folder can't be read or written: that is told of by who needs it."""
         with suppress(OSError, ValueError):
-            config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+            config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
             return cls(run_dir, config, node_rank, is_first=local_rank == 0)
         return None
 
@@ -569,7 +567,7 @@ def joined(found: Sequence[str]) -> str:
 
 def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
     """The checkout, where it lies on this host: as PACELINE_PROJECT says, else the folder above that of the runs."""
-    told = os.environ.get("PACELINE_PROJECT")
+    told = os.environ.get(variables.PROJECT)
     if told:
         return Path(told) if Path(told).is_dir() else None
     runs = Path(str(config.get("paths", {}).get("runs", "")))

@@ -13,10 +13,9 @@ from typing import IO, Any, cast
 
 import torch
 
+from trainers.contract import variables
+from trainers.contract.seal import sealed_text
 from trainers.core.errors import TrainerError
-
-RESERVE = "PACELINE_RESERVE"
-"""The variable that names a file of the node agent's: it takes up the room that a last message needs on a full disk."""
 
 
 def sha256_file(path: Path) -> str:
@@ -101,10 +100,8 @@ def write_json(path: Path, value: Any) -> str:
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """JSON whose last field, ``sha256``, is that of all text before it; ``pipeline.core.documents`` reads it."""
-    body = json.dumps(value, allow_nan=False, indent=2).removesuffix("\n}")
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    write_bytes(path, f'{body},\n  "sha256": "{digest}"\n}}\n'.encode())
+    """``write_atomic`` of sealed JSON."""
+    write_bytes(path, sealed_text(value).encode())
 
 
 def write_bytes(path: Path, data: bytes) -> str:
@@ -137,7 +134,7 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
     room = _room(path)
-    if reserve := os.environ.get(RESERVE):  # or the disk takes no word of this either
+    if reserve := os.environ.get(variables.RESERVE):  # or the disk takes no word of this either
         Path(reserve).unlink(missing_ok=True)
     return TrainerError(
         f"{path} could not be written ({why}): needs {needed_bytes} bytes, {room}; "

@@ -11,9 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.contract import run_folder
 from trainers.core.errors import TrainerError
-
-FILE = "attempts.json"  # written by the controller before an attempt starts, the newest id last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,8 @@ class Attempt:
         """Raises ValueError when what an attempt with this id has written must not be taken up."""
         if self.known is not None and other not in self.known:
             raise ValueError(
-                f"it was written by attempt {other or '?'}, which {FILE} doesn't name as one of this run's"
+                f"it was written by attempt {other or '?'}, which {run_folder.ATTEMPT_IDS} doesn't name as one of this "
+                "run's"
             )
 
     def check(self) -> None:
@@ -39,7 +39,9 @@ class Attempt:
             return
         ids = _read(self.run_dir)
         if not ids or ids[-1] != self.id:
-            what = f"belongs to attempt {ids[-1]} by now" if ids else f"has no readable {FILE} any more"
+            what = (
+                f"belongs to attempt {ids[-1]} by now" if ids else f"has no readable {run_folder.ATTEMPT_IDS} any more"
+            )
             raise TrainerError(f"the run folder {self.run_dir} {what}; attempt {self.id} ends")
 
 
@@ -53,7 +55,7 @@ def read_attempt(run_dir: Path) -> Attempt:
 def _read(run_dir: Path) -> list[str] | None:
     """None where there is no such file; nothing where it is damaged."""
     try:
-        ids = json.loads((run_dir / FILE).read_text(encoding="utf-8"))["attempts"]
+        ids = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
         return [str(item) for item in ids]
     except FileNotFoundError:
         return None

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from trainers.contract import variables
 from trainers.core.errors import TrainerError
 from trainers.distributed import flight_recorder
 from trainers.distributed.process_group import Node, Ranks, read_ranks
@@ -52,7 +53,7 @@ def connect(wanted_backend: str) -> Node:
         TrainerError: the backend cannot work here, or the hosts have different kinds of devices.
     """
     ranks, host = read_ranks(), socket.gethostname()
-    gpus = usable_gpus(os.environ.get("PACELINE_DEVICE"), host)
+    gpus = usable_gpus(os.environ.get(variables.DEVICE), host)
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -97,7 +98,7 @@ def refuse_missing_tls(host: str) -> None:
 
 
 def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
-    shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+    shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
     store: Store
     if shared_file is None:
         store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
@@ -121,7 +122,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
         store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=timedelta(seconds=float(os.environ.get("PACELINE_COLLECTIVE_TIMEOUT_S", _TIMEOUT_S))),
+        timeout=timedelta(seconds=float(os.environ.get(variables.COLLECTIVE_TIMEOUT_S, _TIMEOUT_S))),
         device_id=device if backend == "nccl" else None,
     )
     return store

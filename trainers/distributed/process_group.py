@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from trainers.contract import variables
 from trainers.distributed.heartbeat import HEARTBEAT
 
 _POLL_S = 0.01
@@ -43,14 +44,14 @@ def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     def number(name: str, default: int) -> int:
         return int(environment.get(name, default))
 
-    if "PACELINE_FIRST_RANK" in environment:
+    if variables.FIRST_RANK in environment:
         return Ranks(
-            rank=number("PACELINE_FIRST_RANK", 0) + number("LOCAL_RANK", 0),
+            rank=number(variables.FIRST_RANK, 0) + number("LOCAL_RANK", 0),
             local_rank=number("LOCAL_RANK", 0),
-            world_size=number("PACELINE_WORLD_SIZE", 1),
+            world_size=number(variables.WORLD_SIZE, 1),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
-            nnodes=number("PACELINE_NNODES", 1),
-            node_rank=number("PACELINE_NODE_RANK", 0),
+            nnodes=number(variables.NNODES, 1),
+            node_rank=number(variables.NODE_RANK, 0),
         )
     world_size = number("WORLD_SIZE", 1)
     return Ranks(
@@ -181,7 +182,7 @@ class Node:
         self._remove_shared_file()
 
     def _remove_shared_file(self) -> None:
-        shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+        shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
         if shared_file is not None:  # every rank, for whoever leaves last makes the file anew
             Path(shared_file).unlink(missing_ok=True)
 

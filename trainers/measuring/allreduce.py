@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.contract import run_folder
 from trainers.distributed.isolation import leave_snapshot_and_installed
 from trainers.entry import leave
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from trainers.distributed.process_group import Node
     from trainers.measuring.bandwidth import Timing
 
-RESULT = "allreduce.json"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SMALLEST_BYTES = 8
 _LARGEST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}  # over processors' memory a gigabyte takes long, tells no more
@@ -77,7 +77,7 @@ def main() -> None:
 
     try:
         settings = Settings(**{**(read(config) if config else {}), **given})
-        record(run)(settings, output or (config.parent / RESULT if config else None))
+        record(run)(settings, output or (config.parent / run_folder.ALLREDUCE if config else None))
     except TrainerError as error:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.contract import run_folder
 from trainers.distributed.isolation import leave_snapshot_and_installed
 from trainers.entry import leave
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from trainers.distributed.process_group import Node
     from trainers.measuring.allreduce import RankInfo
 
-RESULT = "host_speed.json"
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training
 BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # of a message
 _SAMPLES = 10
@@ -48,7 +48,7 @@ def main() -> None:
 
     try:
         backend = json.loads(path.read_text(encoding="utf-8"))["strategy"]["backend"]
-        record(run)(backend, path.parent / RESULT)
+        record(run)(backend, path.parent / run_folder.HOST_SPEED)
     except TrainerError as error:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)

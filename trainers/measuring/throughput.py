@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
 from trainers.core.files import write_json
 from trainers.core.options import load
@@ -30,7 +31,6 @@ from trainers.measuring.step_timer import PARTS, watching
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
 
-RESULT = "measure.json"
 _PAIRS, _BLOCK_S = 5, 2.0
 WARM_UP = {"cpu": 2, "cuda": 20}  # steps; cuDNN and the allocator settle in them
 _FLOP_IMAGES = 2  # the fewest that batch normalisation takes
@@ -84,7 +84,7 @@ def run(path: Path) -> None:
             "communication_alone_s": _alone(trainer),
         }
         if node.is_rank_zero:
-            write_json(path.parent / RESULT, result)
+            write_json(path.parent / run_folder.THROUGHPUT, result)
         trainer.close()
 
 

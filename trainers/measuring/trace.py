@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from trainers.contract import run_folder
 from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.pack import open_pack, place
@@ -20,7 +21,7 @@ from trainers.measuring import bandwidth, hardware
 from trainers.measuring.throughput import WARM_UP, OwnLoop
 from trainers.training.loop import Trainer
 
-RESULT, TRACE = "profile.json", "trace.json.gz"
+RESULT, TRACE = run_folder.PROFILE, "trace.json.gz"
 _STEPS = 5
 _SHOWN = 15
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.contract import run_folder
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
 OUTSIDE = "_script"
@@ -30,12 +31,12 @@ class Paths:
     @property
     def checkpoints(self) -> Path:
         """What a later attempt goes on from."""
-        return self.run_dir / "checkpoints"
+        return self.run_dir / run_folder.CHECKPOINTS
 
     @property
     def outputs(self) -> Path:
         """{run}: what the script leaves."""
-        return self.run_dir / "outputs"
+        return self.run_dir / run_folder.OUTPUTS
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:

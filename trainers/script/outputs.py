@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.contract import run_folder
 from trainers.script.files import sha256_file
 
 
@@ -103,9 +104,9 @@ def left(run_dir: Path) -> dict[str, str]:
 
     Links to folders are not followed. Raises OSError.
     """
-    folders = (run_dir / "checkpoints", run_dir / "outputs")
+    folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     found = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    kept = [path for name in ("metrics.jsonl", "outputs.json") if (path := run_dir / name).exists()]
+    kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
     return {path.relative_to(run_dir).as_posix(): sha256_file(path) for path in [*found, *kept]}
 
 

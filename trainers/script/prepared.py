@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_WAITS = "PACELINE_TORCHRUN"
+from trainers.contract import variables
+
 _LOOK_S = 0.02
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -30,7 +31,7 @@ class PreparedTorchrun:
     @classmethod
     def found(cls) -> PreparedTorchrun | None:
         """That which the environment names; no other process hears of it."""
-        pid, _, descriptor = os.environ.pop(_WAITS, "").partition(":")
+        pid, _, descriptor = os.environ.pop(variables.TORCHRUN, "").partition(":")
         if not pid:
             return None
         with contextlib.suppress(ImportError):

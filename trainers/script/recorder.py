@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainers.contract import run_folder
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
 from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
@@ -61,13 +62,13 @@ class Recorder:
     ) -> None:
         """``work``: the script's copy of the snapshot; ``logged``: where the module paceline writes; ``log_dir``:
         torchrun's, with a file a rank; ``resumes``, ``aside``, ``say``: as MetricsFile has them."""
-        self.metrics = MetricsFile(run_dir / "metrics.jsonl", aside=aside, say=say, attempt=attempt, resumes=resumes)
+        self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
         self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
         before(logged).unlink(missing_ok=True)
-        if not resumes and not any(path.is_file() for path in (run_dir / "checkpoints").rglob("*")):
+        if not resumes and not any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*")):
             self.metrics.set_aside()
-        self._files = FilesBelow(run_dir / "outputs", run_dir / "checkpoints", work)
+        self._files = FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]

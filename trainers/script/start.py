@@ -22,12 +22,13 @@ from types import FrameType
 from typing import Any
 
 import paceline
+from trainers.contract import run_folder, variables
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Seen, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import executables, rank_hook
+from trainers.script import arguments, executables, rank_hook
 from trainers.script import workdir as workdirs
-from trainers.script.arguments import Paths, argv, program, variables
+from trainers.script.arguments import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
 from trainers.script.prepared import PreparedTorchrun
@@ -40,7 +41,6 @@ WARNING, NOTE = "WARNING: ", "note: "
 _LOOK_S = 0.5
 SENT = ".paceline"
 """File of a run folder that is this host's own, which the agent leaves there; else all hosts share it."""
-_MARK = "PACELINE_NODE"  # run id:node rank, which the agent gives to all processes of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Attempt:
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
         self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
-        self.snapshot, self.work = self.run_dir / "code", self.folder / "code"
+        self.snapshot, self.work = self.run_dir / run_folder.CODE, self.folder / run_folder.CODE
         self.logged = self.folder / "logged.jsonl"
         self.is_first = started.node_rank == 0
         self.is_sent = (self.run_dir / SENT).exists()
@@ -155,7 +155,7 @@ class Attempt:
         if self.is_first and resume:
             shown = ", ".join(f"{{{name}}} is {self.shown(path)}" for name, path in resume.items())
             say(f"{NOTE}goes on from a checkpoint: {shown}")
-        for folder in (self.run_dir / "checkpoints", self.run_dir / "outputs", self.folder):
+        for folder in (self.run_dir / run_folder.CHECKPOINTS, self.run_dir / run_folder.OUTPUTS, self.folder):
             folder.mkdir(exist_ok=True, parents=True)
         with suppress(FileNotFoundError):
             self.logged.replace(before(self.logged))
@@ -184,8 +184,8 @@ class Attempt:
     @property
     def before(self) -> Path:
         """Where is kept what earlier attempts left and this one replaces."""
-        number = os.environ.get(_MARK, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
-        return self.run_dir / "attempts" / (number if number.isdecimal() else "0") / "before"
+        number = os.environ.get(variables.NODE, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
+        return self.run_dir / run_folder.ATTEMPTS / (number if number.isdecimal() else "0") / "before"
 
     def shown(self, path: Path) -> str:
         """Relative to the run folder."""
@@ -233,7 +233,7 @@ class Attempt:
         library = self.folder / "lib"
         library.mkdir()
         shutil.copyfile(paceline.__file__, library / "paceline.py")
-        own = variables(self.settings, paths)
+        own = arguments.variables(self.settings, paths)
         behind = os.environ.get("PYTHONPATH", "").split(os.pathsep) + own.pop("PYTHONPATH", "").split(os.pathsep)
         kept = [entry for entry in behind if entry and Path(entry).resolve() != self.snapshot]
         return {
@@ -241,9 +241,9 @@ class Attempt:
             **os.environ,
             **own,
             "PYTHONPATH": os.pathsep.join([str(site), str(library), str(self.work), *kept]),
-            paceline.RUN_DIR: str(self.run_dir),
-            paceline.OUTPUTS: str(paths.outputs),
-            paceline.LOG: str(self.logged),
+            variables.RUN_DIR: str(self.run_dir),
+            variables.OUTPUTS: str(paths.outputs),
+            variables.LOG: str(self.logged),
         }
 
     def starter(self) -> list[str]:
@@ -283,9 +283,9 @@ class Attempt:
             work=self.work,
             logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
-            attempt=os.environ.get(_MARK, "").rpartition(":")[0],
+            attempt=os.environ.get(variables.NODE, "").rpartition(":")[0],
             resumes=bool(paths.resume),
-            aside=self.before / "metrics.jsonl",
+            aside=self.before / run_folder.METRICS,
             say=lambda rows: say(
                 f"{NOTE}metrics.jsonl begins anew: what earlier attempts had logged ({rows}) is kept in "
                 f"{self.shown(self.before)}/metrics.jsonl"
@@ -334,14 +334,16 @@ class Attempt:
     def note_pruned(self, recorder: Recorder) -> None:
         """Raises OSError."""
         metrics = recorder.metrics
-        write_json(self.run_dir / "pruned.json", {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
+        write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
 
     def finish(self, paths: Paths, recorder: Recorder | None, seen: Seen, unkeyed: Sequence[Unkeyed]) -> int:
         """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError."""
         rank = self.started.node_rank
         outputs = (
-            paths.outputs if self.is_first or self.is_sent else self.run_dir / workdirs.NODES / str(rank) / "outputs"
+            paths.outputs
+            if self.is_first or self.is_sent
+            else self.run_dir / run_folder.NODES / str(rank) / run_folder.OUTPUTS
         )
         try:
             found = gather(
@@ -361,7 +363,7 @@ class Attempt:
         elif self.settings.seal != "off":
             record = {**seen.record(), "unkeyed": dependencies.as_json(unkeyed)}
             outputs.parent.mkdir(parents=True, exist_ok=True)
-            write_sealed(outputs.parent / dependencies.FILE, record)
+            write_sealed(outputs.parent / run_folder.DEPENDENCIES, record)
         if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -392,10 +394,10 @@ class Attempt:
         record = seen.record()
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{dependencies.outside(outside)}")
-        write_sealed(self.run_dir / dependencies.FILE, record)
+        write_sealed(self.run_dir / run_folder.DEPENDENCIES, record)
         metrics = recorder.metrics
         hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found.outputs}
-        write_json(self.run_dir / "outputs.json", hashes)
+        write_json(self.run_dir / run_folder.OUTPUT_DIGESTS, hashes)
         summary = {
             "steps": metrics.step,
             "metrics": metrics.last,
@@ -404,7 +406,7 @@ class Attempt:
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(self.run_dir),
         }
-        write_sealed(self.run_dir / "summary.json", summary)
+        write_sealed(self.run_dir / run_folder.SUMMARY, summary)
 
 
 def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:

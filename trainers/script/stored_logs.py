@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainers.contract import run_folder
 from trainers.script.files import sha256_file, write_sealed, write_text
 from trainers.script.metrics_file import Row
 from trainers.script.settings import names as names_in
@@ -24,7 +25,7 @@ _OF_RANK_0 = "0 | "
 
 def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
     """Rewrite both files. Raises OSError, ValueError: the folder isn't that of a script that has ended well."""
-    metrics, summary = run_dir / "metrics.jsonl", run_dir / "summary.json"
+    metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
     known: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
     del known["sha256"]
     names = {*re.compile(pattern).groupindex, *(re.compile(earlier).groupindex if earlier else ())}
@@ -48,8 +49,8 @@ def _without(line: str, names: set[str]) -> dict[str, Any] | None:
 
 def _rows(run_dir: Path, pattern: str) -> list[Row]:
     """What the log of the last attempt holds; of a script that goes on from checkpoints, those of all attempts."""
-    program: dict[str, Any] = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["program"]
-    numbers = sorted(int(path.name) for path in (run_dir / "attempts").iterdir() if path.name.isdigit())
+    program: dict[str, Any] = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))["program"]
+    numbers = sorted(int(path.name) for path in (run_dir / run_folder.ATTEMPTS).iterdir() if path.name.isdigit())
     if "resume" not in names_in(json.dumps([program.get("args"), program.get("env")])):
         numbers = numbers[-1:]
     rows, found = list[Row](), PatternLines(pattern, run_dir)
@@ -61,10 +62,10 @@ def _rows(run_dir: Path, pattern: str) -> list[Row]:
 
 def _of_attempt(found: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
     """The lines have no times: they are spread from the launch to the end of the log."""
-    for log in sorted((run_dir / "attempts" / str(number)).glob("*.log")):
+    for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         end_s = log.stat().st_mtime
-        begin_s = min(end_s, (run_dir / "plan.json").stat().st_mtime)
+        begin_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
         for at, line in enumerate(lines, 1):
             if line.startswith(_OF_RANK_0):
                 time_s = begin_s + (end_s - begin_s) * at / len(lines)
@@ -72,7 +73,7 @@ def _of_attempt(found: PatternLines, run_dir: Path, number: int) -> Iterator[Row
 
 
 def _run_id(run_dir: Path) -> str:
-    plan: Mapping[str, Any] = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    plan: Mapping[str, Any] = json.loads((run_dir / run_folder.PLAN).read_text(encoding="utf-8"))
     return str(plan.get("run_id", ""))
 
 

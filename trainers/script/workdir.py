@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trainers.contract import run_folder
 from trainers.script.files import write_json
 from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig
 
-WORK, CARRIED, NODES = "work", "carried", "nodes"
-"""Folders of a run folder: the working directories; what a host had saved before, as it is sent there; what hosts other
-than the first leave, by node rank."""
-_GIVEN, _LAID = "given.json", "laid"
+_LAID = "laid"
 
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
@@ -29,13 +27,15 @@ Stamps = Mapping[str, Sequence[int]]
 
 def folder_of(run_dir: Path, node_rank: int) -> Path:
     """What a script's attempts have on one host, the copy of the snapshot in ``code``."""
-    return run_dir / WORK / f"node{node_rank}"
+    return run_dir / run_folder.WORK / f"node{node_rank}"
 
 
 def given(run_dir: Path, node_rank: int) -> Stamps:
     """What was laid out there; nothing where all that lies there was written by the script (a host sent it here)."""
     try:
-        value: dict[str, list[int]] = json.loads((folder_of(run_dir, node_rank) / _GIVEN).read_text(encoding="utf-8"))
+        value: dict[str, list[int]] = json.loads(
+            (folder_of(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return {}
     return value
@@ -67,11 +67,11 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
     They lie in {checkpoints}, or, where no argument names that folder, in the working directory of the first node.
     """
-    work, known = folder_of(run_dir, 0) / "code", given(run_dir, 0)
+    work, known = folder_of(run_dir, 0) / run_folder.CODE, given(run_dir, 0)
     found: dict[str, Path] = {}
     for name in settings.resume_names:
         pattern = name.partition(":")[2] or settings.resume_pattern
-        chosen = newest_checkpoint(run_dir / "checkpoints", pattern)
+        chosen = newest_checkpoint(run_dir / run_folder.CHECKPOINTS, pattern)
         if chosen is None and not settings.names_checkpoints:
             top = work if pattern is None else work / settings.workdir
             chosen = newest_checkpoint(top, pattern, counts=lambda path: not is_given(path, run_dir, known))
@@ -92,7 +92,7 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
         OSError: it can't be written.
     """
     folder = folder_of(run_dir, node_rank)
-    work, laid = folder / "code", folder / _LAID
+    work, laid = folder / run_folder.CODE, folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
     known = given(run_dir, node_rank)
     for name in known:
@@ -101,10 +101,10 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
             if path.is_relative_to(work) and is_given(path, run_dir, known):
                 path.unlink()
     shutil.rmtree(laid, ignore_errors=True)
-    shutil.copytree(run_dir / "code", laid, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(run_dir / run_folder.CODE, laid, ignore=shutil.ignore_patterns("__pycache__"))
     files = {path: work / path.relative_to(laid) for path in laid.rglob("*") if path.is_file()}
     stamps = {target.relative_to(run_dir).as_posix(): _stamp(path) for path, target in files.items()}
-    write_json(folder / _GIVEN, {**(besides or {}), **stamps})
+    write_json(folder / run_folder.GIVEN, {**(besides or {}), **stamps})
     for path, target in files.items():
         if not os.path.lexists(target):  # else the script has altered it
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +119,10 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from.
     Raises OSError.
     """
-    work, known = folder_of(run_dir, node_rank) / "code", given(run_dir, node_rank)
-    target = to if node_rank == 0 else to / NODES / str(node_rank)
-    nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{NODES}/*")]
-    parts = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", WORK))]
+    work, known = folder_of(run_dir, node_rank) / run_folder.CODE, given(run_dir, node_rank)
+    target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
+    nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
+    parts = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]
     parts += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
     parts = parts if node_rank == 0 else []
     moves = [(path, target / "workdir" / path.relative_to(work)) for path in written(work, run_dir, known)]
@@ -148,8 +148,8 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
     Raises:
         OSError: it can't be moved.
     """
-    carried = run_dir / CARRIED / str(node_rank)
-    checkpoints = run_dir / "checkpoints"
+    carried = run_dir / run_folder.CARRIED / str(node_rank)
+    checkpoints = run_dir / run_folder.CHECKPOINTS
     of_first = (
         {}
         if node_rank == 0
@@ -160,7 +160,7 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
         of_first.pop(target.relative_to(run_dir).as_posix(), None)
-    shutil.rmtree(run_dir / CARRIED, ignore_errors=True)
+    shutil.rmtree(run_dir / run_folder.CARRIED, ignore_errors=True)
     return of_first
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import sha256_file
 from trainers.distributed.process_group import Node
 
-FILE = "init.pt"
 _INSIDE = ("state_dict", "model_state_dict", "model")  # what published files hold their tensors in
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel, of torch.compile
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # torchvision's networks with more outputs than one
@@ -65,7 +65,7 @@ def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num
         return None
     initial = None
     if node.is_rank_zero:
-        path = run_dir / FILE
+        path = run_dir / run_folder.INITIAL_WEIGHTS
         initial = fit(network, *read(path, said, config.init.sha256), num_classes=num_classes, said=said)
     node.broadcast(network.state_dict().values())
     return initial

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainers.checkpoint import checkpoint
 from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
@@ -80,7 +81,7 @@ class Trainer:
     def prepare(self) -> None:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         warm_up_s = warm_up(self.stepper, lambda: self.plan(0, 0), self.say)
-        layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
+        layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
         row, metrics = self.state.row(), ""
         table: Tensor | None = None
         self.nodes = of_all_nodes(self.node)
@@ -102,7 +103,7 @@ class Trainer:
                     table, metrics = self.state.rows_of_ranks(found.own), found.metrics
             table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
-            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
+            self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
@@ -124,7 +125,7 @@ class Trainer:
         return found if len(found) == self.steps.parts else [[]]
 
     def _load(self, found: Checkpoint) -> None:
-        self.state.load(found, self.run_dir / "checkpoints")
+        self.state.load(found, self.run_dir / run_folder.CHECKPOINTS)
         self.step, self.progress = found.step, found.progress
         self.say(f"resumed from step {found.step} (epoch {found.epoch + 1}, {found.position} steps into it)")
 
@@ -271,7 +272,9 @@ class Trainer:
         HEARTBEAT.enter(Phase.SAVING)
         check_data(self.watch, self.node)
         table = self.node.gather(self.state.row())
-        shards = self.stepper.strategy.layout.save(self.run_dir / "checkpoints", self.step, self.stepper.state())
+        shards = self.stepper.strategy.layout.save(
+            self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()
+        )
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None or table is None:
             return

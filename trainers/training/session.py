@@ -13,6 +13,7 @@ import torch
 
 from trainers.checkpoint import weights
 from trainers.checkpoint.files import sealed
+from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core import dependencies
 from trainers.core.config import TrainConfig
@@ -208,7 +209,7 @@ def _note_pruned(trainer: Trainer) -> None:
     trainer.attempt.check()
     epoch = trainer.step // trainer.steps.per_epoch
     value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
-    write_json(trainer.run_dir / "pruned.json", value)
+    write_json(trainer.run_dir / run_folder.PRUNED, value)
     trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
 
 
@@ -224,32 +225,32 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     run_dir, pack = trainer.run_dir, trainer.pack
     digest = weights.digest(final)
     size_bytes = sum(item.nbytes for item in final.values())
-    path = run_dir / "checkpoints" / "final.pt"
+    path = run_dir / run_folder.CHECKPOINTS / "final.pt"
     sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)
     write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, "step": trainer.step}))
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
     predictions = {"split": "test", "targets": targets, "predictions": test.predictions}
     outputs = {
-        "checkpoints/final.pt": sha256,
-        "predictions.json": write_json(run_dir / "predictions.json", predictions),
+        run_folder.FINAL_WEIGHTS: sha256,
+        run_folder.PREDICTIONS: write_json(run_dir / run_folder.PREDICTIONS, predictions),
     }
     if trainer.metrics is not None:
-        outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
+        outputs[run_folder.METRICS] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
     nodes = [json.loads(record) for record in records if record]
     if nodes:
         unkeyed = {path: how for node in nodes for path, how in sorted(node.pop("unkeyed").items())}
         if unkeyed:
             summary["unkeyed"] = unkeyed
-        write_sealed(run_dir / dependencies.FILE, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
+        write_sealed(run_dir / run_folder.DEPENDENCIES, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
         for line in dependencies.message(
             [Unkeyed(path, how == "read") for path, how in unkeyed.items()], "model.inputs"
         ):
             trainer.say(f"WARNING: {line}")
         if nodes[0]["files"]:
             trainer.say(f"WARNING: {dependencies.outside([*nodes[0]['files']], _OUTSIDE)}")
-    write_sealed(run_dir / "summary.json", summary)
+    write_sealed(run_dir / run_folder.SUMMARY, summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(
         f"finished: test accuracy {test.accuracy:.4f}{value}, {summary['images_per_s']:,.0f} images/s, "

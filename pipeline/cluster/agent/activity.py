@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 
+from trainers.contract import run_folder
 from trainers.contract.beats import Phase, RankBeat
 
 from .beats import read_beats
@@ -54,7 +55,7 @@ class Beats:
 
     def _wrote(self) -> bool:
         """Whether a line or a metric came since the last look. (A checkpoint is bytes that its rank has written.)"""
-        paths = (self._node["state_dir"], "log"), (self._node["run_dir"], "metrics.jsonl")
+        paths = (self._node["state_dir"], "log"), (self._node["run_dir"], run_folder.METRICS)
         before, self._files = self._files, [_size(os.path.join(*path)) for path in paths]
         return self._files != before
 

@@ -11,6 +11,7 @@ import re
 import struct
 import time
 
+from trainers.contract import run_folder
 from trainers.contract.beats import CELLS, FILE, RankBeat
 
 from .wire import Json
@@ -51,7 +52,7 @@ def newest_checkpoint(run_dir: str) -> int:
 def newest_change(run_dir: str) -> int:
     """When a script last wrote a checkpoint, in ms of unix time; 0 where there is none or it may be at it."""
     newest = 0.0
-    for folder, _, names in os.walk(os.path.join(run_dir, "checkpoints")):
+    for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
         for name in names:
             with contextlib.suppress(OSError):  # removed meanwhile
                 newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)

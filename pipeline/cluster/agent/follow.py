@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeLook, as_json
 
 from .activity import Beats
@@ -83,7 +84,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
-        files["metrics"] = os.path.join(node["run_dir"], "metrics.jsonl")
+        files["metrics"] = os.path.join(node["run_dir"], run_folder.METRICS)
     beat, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
     while True:
         ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor, mark)
@@ -159,7 +160,7 @@ def listen(node: Json, heard: list[float], looks: Looks) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
             if line.strip() == b"prune" and node["node_rank"] == 0:
-                touch(os.path.join(node["run_dir"], "prune"))
+                touch(os.path.join(node["run_dir"], run_folder.PRUNE))
             if line.startswith(b"look "):
                 looks.begin(json.loads(line[5:]))
             if line.strip() == b"stop":

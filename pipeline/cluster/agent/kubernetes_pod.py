@@ -7,6 +7,8 @@ import os
 import re
 from urllib.parse import quote
 
+from trainers.contract import variables
+
 from .wire import Json, refuse
 
 NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
@@ -18,7 +20,7 @@ REQUEUES = False
 
 def who() -> tuple[str, int, int]:
     """This pod's name, its number among the job's nodes, and its life, which is always the first."""
-    name = os.environ["PACELINE_POD_NAME"]
+    name = os.environ[variables.POD_NAME]
     number = next((os.environ[variable] for variable in NUMBERS if os.environ.get(variable, "").isdigit()), None)
     if number is None:
         refuse(f"{name}: none of {', '.join(NUMBERS)} is set, so this pod doesn't know its number; cluster.kind=job")
@@ -27,7 +29,7 @@ def who() -> tuple[str, int, int]:
 
 def own_address() -> str:
     """The pod's address, at which the others reach it."""
-    return os.environ["PACELINE_POD_IP"]
+    return os.environ[variables.POD_IP]
 
 
 def secrets(request: Json) -> Json:

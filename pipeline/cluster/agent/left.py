@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 
+from trainers.contract import run_folder
+
 from .node import identity
 from .processes import find_processes, start_time
 from .registry import LONGEST_START_S, forget_dead
@@ -77,16 +79,16 @@ def holds_outputs(folder: str) -> bool:
     if isinstance(ended, dict) and ended.get("code") == 0:
         return True
     # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
-    if any(names for _, _, names in os.walk(os.path.join(folder, "checkpoints"))):
+    if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
         return True
     return any(map(wrote_there, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
 
 
 def wrote_there(place: str) -> bool:
     """Whether a script has written in its working directory."""
-    given = read_json(os.path.join(place, "given.json"))
+    given = read_json(os.path.join(place, run_folder.GIVEN))
     run_dir = os.path.dirname(os.path.dirname(place))
-    return size_of_new(os.path.join(place, "code"), run_dir, given if isinstance(given, dict) else {}) > 0
+    return size_of_new(os.path.join(place, run_folder.CODE), run_dir, given if isinstance(given, dict) else {}) > 0
 
 
 def size_bytes(folder: str) -> int:

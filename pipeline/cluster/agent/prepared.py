@@ -18,15 +18,15 @@ import subprocess
 import sys
 from typing import IO
 
+from trainers.contract import variables
+
 from . import torchrun
 from .claims import Claim
 from .probe import from_environment
-from .processes import LINUX, MARK
+from .processes import LINUX
 from .torchrun import deserted, end_with_parent, receive, take, tell
 from .wire import Json
 
-WAITS = "PACELINE_TORCHRUN"
-"""Tells the process of a script: process id and descriptor of the torchrun that waits for it."""
 _ROOM = 200  # of a mark
 _waiting: list[socket.socket] = []  # to the later supervisor of this process
 
@@ -93,7 +93,7 @@ class Prepared:
 
     def __init__(self, request: Json) -> None:
         self._socket, theirs = socket.socketpair()
-        self._env = {**from_environment(request["env_passed"]), **request["env"], MARK: "-".ljust(_ROOM, "-")}
+        self._env = {**from_environment(request["env_passed"]), **request["env"], variables.NODE: "-".ljust(_ROOM, "-")}
         self.returncode: int | None = None
         self._said, self._log = os.memfd_create("said"), -1
         fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)
@@ -138,11 +138,11 @@ class Prepared:
         take(streams)
         os.chdir(told["cwd"])
         os.set_inheritable(ours.fileno(), True)
-        os.execve(told["argv"][0], told["argv"], {**told["env"], WAITS: f"{below.pid}:{ours.fileno()}"})
+        os.execve(told["argv"][0], told["argv"], {**told["env"], variables.TORCHRUN: f"{below.pid}:{ours.fileno()}"})
 
     def become(self, argv: list[str], env: dict[str, str], cwd: str, output: IO[bytes]) -> bool:
         """False: it can't, and is gone."""
-        other = argv[0] != sys.executable or len(env.get(MARK, "").encode()) > _ROOM
+        other = argv[0] != sys.executable or len(env.get(variables.NODE, "").encode()) > _ROOM
         if other or self.poll() is not None or self._stopped():
             self.kill()
             return False

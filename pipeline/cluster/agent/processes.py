@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-MARK = "PACELINE_NODE"
+from trainers.contract import variables
+
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LINUX = os.path.isdir("/proc/self")
 POLL_S = 0.05
@@ -139,7 +140,7 @@ def works_in(folders: list[str]) -> dict[int, str]:
 
 
 def carries(variable: bytes, mark: str) -> bool:
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{variables.NODE}={mark}".encode()
     return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
 
 

@@ -6,10 +6,11 @@ import json
 import os
 import socket
 
+from trainers.contract import variables
+
 from . import nodelist
 from .wire import Json, refuse
 
-SECRETS = "PACELINE_SECRETS"
 REQUEUES = True
 """A job that was preempted is put back into the queue, if its agents leave that to Slurm."""
 
@@ -25,13 +26,13 @@ def secrets(request: Json) -> Json:
 
     Raises SystemExit: they didn't come, and ranks would take the *** in the request for their values.
     """
-    if SECRETS not in os.environ and request["is_told"]:
+    if variables.SECRETS not in os.environ and request["is_told"]:
         refuse(
             f"{who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the job's "
             "environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "
             "along, and so does --export=NAME,PACELINE_SECRETS"
         )
-    value: Json = json.loads(os.environ.pop(SECRETS, "{}"))
+    value: Json = json.loads(os.environ.pop(variables.SECRETS, "{}"))
     return value
 
 

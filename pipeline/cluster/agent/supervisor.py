@@ -17,6 +17,8 @@ import sys
 import time
 from types import FrameType
 
+from trainers.contract import variables
+
 from .addresses import plain
 from .early_exits import EarlyExits
 from .log_lines import Rules, Tail
@@ -25,7 +27,7 @@ from .node import peers_of
 from .out_of_memory import OutOfMemory
 from .prepared import Prepared
 from .probe import from_environment
-from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
+from .processes import POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import FULL, full_disk, reason
 from .registry import tombstone_path
@@ -147,8 +149,8 @@ class Supervisor:
 
     def spawn(self) -> subprocess.Popen[bytes] | Prepared:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
-        env[MARK] = self.mark
-        env["PACELINE_RESERVE"] = self.path("reserve-of-ranks")
+        env[variables.NODE] = self.mark
+        env[variables.RESERVE] = self.path("reserve-of-ranks")
         with open(self.chatter.path, "ab") as output:
             if self.prepared and self.prepared.become(self.node["argv"], env, self.node["run_dir"], output):
                 return self.prepared

@@ -17,6 +17,7 @@ from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.settings import POLICIES
 from pipeline.core import process, threads
 from pipeline.core.specs import Cluster, Host
+from trainers.contract import run_folder
 
 _AUTO, REFUSE, WAIT, SHARE = POLICIES
 WHEN_BUSY = "cluster.when_busy=wait takes its turn, cluster.when_busy=share starts beside it; or other hosts"
@@ -60,7 +61,7 @@ def title(run_dir: Path, run_key: str) -> str:
     """How a run is called where others read it."""
     model = ""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
         model = f" ({config['model']['name']})"
     return f"run {run_key}{model}"
 

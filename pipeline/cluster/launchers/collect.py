@@ -28,7 +28,7 @@ from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
 from pipeline.core.tables import file_size
 from pipeline.runs.checkpoints import DAMAGE, read_verified
-from trainers.script.workdir import NODES
+from trainers.contract import run_folder
 
 SILENT_S = 10.0
 _LOOK_S = 0.5
@@ -74,7 +74,7 @@ def receive(
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
-        here = run_dir / NODES / str(rank) if rank else run_dir
+        here = run_dir / run_folder.NODES / str(rank) if rank else run_dir
         for name in outputs.whole if outputs.until_s is None else ():
             _refuse_links(run_dir, here / name)
             _drop_others(here / name, temporary / name)
@@ -246,7 +246,7 @@ def _last_words(child: Popen[bytes]) -> str:
 def _drop_damaged(folder: Path) -> list[str]:
     """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
     damaged = []
-    for path in sorted((folder / "checkpoints").glob("*.pt")):
+    for path in sorted((folder / run_folder.CHECKPOINTS).glob("*.pt")):
         try:
             read_verified(path)
         except DAMAGE:
@@ -287,7 +287,7 @@ def _refuse_links(run_dir: Path, folder: Path) -> None:
 def _drop_older(run_dir: Path, came: list[Path]) -> None:
     """Older checkpoints that the node dropped go, once a newer one has come."""
     if any(name.match("checkpoints/step-*.pt") for name in came):
-        checkpoints = run_dir / "checkpoints"
+        checkpoints = run_dir / run_folder.CHECKPOINTS
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()  # one that was set aside may be anything

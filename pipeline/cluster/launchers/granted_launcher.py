@@ -21,6 +21,7 @@ from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 
 class GrantedJob(Protocol):
@@ -135,7 +136,7 @@ class GrantedLauncher(Launcher):
 
     def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
         number = self.cluster.hosts.index(host)
-        state_dir = spec.run_dir / "attempts" / str(spec.attempt) / f"agent-{run_id}" / f"node{number}"
+        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}" / f"node{number}"
         data_dir = str(spec.pack.path) if spec.pack else ""
         return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
 

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.job_folder import REQUEST
 from pipeline.cluster.launchers.payload import BOOTSTRAP
+from trainers.contract import variables
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.kubernetes import KubernetesConfig
@@ -214,7 +215,7 @@ def _container(job: PodJob, name: str) -> Manifest:
 def _environment(settings: KubernetesConfig) -> list[Manifest]:
     """Who the pod is; a home and a user's name, which torch's caches want of a user that the image doesn't know;
     and what Secrets hold, by their names."""
-    fields = {"PACELINE_POD_NAME": "metadata.name", "PACELINE_POD_IP": "status.podIP"}
+    fields = {variables.POD_NAME: "metadata.name", variables.POD_IP: "status.podIP"}
     secrets = [place.partition("/") for place in settings.env_from]
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

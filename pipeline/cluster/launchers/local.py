@@ -20,6 +20,7 @@ from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from trainers.contract import run_folder
 
 _STARVED_S = 60.0
 
@@ -89,7 +90,7 @@ class LocalLauncher(AgentLauncher):
         return self._argv(host)
 
     def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
-        state_dir = spec.run_dir / "attempts" / str(spec.attempt) / f"agent-{run_id}"
+        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}"
         data_dir = str(spec.pack.path) if spec.pack else ""
         return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
 

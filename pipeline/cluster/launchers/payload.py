@@ -54,7 +54,7 @@ _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
 """What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
 command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
 
-_IMPORT = re.compile(r"^ *from (\.|trainers\.contract\b\.?)(\w*) import ([\w, ]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from (\.|trainers\.contract\b\.?)(\w*) import \(?([\w, ]*)", re.MULTILINE)
 
 
 def agent_argv(python: str | None) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.launchers.collect import receive
-from pipeline.core.specs import PRUNED, Host, LaunchPlan, NodeFacts, NodePlan, Outputs
+from pipeline.core.specs import Host, LaunchPlan, NodeFacts, NodePlan, Outputs
+from trainers.contract import run_folder
 
 _AT_ONCE = 8  # hosts that send at a time
 _NOT_HAD = (
@@ -62,7 +63,7 @@ class RemoteLauncher(AgentLauncher, ABC):
             lacking = [node.host for node in plan.nodes[1:] if not had.get(node.host)]
             if lacking:
                 self._notes.append(_NOT_HAD.format(hosts=", ".join(lacking)))
-        if came and final and not (run_dir / PRUNED).exists():  # all of it is among the outputs now
+        if came and final and not (run_dir / run_folder.PRUNED).exists():  # all of it is among the outputs now
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
         return came

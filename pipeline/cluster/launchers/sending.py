@@ -9,9 +9,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
-from pipeline.core.specs import INITIAL_WEIGHTS
-from pipeline.runs import attempts
-from trainers.script.workdir import CARRIED, NODES
+from trainers.contract import run_folder
 
 
 def append(stdin: IO[bytes], source: Path, name: str) -> None:
@@ -31,7 +29,7 @@ def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None
 
 def weights_bytes(run_dir: Path) -> int:
     """Of the weights that the run starts from, and of what a script goes on from; 0 where all is fresh."""
-    sent = [run_dir / INITIAL_WEIGHTS]
+    sent = [run_dir / run_folder.INITIAL_WEIGHTS]
     if programs.of_run(run_dir).starts_torchrun:
         sent += [path for place, _ in _of_script(run_dir) for path in (place, *place.rglob("*"))]
     return sum(path.stat().st_size for path in sent if path.is_file())
@@ -40,25 +38,25 @@ def weights_bytes(run_dir: Path) -> int:
 def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """What its earlier attempts left: each rank reads what it goes on from by itself. What only one node is to have
     lies in ``carried/RANK``, from where trainers/script/workdir.py takes it."""
-    for name in ("checkpoints", "work", "metrics.jsonl"):
+    for name in ("checkpoints", "work", run_folder.METRICS):
         yield run_dir / name, name
-    yield run_dir / "outputs", f"{CARRIED}/0/outputs"
-    for node in sorted(run_dir.glob(f"{NODES}/*")):
-        yield node, f"{CARRIED}/{node.name}"
+    yield run_dir / run_folder.OUTPUTS, f"{run_folder.CARRIED}/0/outputs"
+    for node in sorted(run_dir.glob(f"{run_folder.NODES}/*")):
+        yield node, f"{run_folder.CARRIED}/{node.name}"
 
 
 def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
     """What is sent, and how it is called there."""
-    for name in ("code", "config.json", attempts.FILE):
+    for name in ("code", run_folder.CONFIG, run_folder.ATTEMPT_IDS):
         yield run_dir / name, name
-    if (run_dir / INITIAL_WEIGHTS).exists():
-        yield run_dir / INITIAL_WEIGHTS, INITIAL_WEIGHTS
+    if (run_dir / run_folder.INITIAL_WEIGHTS).exists():
+        yield run_dir / run_folder.INITIAL_WEIGHTS, run_folder.INITIAL_WEIGHTS
     if programs.of_run(run_dir).starts_torchrun:
         yield from ((path, name) for path, name in _of_script(run_dir) if path.exists())
         return
-    checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
+    checkpoints = sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"))[-1:]
     for checkpoint in checkpoints:
-        for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl"):
+        for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / run_folder.METRICS):
             yield path, str(path.relative_to(run_dir))
         shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
         if shards.is_dir():

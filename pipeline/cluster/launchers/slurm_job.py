@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.slurm_node import SECRETS
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
@@ -17,6 +16,7 @@ from pipeline.cluster.launchers.slurm_array import ELEMENT, Arrays
 from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
 from pipeline.cluster.launchers.slurm_script import FOLDERS, NAME_PREFIX, SCRIPT, Job, script
 from pipeline.core.errors import HostError, TrainingError
+from trainers.contract import variables
 
 _LOOK_S = 0.2
 _END_S = 20.0
@@ -73,7 +73,7 @@ class BatchJob:
         self.folder = JobFolder(Path(job.folder), SCRIPT)
         asked = {**request, "folder": job.folder, "is_told": any(told.values())}
         self.folder.make(script(job), asked, self._nnodes)
-        id_ = self._arrays.submit(job, {SECRETS: json.dumps(told)})
+        id_ = self._arrays.submit(job, {variables.SECRETS: json.dumps(told)})
         self.state = JobState(id=id_, state="PENDING")
         say(f"job {id_} was submitted; squeue -j {id_} shows it, scancel {id_} ends it")
 

@@ -20,6 +20,7 @@ from pipeline.diagnostics import node_module
 from pipeline.diagnostics.benchmark import against
 from pipeline.diagnostics.benchmark.figures import points, table
 from pipeline.runs import provenance
+from trainers.contract import run_folder
 
 MODULE = "trainers.measuring.measure"
 RESULT = "benchmark.json"
@@ -54,7 +55,7 @@ def measure(
     clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
     asked = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights
-    diagnosis = node_module.Diagnosis(module=MODULE, config=asked, result="measure.json", chosen=config.chosen)
+    diagnosis = node_module.Diagnosis(module=MODULE, config=asked, result=run_folder.THROUGHPUT, chosen=config.chosen)
 
     def point(number: int, cluster: Cluster) -> dict[str, Any]:
         nodes, ranks = cluster.nnodes, cluster.world_size

@@ -1,0 +1,22 @@
+"""JSON objects that are sealed: their last field, ``sha256``, is the digest of all text before it.
+
+A seal shows an edit by hand or a damaged disk. It is no signature: whoever alters a file on purpose can seal it anew.
+``pipeline/core/documents.py`` reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def sealed_text(value: Mapping[str, Any], *, allow_nan: bool = False) -> str:
+    """Write an object as indented JSON with its seal. ``value`` has fields, and none named ``sha256``.
+
+    Raises:
+        ValueError: it holds NaN or an infinity, without ``allow_nan``.
+    """
+    body = json.dumps(value, allow_nan=allow_nan, indent=2).removesuffix("\n}")
+    return f'{body},\n  "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
