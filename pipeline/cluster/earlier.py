@@ -76,6 +76,23 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
     return not over
 
 
+def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
+    """Give the hosts of a plan the labels that they have in ``cluster``; None where those prove to be other hosts.
+
+    Each is asked who it is: host name, address and port of its ssh server, user.
+    """
+    if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
+        return None
+    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
+    with closing(launchers.create(cluster)) as launcher:
+        answers = launcher.ask({"do": "standing", "nodes": nodes})
+    labels = {answer.value["identity"]: label for label, answer in answers.items() if answer.value is not None}
+    if labels.keys() != {node.identity for node in plan.nodes}:
+        return None
+    named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
+    return dataclasses.replace(plan, nodes=named)
+
+
 def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
     """How the parts of an attempt ended that a command has seen fail, by host: their folders may be cleared since."""
     ends = {}

@@ -53,7 +53,9 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in known]
-    if unknown:
+    if unknown and (same := earlier.renamed(cluster, plan)) is not None:
+        plan = same
+    elif unknown:
         raise UsageError(
             f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
             hint="doit attach with the words of the command that has started it",

@@ -53,6 +53,23 @@ def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
     assert (project.only_run() / "outputs" / "w.txt").read_text() == "trained"
 
 
+def test_an_attempt_on_a_host_that_the_words_call_by_another_name_is_taken_up(tmp_path: Path, lab: Lab) -> None:
+    ssh_config = tmp_path / "ssh_config"
+    entry = f"Host other\n  HostName {lab.host('node0').address}\n  HostKeyAlias node0\n"
+    ssh_config.write_text(entry + lab.ssh_config.read_text().replace("Host node0\n", "Host node0 other\n"))
+    project = of_script(tmp_path, "cluster=pssh", f"cluster.ssh_config='{ssh_config}'", "cluster.hosts=[node0]")
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    child.kill()
+    child.communicate(timeout=HANG_S)
+    done = project.doit("train", "cluster.hosts=[other]")
+    assert done.returncode == 0, done.stdout
+    assert "attached to attempt 1 on other" in done.stdout
+    assert project.result()["attempts"] == 1
+    rows = (project.only_run() / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [*range(1, STEPS + 1)]
+
+
 @pytest.mark.long  # the wait for a host that took part: tests/pipeline/test_attempting.py
 def test_a_host_that_restarts_costs_one_restart(tmp_path: Path, lab: Lab) -> None:
     project = of_script(tmp_path, "cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")

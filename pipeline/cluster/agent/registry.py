@@ -111,12 +111,13 @@ def standing(request: Json) -> None:
 
     Code None: it runs, nothing of it is here, or its agent was killed.
     """
-    state = own_node(request)["state_dir"]
+    node = own_node(request)
+    state, me = node["state_dir"], node["identity"]
     ended, entry = (read_json(os.path.join(state, name)) for name in ("exit.json", "agent.json"))
     if isinstance(ended, dict):
-        say(alive=False, **{name: ended[name] for name in ("code", "reason", "errors")})
+        say(identity=me, alive=False, **{name: ended[name] for name in ("code", "reason", "errors")})
         return
     alive = isinstance(entry, dict) and start_time(entry["pid"]) == entry["born"]
     left = sorted(find_processes(entry["mark"], state)) if isinstance(entry, dict) and not alive else []
     lives_on = f"; what lives on of it is ended first: processes {', '.join(map(str, left))}" if left else ""
-    say(alive=alive, code=None, reason="" if alive else f"its agent is gone{lives_on}")
+    say(identity=me, alive=alive, code=None, reason="" if alive else f"its agent is gone{lives_on}")
