@@ -86,7 +86,8 @@ def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
     nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
     with closing(launchers.create(cluster)) as launcher:
         answers = launcher.ask({"do": "standing", "nodes": nodes})
-    labels = {answer.value["identity"]: label for label, answer in answers.items() if answer.value is not None}
+    values = {label: answer.value or {} for label, answer in answers.items()}
+    labels = {value.get("identity"): label for label, value in values.items()}  # one that isn't of the plan says so
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
