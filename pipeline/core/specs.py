@@ -19,7 +19,7 @@ class State(enum.StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
-    PRUNED = "run_folder.PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
 

@@ -381,7 +381,7 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
-    raise Pruned(f"run_folder.PRUNED {run.key.short} {detail}", hint=hint)
+    raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
 
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:

@@ -47,7 +47,13 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     tmp_path: Path, dead: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = node.identity({"local": True})
-    gone: dict[str, Any] = {"pid": dead, "born": "7", "identity": me, "mark": "no such mark:0"}
+    gone: dict[str, Any] = {
+        "pid": dead,
+        "born": "7",
+        "identity": me,
+        "mark": "no such mark:0",
+        "state_dir": str(tmp_path / "none"),
+    }
     alive = {**gone, "pid": os.getpid(), "born": processes.start_time(os.getpid())}
     expected = {
         "k-f00000-1-dead": True,

@@ -75,7 +75,7 @@ class Place:
         self.lost = ""  # why nothing more is heard
         self.refused = ""  # what the agent says against it: the same would come again
         self._child = process.stream(argv)
-        self._write(message({"do": "hold", "claim": dict(wish)}, self._token))
+        self._opening = message({"do": "hold", "claim": dict(wish)}, self._token)
         threads.start(self._read, self._child, name="place", on_error=self._failed)
         threads.start(self._beat, name="beats of a place", on_error=self._failed)
 
@@ -89,6 +89,7 @@ class Place:
                 self._child.stdin.flush()
 
     def _beat(self) -> None:
+        self._write(self._opening)  # here: more than a pipe holds, and a host may read none of it
         while not self._over.wait(_BEAT_S):
             self._write(b"beat\n")
 

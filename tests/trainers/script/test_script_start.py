@@ -134,9 +134,16 @@ def test_a_daemon_of_the_script_does_not_hold_up_the_end(run: ScriptRun, tmp_pat
     assert run.read("summary.json")["steps"] == 1
 
 
-def test_another_node_records_nothing(run: ScriptRun) -> None:
+def test_another_node_records_no_metrics_and_leaves_what_it_took_in(run: ScriptRun) -> None:
     run.write(LOGS, outputs=["*.pt"]).start(node_rank=1)
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "code", "config.json", "outputs"]
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "checkpoints",
+        "code",
+        "config.json",
+        "nodes",
+        "outputs",
+    ]
+    assert [path.name for path in (run.path / "nodes/1").iterdir()] == ["dependencies.json"]
 
 
 @pytest.mark.slow
