@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +26,13 @@ _BACKLOG = 4096
 _JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
 
 
-def main() -> None:
-    """As ``python -m torch.distributed.run``, without a folder of this file's on the import path."""
+def main(*, forks: bool = False) -> None:
+    """As ``python -m torch.distributed.run``, without a folder of this file's on the import path.
+
+    Args:
+        forks: this process has imported torch; its ranks are forks of it that call their module's ``main``, instead of
+            new processes that import torch again.
+    """
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
         del sys.path[0]
     from torch.distributed import run as torchrun
@@ -33,7 +41,32 @@ def main() -> None:
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
         options.master_port = store.port
-    torchrun.main(_with_port(sys.argv[1:], options.master_port))
+    if not forks:
+        torchrun.main(_with_port(sys.argv[1:], options.master_port))
+        return
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.launcher.api import elastic_launch
+
+    config, _, _ = torchrun.config_from_args(options)
+    config.start_method = "fork"
+
+    @record  # as torchrun's own main
+    def launch() -> None:
+        elastic_launch(config, run_rank)(options.training_script, options.training_script_args)
+
+    launch()
+
+
+def run_rank(module: str, arguments: Sequence[str]) -> None:
+    """In a fork that is a rank: what ``python -m MODULE ARGUMENTS`` does."""
+    for number in (signal.SIGTERM, signal.SIGQUIT):  # not torchrun's handlers, which end its ranks
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):  # as the node agent has them for each rank
+        signal.signal(number, signal.SIG_IGN)
+    entry = import_module(module)
+    sys.argv[:] = [str(entry.__file__), *arguments]
+    sys.modules["__main__"] = entry  # what loader processes that are spawned import
+    entry.main()
 
 
 def _with_port(arguments: list[str], port: int) -> list[str]:

@@ -124,7 +124,6 @@ def train() -> None:
 
         reproduce_run(run.folder)
     else:
-        current.begin_torchrun()
         _train(current)
 
 
@@ -170,8 +169,6 @@ def _finished(current: Session) -> bool:
 
 def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.cli import showing, telling
-    from pipeline.cluster import launchers
-    from pipeline.cluster.launchers import local_agent
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
@@ -188,8 +185,6 @@ def _train(current: Session, *, attach: bool = False) -> None:
     cluster = current.config.cluster
     if not attach:
         refuse_unfit(cluster)
-    if not launchers.capabilities(cluster).is_this_computer:
-        local_agent.forget()
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     services = training.alone()
     with showing.of_run(run) as shown, telling.of_run(run, shown.say) as told:

@@ -70,7 +70,6 @@ class Session:
         remembered = BuiltBasis(self._composition, ROOT, _local_gpus())
         found = remembered.recall()
         if found is None:
-            self.begin_torchrun()
             with waiting(note_usual, "composing the configuration"):
                 found = self.config.basis
                 self._refuse_start()
@@ -78,17 +77,6 @@ class Session:
         remember_in(ROOT, found.runs_dir)
         unexpected.keep_in(found.runs_dir)
         return found
-
-    def begin_torchrun(self) -> None:
-        """Let this computer prepare torchrun while the configuration and the key are made, if the words are of a
-        training here, with the torch that is installed."""
-        told = [word.lstrip("+") for word in self.asked.overrides]
-        if any((word.startswith("cluster=") and word != "cluster=local") or "PYTHONPATH" in word for word in told):
-            return
-        from pipeline.cluster.launchers import local_agent
-
-        of_script = any(word.startswith("program") and word != "program=classifier" for word in told)
-        local_agent.begin(of_script=of_script)
 
     @property
     def start(self) -> Start | None:

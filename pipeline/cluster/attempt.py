@@ -23,7 +23,7 @@ from pipeline.cluster import (
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
-from pipeline.cluster.plan import render
+from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.cluster.stalls import OF_HOSTS, stall_text
 from pipeline.cluster.validation import validate
@@ -145,9 +145,8 @@ def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """What the hosts said. Raises HostError, UsageError: they can't run this."""
-    if not (spec.run_dir / run_folder.CODE / "torch").exists():  # a project that brings its own
-        hosts.launcher.expect(of_script=spec.script is not None)
-    facts = hosts.facts(spec.pack, host_versions.asked(spec.versions))
+    warm = warm_environment(hosts.cluster) if hosts.cluster.warm and _has_installed_torch(spec) else None
+    facts = hosts.facts(spec.pack, host_versions.asked(spec.versions), warm)
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
     validate(  # a script has neither section: each rank takes what it likes
         hosts.cluster,
@@ -163,6 +162,11 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     return facts
 
 
+def _has_installed_torch(spec: AttemptSpec) -> bool:
+    """False for scripts, which import it themselves, and where a project brings a package of that name."""
+    return spec.script is None and not (spec.run_dir / run_folder.CODE / "torch").exists()
+
+
 def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
     found: dict[str, Any] = config.get(section, {})
@@ -173,7 +177,8 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
     """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
     run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
-    plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec))
+    warm = plan.warm and _has_installed_torch(spec)
+    plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec), warm=warm)
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from pipeline.cluster import encryption, launchers, preflight
 from pipeline.cluster.connecting import connected
@@ -50,13 +51,16 @@ class Hosts:
         if self._launcher is not None and self._launcher.capabilities.hosts_are_granted:
             self._launcher.stop(spec.run_key, spec.run_dir)
 
-    def facts(self, pack: PackSource | None, modules: Collection[str] = ()) -> list[NodeFacts]:
+    def facts(
+        self, pack: PackSource | None, modules: Collection[str] = (), warm: Mapping[str, Any] | None = None
+    ) -> list[NodeFacts]:
         """What each host answered. Asked again while a host lacks the pack (the next start sends it), or for another
         pack or more modules.
 
         Args:
             pack: the data that the attempt needs (None: none).
             modules: distributions and modules to look for among what is installed there.
+            warm: the environment of the ranks that are to start there, for a warm parent.
 
         Raises:
             HostError: a host can't be asked.
@@ -64,7 +68,7 @@ class Hosts:
         lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
         if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
             self._modules |= frozenset(modules)
-            self._facts, self._about = self.launcher.probe(pack, sorted(self._modules)), pack
+            self._facts, self._about = self.launcher.probe(pack, sorted(self._modules), warm), pack
             self._checks = None
             self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
             self._connected = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import encryption, networks
 from pipeline.cluster.validation import visible_gpus
@@ -62,6 +62,7 @@ def render(
         stall_s=cluster.stall_s,
         collective_timeout_s=cluster.collective_timeout_s,
         checkpoint_fetch_s=cluster.checkpoint_fetch_s,
+        warm=cluster.warm and spec.script is None,  # a script may set variables before it imports torch
         nodes=tuple(nodes),
         outputs=spec.outputs,
     )
@@ -220,6 +221,20 @@ def environment(
         variables.DEVICE: "cuda" if device == "cuda" else "cpu",  # as the key says it
         **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
     }
+
+
+def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
+    """What is known of the ranks' environment before any host has answered: that of a warm parent.
+
+    None: hosts differ in it, or have a PYTHONPATH of their own, which decides what Python imports at its start.
+    """
+    settings = [{**host.placement, **host.env} for host in cluster.hosts]
+    ranks = {host.nproc_per_node * host.shared_by for host in cluster.hosts}
+    if any(one != settings[0] for one in settings) or len(ranks) > 1 or "PYTHONPATH" in settings[0]:
+        return None
+    one_thread = cluster.device != "cuda"
+    env = {**rank_environment.ALWAYS, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **settings[0]}
+    return {"env": env, "ranks": 0 if one_thread else ranks.pop()}
 
 
 def _python_path(code: str, behind: str) -> dict[str, str]:

@@ -63,6 +63,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         device=device,
         spares=spares,
         min_nodes=raw["min_nodes"],
+        warm=raw.get("warm", Cluster.warm),  # absent in the record of an older run
         when_busy=_one_of("when_busy", raw["when_busy"], POLICIES),
         **_tls(raw),
         **_checkpoints(raw),

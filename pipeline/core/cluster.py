@@ -68,6 +68,7 @@ class Cluster:
     ``tls_ca`` are files on the hosts with which gloo encrypts (None: it doesn't). ``settings`` is the whole section,
     as the launcher's own settings class. ``spares`` take the places of hosts that
     are gone; where none is left, ``min_nodes`` of the others may be enough (0: they aren't).
+    With ``warm`` ranks are forks of a process that has imported torch.
     ``when_busy`` is refuse, wait, share, or auto: refuse on GPUs, else share.
     ``checkpoint_mirror`` is an address to which checkpoints are copied (None: to none).
     """
@@ -94,6 +95,7 @@ class Cluster:
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
     when_busy: str = "auto"
+    warm: bool = True
     checkpoint_mirror: str | None = None
 
     @property

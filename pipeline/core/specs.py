@@ -147,6 +147,7 @@ class LaunchPlan:
     stall_s: float = 300.0
     collective_timeout_s: float = 600.0
     checkpoint_fetch_s: float = 0.0
+    warm: bool = False  # ranks are forks of a process that has imported torch; else exactly ``argv`` is run
 
     @property
     def nnodes(self) -> int:

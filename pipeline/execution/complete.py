@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.cluster import launchers
-from pipeline.cluster.launchers import local_agent
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
@@ -84,7 +83,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
     """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
-    with locked(run.folder, say, services.stop, before_waiting=local_agent.forget) as lock:
+    with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:

@@ -49,17 +49,8 @@ class RunLock(FileLock):
 
 
 @contextmanager
-def locked(
-    folder: RunFolder,
-    say: Callable[[str], None],
-    stop: Stop | None = None,
-    *,
-    before_waiting: Callable[[], None] = lambda: None,
-) -> Iterator[RunLock]:
+def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = None) -> Iterator[RunLock]:
     """The only one to write into the folder; waits for another command. What killed ones left half written is removed.
-
-    Args:
-        before_waiting: gives up what nobody should hold for as long as another command trains.
 
     Raises:
         UsageError: a newer Paceline wrote the folder.
@@ -70,7 +61,6 @@ def locked(
     folder.refuse_newer()
     lock = RunLock(folder)
     if not lock.take():
-        before_waiting()
         say(f"another command is training {folder.key}; waiting for it")
         lock.wait(meanwhile=lambda: _heed(stop))
     try:

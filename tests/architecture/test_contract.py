@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from trainers import ranks
 from trainers.contract import run_folder, variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}
 MANIFEST = {run_folder.MANIFEST}  # data packs and archives have one each
 HYDRAS = {run_folder.CONFIG_YAML}  # conf/ has one of that name
 ALONE = {
-    "pipeline/cluster/agent/torchrun.py": "its text runs by itself, before anything can be imported",
+    "trainers/ranks.py": "its text runs by itself, before anything of a project can be imported",
 }
 
 
@@ -45,6 +46,10 @@ def test_a_name_of_the_contract_stands_nowhere_else_as_a_literal() -> None:
         for name in literals - (HYDRAS if path.startswith(("pipeline/config/", "pipeline/cli/")) else set())
         if path not in ALONE
     } == set()
+
+
+def test_the_parent_of_ranks_which_runs_by_itself_spells_its_mark_as_the_contract_does() -> None:
+    assert ranks.MARKED == variables.MARK_FILE
 
 
 def test_the_module_for_scripts_which_is_used_alone_spells_its_variables_as_the_contract_does() -> None:

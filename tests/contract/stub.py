@@ -16,7 +16,7 @@ from pipeline.core.specs import SCRIPT_OUTPUTS
 TRAINER = '''
 import argparse, hashlib, json, os, pathlib, signal, subprocess, sys, time
 
-def main(config):
+def work(config):
     rank = int(os.environ["RANK"])
     run = pathlib.Path.cwd()
     print("hello from", rank, "of", os.environ["WORLD_SIZE"], flush=True)
@@ -45,14 +45,18 @@ def finish(rank, run):
     seen = (run / "data" / "labels.bin").stat().st_size
     (run / "summary.json").write_text(json.dumps({"state": "FINISHED", "labels_bytes": seen}))
 
-if __name__ == "__main__":
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--config")
     config = json.loads(pathlib.Path(parser.parse_args().config).read_text())
     if config["record"]:  # importing torch costs three seconds of CPU a rank
         from torch.distributed.elastic.multiprocessing.errors import record
-        main = record(main)
-    main(config)
+        record(work)(config)
+    else:
+        work(config)
+
+if __name__ == "__main__":
+    main()
 '''
 
 ROOT = Path(__file__).resolve().parents[2]

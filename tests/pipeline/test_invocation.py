@@ -111,7 +111,6 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     monkeypatch.setattr(commands, "note_usual", hear)
     monkeypatch.setattr("pipeline.cli.session.note_usual", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)
-    monkeypatch.setattr(Session, "begin_torchrun", lambda _: None)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
     with pytest.raises(UsageError, match="it took long"):
         current.basis  # noqa: B018

@@ -15,10 +15,12 @@ COLLECTIVE_TIMEOUT_S = "PACELINE_COLLECTIVE_TIMEOUT_S"
 # Set by the agent.
 NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
 RESERVE = "PACELINE_RESERVE"  # a file that takes up the room of a last message; removed on a full disk
-TORCHRUN = "PACELINE_TORCHRUN"  # process id and descriptor of the torchrun that waits for a script's process
+RANKS = "PACELINE_RANKS"  # name of the warm parent that this process is, or is a fork of
 SECRETS = "PACELINE_SECRETS"  # a Slurm job's secret variables
 POD_IP = "PACELINE_POD_IP"
 POD_NAME = "PACELINE_POD_NAME"
+
+MARK_FILE = "paceline-node="  # a memory file that forks of a warm parent hold: the mark stands behind its name
 
 # Set for a script; paceline.py, which is used without this package, spells them for itself.
 LOG = "PACELINE_LOG"  # where paceline.log writes

@@ -18,6 +18,10 @@ def _run(path: Path) -> None:
     run(path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     start("trainers.measuring.measure", _run)
+
+
+if __name__ == "__main__":
+    main()
     leave()

@@ -31,7 +31,6 @@ from trainers.script import workdir as workdirs
 from trainers.script.arguments import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
-from trainers.script.prepared import PreparedTorchrun
 from trainers.script.recorder import Recorder, before, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
@@ -101,8 +100,7 @@ class Attempt:
         self.is_first = started.node_rank == 0
         self.is_sent = (self.run_dir / SENT).exists()
         self.begun = time.time()
-        self.prepared = PreparedTorchrun.found()
-        self.child: subprocess.Popen[bytes] | PreparedTorchrun | None = None
+        self.child: subprocess.Popen[bytes] | None = None
 
     @property
     def name(self) -> str:
@@ -299,12 +297,7 @@ class Attempt:
         workdir = self.work / self.settings.workdir
         with ExitStack() as logs:
             streams = {} if self.settings.torchrun or self.log_dir is None else rank_logs(Path(self.log_dir), logs)
-            if self.prepared and self.settings.torchrun and self.prepared.become(command, cwd=workdir, env=env):
-                self.child = self.prepared
-            else:
-                if self.prepared:
-                    self.prepared.close()
-                self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
+            self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
         try:
             code = self.wait(self.child, recorder)
         except BaseException:  # a full disk, or a folder that was removed
@@ -317,7 +310,7 @@ class Attempt:
         return code
 
     @staticmethod
-    def wait(child: subprocess.Popen[bytes] | PreparedTorchrun, recorder: Recorder | None) -> int:
+    def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
         """The exit code; until then rows are recorded as they come. Raises OSError."""
         while True:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 COMMANDS = {
-    "prepare": "prepared",
     "probe": "probe",
     "examine": "checks",
     "shared": "checks",
@@ -30,8 +29,5 @@ COMMANDS = {
     "mesh_undo": "mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
-START = ("prepare", "probe", "reach", "start")
-"""Those of a start, which one agent answers."""
-
 SCHEDULERS = ("slurm_node", "kubernetes_pod")
 """Modules of which ``job`` takes the one that its request names."""

@@ -18,6 +18,7 @@ from types import ModuleType, TracebackType
 
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
 CONTRACT = "trainers.contract"
+RANKS = "trainers.ranks"
 PACKAGES = (PACKAGE, "trainers", CONTRACT)
 
 

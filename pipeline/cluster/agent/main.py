@@ -17,40 +17,20 @@ import contextlib
 import json
 import sys
 import zlib
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 from . import wire
 from .commands import COMMANDS
-from .processes import in_child
 from .wire import Json, say
 
 
 def main() -> int:
-    """Answer the request on stdin, and those that follow where it says that more will come.
-
-    Exit code 0, or 1 with ``{"error": …}`` as the answer.
-    """
-    request = next_request()
-    while request is not None and request.pop("more", False):
-        module = module_for(request)  # what is imported here serves further requests too
-        if request["do"] == "prepare":  # for this process, and without an answer
-            module.prepare(request)
-        elif code := in_child(partial(answer, request)):
-            return code
-        request = next_request()
-    return 0 if request is None else answer(request)
-
-
-def next_request() -> Json | None:
-    """None: the controller has hung up."""
+    """Answer the request on stdin. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     size = sys.stdin.buffer.readline()
-    if not size:
-        return None
     request: Json = json.loads(zlib.decompress(sys.stdin.buffer.read(int(size))))
     wire.token = request.pop("token")
-    return request
+    return answer(request)
 
 
 def module_for(request: Json) -> ModuleType:

@@ -89,6 +89,16 @@ def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
     return found
 
 
+def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
+    """The variables of this process whose names match ``patterns`` and none of ``but``: names, or beginnings of names
+    with a ``*`` behind. (Of each pattern fnmatch makes a regular expression: ten milliseconds for all of them.)"""
+
+    def among(name: str, wanted: list[str]) -> bool:
+        return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
+
+    return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
+
+
 def own_node(request: Json) -> Json:
     me = identity(request)
     for node in request["nodes"]:

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from .certificates import certificates
 from .checks import facts
 from .left import look_after
-from .node import address_and_port, identity, machine, sha256
+from .node import address_and_port, from_environment, identity, machine, sha256
 from .processes import LINUX
 from .processors import count_cpus, count_gpus, hardware
 from .staging import free_bytes, holds_pack
+from .warm import warm_up
 from .wire import Json, say
 
 
@@ -187,16 +188,6 @@ def cores_of(ranges: str) -> set[int]:
     return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
 
 
-def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
-    """The variables of this process whose names match ``patterns`` and none of ``but``: names, or beginnings of names
-    with a ``*`` behind. (Of each pattern fnmatch makes a regular expression: ten milliseconds for all of them.)"""
-
-    def among(name: str, wanted: list[str]) -> bool:
-        return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
-
-    return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
-
-
 def login(request: Json) -> Json:
     """The machine behind this login, its files for encryption, its variables that decide where ranks run, and those
     that don't reach the ranks though they matter."""
@@ -224,6 +215,8 @@ def software(names: list[str], python_path: list[str]) -> Json:
 def probe(request: Json, tell: Callable[..., object] = say) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
     began = time.time()
+    if request.get("warm"):
+        warm_up(request["env_passed"], request["warm"])
     address, port = address_and_port(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])

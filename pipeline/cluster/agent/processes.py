@@ -8,15 +8,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 
 from trainers.contract import variables
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LINUX = os.path.isdir("/proc/self")
 POLL_S = 0.05
+_OF_RANKS = f"{variables.RANKS}=".encode()
+_MEMORY_FILE = f"/memfd:{variables.MARK_FILE}"
 TERM_GRACE_S = 3.0
 
 
@@ -91,8 +91,11 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
             if state_dir and pid != os.getpid() and writes_in(pid, [state_dir]):
                 found.add(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
-                if any(carries(variable, mark) for variable in environ.read().split(b"\0")):
-                    found.add(pid)
+                variables_of_it = environ.read().split(b"\0")
+            if any(carries(variable, mark) for variable in variables_of_it) or (
+                any(variable.startswith(_OF_RANKS) for variable in variables_of_it) and holds(pid, mark)
+            ):
+                found.add(pid)
         except OSError:
             continue
     own = str(os.getsid(0))
@@ -139,28 +142,21 @@ def works_in(folders: list[str]) -> dict[int, str]:
     return found
 
 
+def holds(pid: int, mark: str) -> bool:
+    """Whether a fork of a warm parent is one of this mark: its environment is the parent's, so it holds a memory file
+    of that name. Raises OSError."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith(_MEMORY_FILE):
+                held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
+                return held.startswith(mark) if mark.endswith("-") else held == mark
+    return False
+
+
 def carries(variable: bytes, mark: str) -> bool:
     wanted = f"{variables.NODE}={mark}".encode()
     return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
-
-
-def in_child(work: Callable[[], int]) -> int:
-    """Do it in a child without stdin, so that nothing of it (threads, descriptors, a program that reads) meets what
-    this process does next; its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        code = work()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def send_all(pids: set[int], number: int) -> None:

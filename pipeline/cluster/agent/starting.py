@@ -12,7 +12,6 @@ import sys
 
 from .claims import Claim, claim_for_run
 from .node import own_node
-from .prepared import Prepared, hand_over
 from .processes import Orphans
 from .reasons import THERE
 from .registry import doubtful, end_attempts, outdated, own_entries, shown, tombstone_path
@@ -43,15 +42,14 @@ def start(request: Json) -> None:
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
     lay_out(node)
     told, tell = os.pipe()
-    if not hand_over(request, node, tell, claim) and os.fork() == 0:
+    if os.fork() == 0:
         os.close(told)
         os.setsid()
         if os.fork() == 0:
             supervise_forever(request, node, tell, claim)
         os._exit(0)
     os.close(tell)
-    with contextlib.suppress(ChildProcessError):
-        os.wait()
+    os.wait()
     with os.fdopen(told, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
@@ -76,9 +74,7 @@ def lay_out(node: Json) -> None:
     touch(os.path.join(node["state_dir"], "lease"))
 
 
-def supervise_forever(
-    request: Json, node: Json, tell: int, claim: Claim | None, prepared: Prepared | None = None
-) -> None:
+def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
     """The daemon's whole life; never returns into the caller's stack."""
     code = 1
     try:
@@ -89,7 +85,7 @@ def supervise_forever(
         os.dup2(log, 1)
         os.dup2(log, 2)
         Orphans.adopt()
-        Supervisor(request, node, prepared).run(tell)
+        Supervisor(request, node).run(tell)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

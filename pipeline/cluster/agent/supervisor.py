@@ -19,14 +19,13 @@ from types import FrameType
 
 from trainers.contract import variables
 
+from . import warm
 from .addresses import plain
 from .early_exits import EarlyExits
 from .log_lines import Rules, Tail
 from .meeting import Meeting
-from .node import peers_of
+from .node import from_environment, peers_of
 from .out_of_memory import OutOfMemory
-from .prepared import Prepared
-from .probe import from_environment
 from .processes import POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import FULL, full_disk, reason
@@ -51,8 +50,8 @@ _ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # traine
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
 
-    def __init__(self, request: Json, node: Json, prepared: Prepared | None = None) -> None:
-        self.request, self.node, self.prepared = request, node, prepared
+    def __init__(self, request: Json, node: Json) -> None:
+        self.request, self.node = request, node
         self.state = node["state_dir"]
         self.mark = f"{request['run_id']}:{node['node_rank']}"
         self.reason = ""
@@ -109,7 +108,7 @@ class Supervisor:
                     os.unlink(entry)
         self.conclude(code, gone)
 
-    def begin(self, tell: int) -> subprocess.Popen[bytes] | Prepared | None:
+    def begin(self, tell: int) -> subprocess.Popen[bytes] | warm.Launch | None:
         """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
         child = None
         try:
@@ -117,8 +116,7 @@ class Supervisor:
             if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
                 raise SystemExit("it was stopped meanwhile")
             child = self.spawn()
-            self.stops.root = child.pid
-            answer: Json = {"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}
+            answer: Json = {"pid": os.getpid(), "unix_time": time.time()}
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # a write tells no name
                 error.filename = self.path("agent.json")
@@ -147,22 +145,13 @@ class Supervisor:
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
         self.finish(code, gone)
 
-    def spawn(self) -> subprocess.Popen[bytes] | Prepared:
+    def spawn(self) -> subprocess.Popen[bytes] | warm.Launch:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
         env[variables.NODE] = self.mark
         env[variables.RESERVE] = self.path("reserve-of-ranks")
         with open(self.chatter.path, "ab") as output:
-            if self.prepared and self.prepared.become(self.node["argv"], env, self.node["run_dir"], output):
-                return self.prepared
-            return subprocess.Popen(
-                self.node["argv"],
-                env=env,
-                cwd=self.node["run_dir"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            begin = warm.launch if self.request.get("warm") else warm.begin
+            return begin(self.node["argv"], env, self.node["run_dir"], output.fileno())
 
     def entry_path(self) -> str:
         registry = os.path.expanduser(self.request["registry"])
@@ -198,11 +187,11 @@ class Supervisor:
         at = time.monotonic() + grace_s
         self.end_at = at if self.end_at is None else min(self.end_at, at)
 
-    def watch(self, child: subprocess.Popen[bytes] | Prepared) -> int:
+    def watch(self, child: subprocess.Popen[bytes] | warm.Launch) -> int:
         """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
         looked = time.monotonic()
         while child.poll() is None:
-            now = time.monotonic()
+            now, self.stops.root = time.monotonic(), child.pid
             try:
                 self.pump()
                 if now - looked > 0.5:
@@ -215,6 +204,8 @@ class Supervisor:
                 self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
             if self.end_at is not None and now >= self.end_at:
                 self.early_exits.about_to_end_all()
+                if isinstance(child, warm.Launch):
+                    child.give_up()
                 in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)

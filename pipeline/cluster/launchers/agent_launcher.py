@@ -6,21 +6,20 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, Any, ClassVar
 
 from pipeline.cluster import launchers, networks
 from pipeline.cluster.agent.claims import BUSY
-from pipeline.cluster.agent.commands import START
 from pipeline.cluster.launchers import agent_requests, all_pairs, claims, packs
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
-from pipeline.cluster.launchers.payload import message, new_token, opening, request_bytes
+from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.probe_answer import node_facts
 from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
@@ -35,9 +34,6 @@ ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
 _ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
-
-Turn = Literal["first", "next", "last"]
-"""Which of the requests of a start: the probe, the check of the network, the start itself."""
 
 
 class AgentLauncher(Launcher, ABC):
@@ -54,7 +50,6 @@ class AgentLauncher(Launcher, ABC):
         self._notes: list[str] = []
         self.environment: Wanted | None = None  # what hosts that get their environment from here are to have
         self.slow_s: float | None = None  # None: no host has answered yet
-        self._of_script: bool | None = None  # what the hosts are to start; None: nothing so far
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,22 +60,9 @@ class AgentLauncher(Launcher, ABC):
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
 
-    def converse(
-        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
-    ) -> dict[str, Output]:
-        """The same for one of a start's requests, which a launcher may send to the agent that answered the first."""
-        return self.exchange(stdin, hosts, timeout_s)
-
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
         """The command of a live agent on one host."""
-
-    def expect(self, *, of_script: bool) -> None:
-        self._of_script = of_script
-
-    def ahead(self) -> bytes:
-        """Requests that go before the first one of a start, and aren't answered."""
-        return b""
 
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
         """How much the hosts of ``labels`` have told to have of what the newest request brings; those that told."""
@@ -114,7 +96,6 @@ class AgentLauncher(Launcher, ABC):
         timeout_s: float | None = None,
         payload: Callable[[IO[bytes]], None] | None = None,
         what: str = "code and data",
-        turn: Turn | None = None,
     ) -> dict[str, Answer]:
         """Send one request (and what ``payload`` appends to the file) to all hosts at once; never raises for a host.
 
@@ -122,27 +103,18 @@ class AgentLauncher(Launcher, ABC):
 
         Args:
             what: the name of the payload, for who waits.
-            turn: None: no part of a start.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
         self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            more = {"more": True} if turn in ("first", "next") else {}
-            commands = START if turn else ()
-            stdin.write(opening(commands or (str(request.get("do")),)))
-            stdin.write(self.ahead() if turn == "first" else b"")
-            stdin.write(request_bytes({**self._local, **request, **more}, token))
+            stdin.write(message({**self._local, **request}, token))
             begin = stdin.tell()
             if payload is not None:
                 payload(stdin)
                 self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)
             stdin.flush()
-            timeout_s = timeout_s or self.short_s
-            if turn is None:
-                outputs = self.exchange(stdin, hosts, timeout_s)
-            else:
-                outputs = self.converse(stdin, hosts, timeout_s, turn=turn, token=token)
+            outputs = self.exchange(stdin, hosts, timeout_s or self.short_s)
         return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
@@ -193,10 +165,12 @@ class AgentLauncher(Launcher, ABC):
         first_s = self.cluster.connect_timeout_s
         return ANSWER_S + (first_s if self.slow_s is None else min(first_s, max(CONNECT_AGAIN_S, self.slow_s)))
 
-    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
-        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()))
+    def probe(
+        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+    ) -> list[NodeFacts]:
+        request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
         asked, began = time.time(), time.monotonic()
-        values = self.demand("probe", self.ask(request, timeout_s=self.short_s, turn="first"))
+        values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
         self.slow_s = max(self.slow_s or 0.0, slowness_s(answered_s))
         when = {"asked": asked, "answered": time.time()}  # by this computer's clock, to compare the host's with
@@ -219,7 +193,6 @@ class AgentLauncher(Launcher, ABC):
         answers = self.ask(
             request,
             timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
-            turn="last",
             payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
         )
         self.demand("start", answers)

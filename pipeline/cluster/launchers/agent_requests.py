@@ -72,6 +72,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "run_id": plan.run_id,
         "attempts": attempts.prefix_of(plan.run_id),
         "lease_s": plan.lease_s,
+        "warm": plan.warm,
         "slow_s": slow_s,
         "meeting": [plan.master_addr, plan.master_port] if _nodes_meet(cluster, plan) else None,
         "registry": registry,

@@ -24,7 +24,7 @@ def check(launcher: AgentLauncher, facts: Sequence[NodeFacts]) -> None:
         "answer": secrets.token_hex(8),
         "slow_s": launcher.slow_s or 0.0,
     }
-    answers = launcher.ask(request, timeout_s=launcher.short_s + _LISTENING_S, turn="next")
+    answers = launcher.ask(request, timeout_s=launcher.short_s + _LISTENING_S)
     values = launcher.demand("checking that the hosts reach each other", answers)
     failures = reachability.unreached([values[host.label] for host in launcher.cluster.hosts])
     if failures:

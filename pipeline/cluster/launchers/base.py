@@ -148,17 +148,18 @@ class Launcher(Protocol):
         """
         return []
 
-    def expect(self, *, of_script: bool) -> None:
-        """Told before ``probe`` where ``start`` is to follow, so that the hosts can prepare torchrun meanwhile.
+    def probe(
+        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+    ) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order.
 
         Args:
-            of_script: torchrun is to be started by the process of a script.
-        """
+            modules: names to look for among what is installed there.
+            warm: where a start is to follow, the environment of its ranks (``plan.warm_environment``): a warm parent
+                imports torch meanwhile.
 
-    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
-        """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
-
-        Raises HostError that lists every host that failed.
+        Raises:
+            HostError: lists every host that failed.
         """
         ...
 

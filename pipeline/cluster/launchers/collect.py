@@ -108,7 +108,7 @@ def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
     if outputs.work:
         work = [pattern.format(rank=rank) for pattern in outputs.work]
         request |= {"work": work if outputs.until_s is None else [], "limit_bytes": outputs.limit_bytes}
-        request |= {"given": f"work/node{rank}/given.json"}
+        request |= {"given": f"{run_folder.WORK}/node{rank}/{run_folder.GIVEN}"}
     if rank and outputs.until_s is not None:  # by its own clock
         request |= {"until_s": None, "settled_s": SETTLED_S}
     return request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -119,7 +119,9 @@ class GrantedLauncher(Launcher):
         }
 
     # ---------------------------------------------------------------------------- an attempt in it
-    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+    def probe(
+        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+    ) -> list[NodeFacts]:
         if self._job is None:
             raise HostError(
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",

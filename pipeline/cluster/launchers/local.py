@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
-from pipeline.cluster.agent.commands import START
-from pipeline.cluster.launchers import local_agent
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Turn
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.launchers.login_errors import quoted, too_old
-from pipeline.cluster.launchers.payload import opening
+from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 from trainers.contract import run_folder
 
 _STARVED_S = 60.0
@@ -43,12 +41,8 @@ class LocalLauncher(AgentLauncher):
 
     silent_s = _STARVED_S
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster)
-        self._agent: local_agent.LocalAgent | None = None  # between the probe and the start
-
     def _argv(self, host: Host) -> list[str]:
-        return local_agent.argv(str(expanded(host.python or sys.executable, f"cluster.python={host.python}")))
+        return [str(expanded(host.python or sys.executable, f"cluster.python={host.python}")), "-E", "-c", BOOTSTRAP]
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         outputs = {}
@@ -60,31 +54,6 @@ class LocalLauncher(AgentLauncher):
                 continue
             outputs[host.label] = Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
         return outputs
-
-    def converse(
-        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
-    ) -> dict[str, Output]:
-        """By one agent, where a start is to follow; by a command of its own where that one is gone."""
-        if turn == "first":
-            self.close()
-            if self._of_script is not None:
-                self._agent = local_agent.taken(self._argv(hosts[0]), of_script=self._of_script)
-        elif self._agent is not None and not self._agent.usable():
-            self.close()
-        agent = self._agent
-        if turn == "last":
-            self._agent = None  # another trial may start meanwhile
-        if agent is None:
-            return self.exchange(stdin, hosts, timeout_s)
-        stdin.seek(len(opening(START)))
-        output = agent.ask(stdin.read(), token, timeout_s + _STARVED_S)
-        if turn == "last":
-            agent.close()
-        elif output.code is not None and output.code < 0:  # killed or stopped meanwhile: this may be asked again
-            self.close()
-            stdin.seek(0)
-            return self.exchange(stdin, hosts, timeout_s)
-        return {host.label: output for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
@@ -103,16 +72,11 @@ class LocalLauncher(AgentLauncher):
         note, code = answer.output.note, answer.output.code
         if note.startswith("program not found") or "can't be run" in note:
             return f"{note} (cluster.python={host.python})", "cluster.python=null, or the path of an interpreter"
-        if note.endswith(local_agent.STOPPED):
-            return f"{note}, and was ended", "the same command again"
         ended = note or f"the node agent ended with exit code {code} and no answer"
         return too_old(answer.output) or (ended + quoted(answer.output, host.secrets.values()), None)
 
     def close(self) -> None:
-        """End the agent that waits for a further request."""
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.close()
+        """Nothing is held."""
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """The outputs lie in the run folder already."""

@@ -19,8 +19,7 @@ from typing import Any
 import trainers
 from pipeline.cluster import agent
 from pipeline.cluster.agent.commands import COMMANDS, SCHEDULERS
-from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, path_of
-from pipeline.keys import rank_environment
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS, path_of
 from trainers import contract
 
 _REPOSITORY = Path(trainers.__file__).parents[1]
@@ -84,7 +83,8 @@ def module_texts() -> Mapping[str, str]:
         for package, folder in folders.items()
         for path in folder.glob("*.py")
     }
-    return {**names, "trainers": Path(trainers.__file__).read_text(encoding="utf-8")}
+    others = {"trainers": Path(trainers.__file__), RANKS: Path(trainers.__file__).with_name("ranks.py")}
+    return {**names, **{name: path.read_text(encoding="utf-8") for name, path in others.items()}}
 
 
 def _code(name: str) -> CodeType:
@@ -107,6 +107,7 @@ def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[st
     needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
     for name in needed:  # which grows
         imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(*one.groups())}
+        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.warm" else set()  # its text is started
         needed += sorted((imported & texts.keys()) - {*needed})
     return needed
 
@@ -127,29 +128,12 @@ def message(request: dict[str, Any], token: str) -> bytes:
     """What goes into the stdin of BOOTSTRAP: length and modules, length and request, both compressed: a request holds
     the parts of all nodes, which hardly differ. A tar may follow.
     """
-    return opening((str(request.get("do")),)) + request_bytes(request, token)
-
-
-def request_bytes(request: dict[str, Any], token: str) -> bytes:
-    """What an agent that stays gets for one request."""
-    asked = zlib.compress(json.dumps({**request, "token": token}).encode())
-    return b"%d\n%s" % (len(asked), asked)
-
-
-def prepare(env: Mapping[str, str], *, of_script: bool) -> bytes:
-    """The request to have torchrun prepared for a start, which isn't answered.
-
-    Args:
-        env: what is known already of the variables that torchrun will have.
-        of_script: it will be started by the process of a script.
-    """
-    passed, always = rank_environment.PASSED, rank_environment.ALWAYS
-    asked = {"do": "prepare", "more": True, "script": of_script, "env_passed": passed, "env": {**always, **env}}
-    return request_bytes(asked, "")
+    packed = zlib.compress(json.dumps({**request, "token": token}).encode())
+    return opening((str(request.get("do")),)) + b"%d\n%s" % (len(packed), packed)
 
 
 @cache
 def opening(commands: tuple[str, ...]) -> bytes:
-    """How every message begins; an agent that stays gets only what follows."""
+    """How the message of these commands begins."""
     source = agent_source(commands)
     return b"%s%d\n%s" % (_PREAMBLE, len(source), source)

@@ -13,28 +13,24 @@ import shlex
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from pipeline.cluster.agent.commands import START
 from pipeline.cluster.launchers import environments
-from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.live_agents import LIFE_S, Group, LiveAgents, may_run_programs
-from pipeline.cluster.launchers.payload import agent_argv, opening, prepare
+from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_settings import shares_already
-from pipeline.core import leftovers, process, threads
+from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -94,8 +90,6 @@ class PsshLauncher(RemoteLauncher):
         )
         self._pythons: dict[str, str] = {}  # host label → the interpreter of its environment
         self._pssh, self._ssh_program = program, ssh
-        self._live: LiveAgents | None = None  # between the probe and the start
-        self._leaving: threading.Thread | None = None
         self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
@@ -120,10 +114,7 @@ class PsshLauncher(RemoteLauncher):
         return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
 
     def close(self) -> None:
-        """End the agents that wait for a request, and the shared connections."""
-        self._leave()
-        if self._leaving is not None:
-            self._leaving.join()
+        """End the shared connections."""
 
         def end(host: Host) -> None:
             with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
@@ -142,19 +133,13 @@ class PsshLauncher(RemoteLauncher):
         argv += ["-p", str(host.port)] if host.port else []
         return argv
 
-    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+    def probe(
+        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+    ) -> list[NodeFacts]:
         self._sharing = self._shared
         if self.environment is not None and not self._pythons:
             self._pythons = environments.interpreters(self, self.environment)
-        return super().probe(pack, modules)
-
-    def ahead(self) -> bytes:
-        """Have torchrun prepared, where it can be told which one that will be: not with a PYTHONPATH of its own."""
-        settings = [{**host.placement, **host.env} for host in self.cluster.hosts]
-        if self._of_script is None or any("PYTHONPATH" in one for one in settings):
-            return b""
-        common = {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
-        return prepare(common, of_script=self._of_script)
+        return super().probe(pack, modules, warm)
 
     def python_of(self, host: Host) -> str | None:
         """The interpreter that is asked for there; None: what is found."""
@@ -220,47 +205,6 @@ class PsshLauncher(RemoteLauncher):
         if self.cluster.ssh_config:
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
         return [*argv, remote_command(self.python_of(hosts[0]))]
-
-    def converse(
-        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
-    ) -> dict[str, Output]:
-        """By the agents that the first request has left there; a command of its own where one of them is gone."""
-        if turn == "first":
-            self._leave()
-            self._live = self._live_agents(hosts)
-        elif self._live is not None and not self._live.usable():
-            self._leave()
-        if self._live is None:
-            return self.exchange(stdin, hosts, timeout_s)
-        at = 0 if turn == "first" else len(opening(START))
-        outputs = self._live.ask(stdin, at, token, timeout_s, last=turn == "last")
-        if turn == "last":  # they leave by themselves: nobody has to wait for that
-            live, self._live = self._live, None
-            self._leaving = threads.start(live.close, name="leaving agents", on_error=self._notes.append)
-        return outputs
-
-    def _live_agents(self, hosts: Sequence[Host]) -> LiveAgents | None:
-        """None: no program can be put before ssh here."""
-        folder = Path(tempfile.mkdtemp(prefix=leftovers.of_system("pssh")))
-        if not may_run_programs(folder):
-            shutil.rmtree(folder)
-            return None
-        for name in ("out", "err"):  # of several pssh that make them at once one would fail
-            (folder / name).mkdir()
-        groups = [
-            Group(
-                argv=self._pssh_argv(folder, f"hosts-{number}", group, LIFE_S),
-                names={host.label: pssh_name(host) for host in group},
-            )
-            for number, group in enumerate(self._groups(hosts))
-        ]
-        return LiveAgents(groups, self._ssh_program, folder)
-
-    def _leave(self) -> None:
-        """The agents that wait for a further request, if any, end."""
-        live, self._live = self._live, None
-        if live is not None:
-            live.close()
 
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
         told = {}

@@ -89,6 +89,8 @@ class ClusterConfig:
         checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
         when_busy: what happens where somebody else computes: refuse, wait (in order, for other runs), share, or auto:
             refuse on GPUs, share on processors.
+        warm: whether ranks are forks of a process that has imported torch while hosts were asked, and that serves
+            restarts and further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts.
         checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
             whose folder has lost its own goes on from there; null: none.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
@@ -123,6 +125,7 @@ class ClusterConfig:
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
     when_busy: str = "auto"
+    warm: bool = True
     checkpoint_mirror: str | None = None
     max_restarts: int = 0
     restart_wait_s: float = 300.0

@@ -1,0 +1,182 @@
+"""The warm parent of ranks: imports torch once on a node, before anybody knows what it is to run, and forks.
+
+The node agent starts this text with the environment that ranks will have (pipeline/cluster/agent/warm.py). Each launch
+comes over a socket and becomes a fork that does what torchrun does: torchrun's own parsed configuration, given to
+torch's ``elastic_launch`` with ``start_method="fork"``; so launcher and ranks begin with torch loaded. One parent
+serves first starts, restarts and the trials of a sweep. It ends once it has been idle for a while, never runs anything
+itself, and never touches a GPU.
+
+A launch is one line of JSON: ``argv`` (the torchrun command that it equals), ``env``, ``cwd``, ``mark``; with it come
+descriptors for stdout and stderr. The fork answers ``{"pid": …}`` and waits for ``go``, so nobody is left behind who
+isn't known to an agent; the parent says ``{"exit": …}`` at the end. Standard library, torch, Linux.
+"""
+
+# Runs before anything of a project can be imported, with much about descriptors: os.path all the way.
+# ruff: noqa: PTH110, PTH118, PTH208
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+IMPORTS = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.api")
+MARKED = "paceline-node="
+"""Name of a memory file that each process of a launch holds, with the launch's mark behind it: a fork's environment, as
+the system shows it, is that of the parent."""
+_OF_SITE = ("sitecustomize", "usercustomize")
+_GO_S = 60.0
+
+
+def main() -> None:
+    """``NAME IDLE_S``: an abstract socket's name, how long to wait without a launch. Serve until idle."""
+    del sys.path[0]  # where this text came from
+    name, idle_s = sys.argv[1], float(sys.argv[2])
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal that closes ends nothing here
+        signal.signal(number, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError:  # another one was faster
+        return
+    listener.listen(64)  # launches wait here while torch is imported
+    for module in IMPORTS:
+        importlib.import_module(module)
+    serve(listener, idle_s)
+
+
+def serve(listener: socket.socket, idle_s: float) -> None:
+    """Fork for each launch, and tell each agent how its launch ended."""
+    launches: dict[int, socket.socket] = {}
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    used = time.monotonic()
+    while launches or time.monotonic() - used < idle_s:
+        ready, _, _ = select.select([listener, woken], [], [], 1.0)
+        if woken in ready:
+            woken.recv(4096)
+        if listener in ready:
+            with contextlib.suppress(OSError, ValueError):
+                pid, connection = _launch(listener)
+                launches[pid] = connection
+        for pid, code in _ended():
+            used = time.monotonic()
+            if (told := launches.pop(pid, None)) is not None:
+                with contextlib.suppress(OSError), told:
+                    told.sendall(json.dumps({"exit": code}).encode() + b"\n")
+
+
+def _ended() -> list[tuple[int, int]]:
+    """Process ids and exit codes (negative: the signal) of the launches that have ended."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append((waited[0], os.waitstatus_to_exitcode(waited[1])))
+    return found
+
+
+def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
+    """Fork for the launch that is next; its process id and the agent's connection. Raises OSError, ValueError."""
+    connection, _ = listener.accept()
+    connection.settimeout(_GO_S)
+    uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    if uid != os.getuid():
+        connection.close()
+        raise OSError("somebody else's")
+    launch, streams = receive(connection)
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            listener.close()
+            _become(launch, streams, connection)
+        os._exit(1)
+    for stream in streams:
+        os.close(stream)
+    return pid, connection
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """One launch, and the descriptors that came with it. Raises OSError, ValueError: it was cut."""
+    data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+    while not data.endswith(b"\n"):
+        more = connection.recv(1 << 16)
+        if not more:
+            raise OSError("cut")
+        data += more
+    return json.loads(data), streams
+
+
+def _become(launch: dict[str, Any], streams: list[int], connection: socket.socket) -> NoReturn:
+    """In the fork: be this launch, to its end."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.memfd_create(f"{MARKED}{launch['mark']}")
+    connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
+    if connection.recv(3) != b"go\n":  # the agent is gone, or doesn't want it any more
+        os._exit(0)
+    connection.close()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, stream in enumerate([null, *streams]):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(launch["cwd"])
+    argv, env = launch["argv"], launch["env"]
+    folders = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if shadowed(folders):  # it would have imported others than those that are imported
+        os.execve(argv[0], argv, env)
+    imports_set = {name: value for name, value in os.environ.items() if name not in _given}
+    os.environ.clear()
+    os.environ.update({**imports_set, **env})
+    sys.path[:0] = folders
+    for name in _OF_SITE:  # what PYTHONPATH has for every start of Python
+        if importlib.machinery.PathFinder.find_spec(name, folders) is not None:
+            sys.modules.pop(name, None)
+            importlib.import_module(name)
+    code = 1
+    try:
+        sys.argv[:] = argv[1:]
+        importlib.import_module("trainers.torchrun").main(forks=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    os._exit(code)
+
+
+def shadowed(folders: list[str]) -> list[str]:
+    """Modules that are imported already, and that these folders would have given instead."""
+    imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_OF_SITE)}
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder):
+                path, name = os.path.join(folder, entry), entry.partition(".")[0]
+                is_module = entry.endswith((".py", ".pyc", ".so")) or os.path.exists(os.path.join(path, "__init__.py"))
+                if name in imported and is_module:
+                    found.append(path)
+    return found
+
+
+_given = dict(os.environ)
+
+if __name__ == "__main__":
+    main()
