@@ -57,7 +57,7 @@ class Launches:
         self.text = self.text.replace(imports, 'IMPORTS = ("graphlib",)')
         monkeypatch.setattr(warm, "_text", lambda: self.text)
         self.own = {"PYTHONHASHSEED": "0", "OF_THIS_TEST": self.mark}  # so it shares its parent with no other test
-        self.begun: list[Any] = []
+        self.last = self.env()
 
     def env(self, **more: str) -> dict[str, str]:
         return {**self.own, "PYTHONPATH": str(self.code), variables.NODE: self.mark, **more}
@@ -65,8 +65,8 @@ class Launches:
     def begin(self, **more: str) -> Any:
         argv = [sys.executable, str(self.code / "trainers" / "torchrun.py"), "--nnodes=1"]
         with (self.folder / "log").open("ab") as output:
-            self.begun.append(warm.launch(argv, self.env(**more), str(self.folder), output.fileno()))
-        return self.begun[-1]
+            self.last = self.env(**more)
+            return warm.launch(argv, self.last, str(self.folder), output.fileno())
 
     def shown(self, launch: Any) -> dict[str, Any]:
         wait_until(lambda: launch.poll() is not None)
@@ -74,7 +74,7 @@ class Launches:
         return value
 
     def parent(self) -> int:
-        connection = warm._connected(warm._name(self.env()))
+        connection = warm._connected(warm._name(self.last))
         assert connection is not None
         with connection:
             return warm._peer(connection)[0]
