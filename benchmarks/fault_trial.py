@@ -148,12 +148,17 @@ class Trial:
         return [process for process, words in self.processes() if "trainers/torchrun.py" not in words]
 
     def supervisors(self) -> list[psutil.Process]:
+        """The agents that own a torchrun: what they print goes to agent.log, beside the files of its attempt."""
         found = []
-        for process in self.torchruns():
-            with contextlib.suppress(psutil.Error):
-                parent = process.parent()
-                if parent is not None and parent.pid > 1:
-                    found.append(parent)
+        keys = self.keys()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                log = str(Path(f"/proc/{process.pid}/fd/1").readlink())
+                if log.endswith("/agent.log") and (
+                    log.startswith(f"{self.folder}/")
+                    or (any(key in log for key in keys) and self._is_on_a_host(process))
+                ):
+                    found.append(process)
         return found
 
     def children(self, wanted: Callable[[str], bool]) -> list[psutil.Process]:

@@ -12,7 +12,7 @@ isn't known to an agent; the parent says ``{"exit": …}`` at the end. Standard 
 """
 
 # Runs before anything of a project can be imported, with much about descriptors: os.path all the way.
-# ruff: noqa: PTH110, PTH118, PTH208
+# ruff: noqa: PTH110, PTH118, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +40,7 @@ _GO_S = 60.0
 
 
 def main() -> None:
-    """``NAME IDLE_S``: an abstract socket's name, how long to wait without a launch. Serve until idle."""
+    """``NAME IDLE_S ROOM``: an abstract socket's name, how long to wait without a launch, room for ``show_as``."""
     del sys.path[0]  # where this text came from
     name, idle_s = sys.argv[1], float(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal that closes ends nothing here
@@ -108,6 +108,17 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
     return pid, connection
 
 
+def show_as(command: str) -> None:
+    """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals: where the system keeps the
+    words that the parent was started with, there is room for it."""
+    with contextlib.suppress(Exception):  # it is worth no error
+        import ctypes
+
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
+        ctypes.memmove(begin, command.encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """One launch, and the descriptors that came with it. Raises OSError, ValueError: it was cut."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
@@ -129,6 +140,7 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
     if connection.recv(3) != b"go\n":  # the agent is gone, or doesn't want it any more
         os._exit(0)
     connection.close()
+    show_as(" ".join(launch["argv"]))
     null = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate([null, *streams]):
         os.dup2(stream, number)
@@ -149,7 +161,7 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
     code = 1
     try:
         sys.argv[:] = argv[1:]
-        importlib.import_module("trainers.torchrun").main(forks=True)
+        importlib.import_module("trainers.torchrun").main(show_as=show_as)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

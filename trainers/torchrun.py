@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -26,12 +26,12 @@ _BACKLOG = 4096
 _JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
 
 
-def main(*, forks: bool = False) -> None:
+def main(*, show_as: Callable[[str], None] | None = None) -> None:
     """As ``python -m torch.distributed.run``, without a folder of this file's on the import path.
 
     Args:
-        forks: this process has imported torch; its ranks are forks of it that call their module's ``main``, instead of
-            new processes that import torch again.
+        show_as: given by a process that has imported torch (trainers/ranks.py): its ranks are forks of it that call
+            their module's ``main``, instead of new processes that import torch again. It names them in ``ps``.
     """
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
         del sys.path[0]
@@ -41,7 +41,7 @@ def main(*, forks: bool = False) -> None:
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
         options.master_port = store.port
-    if not forks:
+    if show_as is None:
         torchrun.main(_with_port(sys.argv[1:], options.master_port))
         return
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -50,9 +50,13 @@ def main(*, forks: bool = False) -> None:
     config, _, _ = torchrun.config_from_args(options)
     config.start_method = "fork"
 
+    def rank(module: str, arguments: Sequence[str]) -> None:
+        show_as(" ".join([sys.executable, "-m", module, *arguments]))
+        run_rank(module, arguments)
+
     @record  # as torchrun's own main
     def launch() -> None:
-        elastic_launch(config, run_rank)(options.training_script, options.training_script_args)
+        elastic_launch(config, rank)(options.training_script, options.training_script_args)
 
     launch()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.cluster.agent.processes import find_processes
 from tests.integration.commands import Project, wait_for_step
 from tests.waiting import HANG_S
 
@@ -30,12 +31,11 @@ dist.destroy_process_group()
 
 
 def processes_of(key: str) -> Iterator[psutil.Process]:
-    """torchrun, ranks and whatever these have started, with the supervisor above them."""
-    for process in psutil.process_iter():
+    """torchrun, ranks and whatever these have started, with what has started them."""
+    for pid in find_processes(f"{key}-"):
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("PACELINE_NODE", "").startswith(key):
-                yield process
-                yield from process.parents()[:-1]
+            process = psutil.Process(pid)
+            yield from (process, *process.parents()[:-1])
 
 
 def listened_on(processes: Iterable[psutil.Process]) -> list[str]:

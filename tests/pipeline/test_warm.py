@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket
 
 TORCHRUN = """
 import json, os, sys, time
-def main(forks=False):
-    shown = {"argv": sys.argv, "cwd": os.getcwd(), "forked": forks, "wanted": os.environ.get("WANTED")}
+def main(show_as=None):
+    shown = {"argv": sys.argv, "cwd": os.getcwd(), "forked": bool(show_as), "wanted": os.environ.get("WANTED")}
     shown |= {"imported": "graphlib" in sys.modules, "site": "sitecustomize" in sys.modules, "pid": os.getpid()}
     print(json.dumps(shown), flush=True)
     time.sleep(float(os.environ.get("SLEEPS", 0)))
@@ -106,6 +106,7 @@ def test_a_fork_is_found_and_ended_by_its_mark_and_its_parent_stays(launches: La
     launch = launches.begin(SLEEPS="600")
     wait_until(lambda: launch.poll() is None and (launches.folder / "log").stat().st_size > 0)
     assert find_processes(launches.mark) == {launch.pid}
+    assert "trainers/torchrun.py --nnodes=1" in Path(f"/proc/{launch.pid}/cmdline").read_text(), "as ps shows it"
     assert find_processes(launches.mark.partition("-")[0] + "-") == {launch.pid}, "by what all attempts share"
     parent = launches.parent()
     assert end_tree(launches.mark, 1.0)

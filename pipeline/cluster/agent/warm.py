@@ -29,6 +29,7 @@ from .wire import Json
 
 IDLE_S = 30.0  # a parent without a launch ends after this: restarts and further trials come sooner
 FIRST_IDLE_S = 90.0  # until its first launch: preflight, and data that has to be sent
+_ROOM = 1000  # for the words that a list of processes shows of a fork
 _BIND_S = 5.0  # until a parent that was started can be connected to; Python takes a tenth of a second
 _PID_S = 120.0  # until it has forked: it imports torch from a slow disk first
 _AFTER_START = (
@@ -77,7 +78,7 @@ def _start(name: str, env: dict[str, str], idle_s: float) -> subprocess.Popen[by
     os.close(end)
     try:
         return subprocess.Popen(
-            [sys.executable, f"/dev/fd/{source}", name, str(idle_s)],
+            [sys.executable, f"/dev/fd/{source}", name, str(idle_s), " " * _ROOM],
             env={**{key: value for key, value in env.items() if not _comes_later(key)}, variables.RANKS: name},
             cwd="/",
             stdin=subprocess.DEVNULL,
