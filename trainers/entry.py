@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from trainers.contract.beats import RUNNING
 from trainers.core import garbage
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.isolation import leave_snapshot_and_installed
@@ -58,7 +59,7 @@ def _note_running() -> Path | None:
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None:
         return None
-    path = Path(error_file).with_name(f"running-{os.getpid()}")
+    path = Path(error_file).with_name(f"{RUNNING}{os.getpid()}")
     with suppress(OSError):  # a full disk is told of by what has to be written there
         path.touch()
     return path

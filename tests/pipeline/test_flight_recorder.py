@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import flight_recorder
-from trainers.contract.beats import Collectives
-from trainers.distributed.flight_recorder import DUMP, PIPE, prepare
+from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
+from trainers.distributed.flight_recorder import prepare
 
 
 def entry(number: int, name: str = "nccl:all_reduce", group: str = "0", **other: Any) -> dict[str, Any]:
@@ -57,18 +57,18 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
 ) -> None:
     environment = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     prepare(environment)
-    assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == str(tmp_path / PIPE)
+    assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == str(tmp_path / FLIGHT_PIPE)
     assert flight_recorder.ask(str(tmp_path), 5) is None  # no NCCL there
-    (tmp_path / f"{DUMP}5").write_bytes(dump(9, 9))
-    os.mkfifo(tmp_path / f"{PIPE}5.pipe")  # torch does
+    (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(dump(9, 9))
+    os.mkfifo(tmp_path / f"{FLIGHT_PIPE}5.pipe")  # torch does
 
     def answer() -> None:
-        with (tmp_path / f"{PIPE}5.pipe").open("rb") as pipe:
+        with (tmp_path / f"{FLIGHT_PIPE}5.pipe").open("rb") as pipe:
             assert pipe.readline() == b"1\n"
         half = dump(3, 2, entry(3))
-        (tmp_path / f"{DUMP}5").write_bytes(half[:50])
+        (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(half[:50])
         time.sleep(0.3)
-        (tmp_path / f"{DUMP}5").write_bytes(half)
+        (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(half)
 
     rank = threading.Thread(target=answer)
     rank.start()

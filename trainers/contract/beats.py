@@ -15,6 +15,12 @@ from typing import Any, NamedTuple, Optional
 FILE, STACKS = "beat", "stacks"
 """Beside a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
 
+RUNNING = "running-"
+"""Beside them, with the process id behind it: the rank's run isn't over. It is removed at a good end."""
+
+FLIGHT_PIPE, FLIGHT_DUMP = "nccl-", "nccl-collectives-"
+"""Beside them, with the rank behind it: where torch's flight recorder is asked (``.pipe``), and what it answers."""
+
 STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """At this signal a rank writes the stacks of all its threads to ``STACKS``. Not SIGUSR2 where another is free: scripts
 handle that one themselves, as schedulers send it before they take a host away."""
@@ -49,6 +55,13 @@ _PHASE_WORDS = (
     "writing the results",
     "running the script",
 )
+
+
+def hook_arguments() -> str:
+    """Arguments of ``trainers.script.rank_hook.publish`` as text: it runs where this package can't be imported."""
+    cells = [0] * (CELLS.size // 8)
+    cells[PHASE] = Phase.RUNNING_A_SCRIPT.value
+    return f"{FILE!r}, {STACKS!r}, {int(STACKS_SIGNAL)}, {cells}, {PID}"
 
 
 def phase_words(number: int) -> str:

@@ -10,10 +10,10 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-PIPE, DUMP = "nccl-", "nccl-collectives-"
-"""Beside the rank's error file; torch adds the rank, and .pipe to the first."""
+from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE
 
-_VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": PIPE, "TORCH_FR_DUMP_TEMP_FILE": DUMP}
+_VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEMP_FILE": FLIGHT_DUMP}
+"""torch adds the rank, and .pipe to the first."""
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -3,7 +3,7 @@ A rank that has ended without a process group leaves a file, by which ``trainers
 
 ``trainers.script.start`` has it written into the ``sitecustomize.py`` of the run, with a call of ``publish``: so it
 runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank that
-can't be seen trains all the same. trainers/distributed/heartbeat.py describes the numbers.
+can't be seen trains all the same. trainers/contract/beats.py describes the numbers.
 """
 
 # It runs at the start of each process: os.path is loaded by then, pathlib isn't.
@@ -11,35 +11,38 @@ can't be seen trains all the same. trainers/distributed/heartbeat.py describes t
 import os
 import sys
 
-RUNNING_A_SCRIPT = 8  # heartbeat.Phase
 ALONE = "alone"
 """File beside a rank's logs: it has ended, and no process group of torch ever was in it."""
-_CELLS, _PID, _PHASE = 8, 0, 2
 
 
-def publish() -> None:
-    """Do so in the process that torchrun started as a rank; what that starts inherits its variables and isn't one."""
+def publish(beat_file: str, stacks_file: str, stacks_signal: int, cells: "list[int]", pid_at: int) -> None:
+    """Do so in the process that torchrun started as a rank; what that starts inherits its variables and isn't one.
+
+    Args:
+        beat_file: name of the link to the rank's numbers, ``cells``, of which ``pid_at`` is the process id's.
+        stacks_file: name of the file for the stacks, which are written at ``stacks_signal``.
+    """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not error_file or "LOCAL_RANK" not in os.environ:
         return
     folder = os.path.dirname(error_file)
-    beat = os.path.join(folder, "beat")
+    beat = os.path.join(folder, beat_file)
     if os.path.lexists(beat) or not os.path.isdir(folder):
         return
     try:
-        _publish(folder, beat)
+        import atexit
+        import faulthandler
+
+        cells[pid_at] = os.getpid()
+        _publish(beat, cells)
+        atexit.register(_note_alone, folder)
+        stacks = os.open(os.path.join(folder, stacks_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        faulthandler.register(stacks_signal, stacks, all_threads=True)
     except Exception:  # no folder, no memory, a Python without faulthandler
         pass
 
 
-def _publish(folder: str, beat: str) -> None:
-    import atexit
-    import faulthandler
-    import signal
-
-    atexit.register(_note_alone, folder)
-    cells = [0] * _CELLS
-    cells[_PID], cells[_PHASE] = os.getpid(), RUNNING_A_SCRIPT
+def _publish(beat: str, cells: "list[int]") -> None:
     data = b"".join(cell.to_bytes(8, sys.byteorder, signed=True) for cell in cells)
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("paceline-beat")
@@ -48,9 +51,6 @@ def _publish(folder: str, beat: str) -> None:
     else:
         with open(beat, "wb") as file:  # noqa: PTH123
             file.write(data)
-    stacks = os.open(os.path.join(folder, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    number = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-    faulthandler.register(number, stacks, all_threads=True)
 
 
 def _note_alone(folder: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import paceline
 from trainers.contract import run_folder, variables
+from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Seen, Unkeyed
 from trainers.core.fields import ConfigError
@@ -111,9 +112,11 @@ class Attempt:
         """From the copy of the snapshot to the results. Raises ConfigError, OSError."""
         paths = self.prepare()
         places = self.places()
-        hook = Path(str(rank_hook.__file__)).read_text(encoding="utf-8")
+        hook = f"{Path(str(rank_hook.__file__)).read_text(encoding='utf-8')}\npublish({hook_arguments()})"
         watches = self.settings.seal != "off"
-        observed = Observed(self.folder, places.zones, watches=watches, in_copy=True, first=f"{hook}\npublish()")
+        observed = Observed(
+            self.folder, places.zones, watches=watches, in_copy=True, first=f"{hook}\npublish({hook_arguments()})"
+        )
         env = self.environment(paths, observed.site)
         command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:

@@ -13,6 +13,8 @@ import glob
 import os
 import re
 
+from trainers.contract.beats import RUNNING
+
 from .processes import start_time
 
 _TOLD = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
@@ -23,7 +25,7 @@ class EarlyExits:
     """What is known of the ranks of one node, whose state folder is ``state``."""
 
     def __init__(self, state: str) -> None:
-        self._pattern = os.path.join(glob.escape(state), "ranks/*/attempt_*/*/running-*")
+        self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
         self._told: set[int] = set()
         self._codes: dict[int, int] = {}
         self._begun: set[int] | None = None  # once the end of all has come: the ranks that had begun by then
@@ -62,4 +64,4 @@ class EarlyExits:
     def _unfinished(self) -> list[tuple[int, int]]:
         """(local rank, process id) of each rank that has not come to a good end."""
         places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
-        return [(int(rank), int(name.removeprefix("running-"))) for _, rank, name in places]
+        return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]

@@ -9,7 +9,7 @@ import os
 import pickle
 import time
 
-from trainers.contract.beats import Collectives
+from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
 
 from .wire import Json
 
@@ -30,7 +30,7 @@ class _Plain(pickle.Unpickler):
 
 def ask(folder: str, rank: int) -> str | None:
     """Ask the rank whose files lie in ``folder`` for a dump; where it will be. None: it has no flight recorder."""
-    pipe, dump = (os.path.join(folder, name) for name in (f"nccl-{rank}.pipe", f"nccl-collectives-{rank}"))
+    pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
     with contextlib.suppress(OSError):
         os.unlink(dump)
     try:
