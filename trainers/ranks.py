@@ -108,7 +108,7 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
     return pid, connection
 
 
-def show_as(command: str) -> None:
+def show_as(words: list[str]) -> None:
     """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals: where the system keeps the
     words that the parent was started with, there is room for it."""
     with contextlib.suppress(Exception):  # it is worth no error
@@ -116,7 +116,7 @@ def show_as(command: str) -> None:
 
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
-        ctypes.memmove(begin, command.encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+        ctypes.memmove(begin, "\0".join(words).encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -140,7 +140,7 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
     if connection.recv(3) != b"go\n":  # the agent is gone, or doesn't want it any more
         os._exit(0)
     connection.close()
-    show_as(" ".join(launch["argv"]))
+    show_as(launch["argv"])
     null = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate([null, *streams]):
         os.dup2(stream, number)

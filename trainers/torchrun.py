@@ -26,7 +26,7 @@ _BACKLOG = 4096
 _JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
 
 
-def main(*, show_as: Callable[[str], None] | None = None) -> None:
+def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     """As ``python -m torch.distributed.run``, without a folder of this file's on the import path.
 
     Args:
@@ -51,7 +51,7 @@ def main(*, show_as: Callable[[str], None] | None = None) -> None:
     config.start_method = "fork"
 
     def rank(module: str, arguments: Sequence[str]) -> None:
-        show_as(" ".join([sys.executable, "-m", module, *arguments]))
+        show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
 
     @record  # as torchrun's own main

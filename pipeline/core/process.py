@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
@@ -21,6 +22,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
 
 _PART_BYTES = 1 << 16
+_LOOK_S = 1.0
 _DRAIN_S = 0.5  # for what an ended command has said last, where another process still holds its stderr
 
 
@@ -153,31 +155,53 @@ def _drain(pipe: IO[bytes], end: deque[bytes]) -> None:
 
 
 def run_apart(
-    argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None, timeout_s: float
+    argv: Sequence[str],
+    *,
+    stdin: IO[bytes],
+    env: Mapping[str, str] | None = None,
+    timeout_s: float,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Completed:
     """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
 
     Its stdin is the file ``stdin`` from its beginning, which may be larger than the controller should hold in memory.
     When something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
 
+    Args:
+        enough: asked each second; true: what the child has written is enough, and it gets SIGINT.
+
     Raises:
         PacelineError: the program can't be run, or it was still running after ``timeout_s``.
     """
     stdin.seek(0)
-    child = _popen(argv, stdin=stdin, env=env)
+    child, until = _popen(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
     try:
-        stdout, stderr = child.communicate(timeout=timeout_s)
+        while True:
+            try:
+                stdout, stderr = child.communicate(timeout=max(0.0, min(_LOOK_S, until - time.monotonic())))
+                break
+            except subprocess.TimeoutExpired:
+                if enough():
+                    stdout, stderr = _interrupted(child)
+                    break
+                if time.monotonic() >= until:
+                    raise
     except BaseException as error:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.communicate(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
+        _interrupted(child)
         if isinstance(error, subprocess.TimeoutExpired):
             raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
         raise
     return _completed(argv, child.returncode, stdout, stderr)
+
+
+def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a child has written that gets SIGINT and, where that ends it not within a second, SIGKILL."""
+    child.send_signal(signal.SIGINT)
+    try:
+        return child.communicate(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.communicate()
 
 
 def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:

@@ -106,7 +106,7 @@ def test_a_fork_is_found_and_ended_by_its_mark_and_its_parent_stays(launches: La
     launch = launches.begin(SLEEPS="600")
     wait_until(lambda: launch.poll() is None and (launches.folder / "log").stat().st_size > 0)
     assert find_processes(launches.mark) == {launch.pid}
-    assert "trainers/torchrun.py --nnodes=1" in Path(f"/proc/{launch.pid}/cmdline").read_text(), "as ps shows it"
+    assert "trainers/torchrun.py\0--nnodes=1\0" in Path(f"/proc/{launch.pid}/cmdline").read_text(), "as ps shows it"
     assert find_processes(launches.mark.partition("-")[0] + "-") == {launch.pid}, "by what all attempts share"
     parent = launches.parent()
     assert end_tree(launches.mark, 1.0)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +26,7 @@ from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.payload import agent_argv
-from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
+from pipeline.cluster.launchers.pssh_output import fills_the_disk, output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
@@ -188,7 +189,8 @@ class PsshLauncher(RemoteLauncher):
             argv = self._pssh_argv(folder, "hosts", hosts, timeout_s, "-I")
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
-                done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5)
+                fills = partial(fills_the_disk, folder / "out")
+                done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5, enough=fills)
             except PacelineError as error:
                 return {host.label: Output(code=None, note=error.what) for host in hosts}
             report = done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -46,6 +47,13 @@ def endless(output: Output) -> Output | None:
         return None
     note = f"{ENDLESS} ({MOST_BYTES >> 20} MiB so far)"
     return replace(output, stdout=output.stdout[-_SHOWN_BYTES:], code=None, note=note)
+
+
+def fills_the_disk(folder: Path) -> bool:
+    """Whether a host of those that write into ``folder`` has written more than is ever read."""
+    with suppress(OSError):  # there is nothing yet
+        return any(path.stat().st_size > 2 * MOST_BYTES for path in folder.iterdir())
+    return False
 
 
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
