@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, wait_for_step
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, wait_until
 
 STEPS = 30
 SCRIPT = f"""
@@ -148,3 +148,36 @@ def test_what_runs_here_is_ended_before_the_same_run_starts_on_a_host(tmp_path: 
     assert "attempt 1 was left on localhost: it is ended there" in done.stdout, done.stdout
     assert not any(psutil.pid_exists(pid) for pid in here)
     assert project.result()["attempts"] == 2
+
+
+LOGS = """
+import time, paceline
+for step in range(1, 13):
+    paceline.log(step, loss=1 / step)
+    with open("at", "a") as file:
+        file.write("x")
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.lab
+def test_what_a_script_on_a_host_logged_while_its_parent_stood_still_is_kept(tmp_path: Path, lab: Lab) -> None:
+    project = of_script(tmp_path, LOGS)
+    hosts = ("cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")
+    child = project.start("train", *hosts)
+    wait_for_step(project, 3, child)
+    init = psutil.Process(lab.host("node0").init_pid or 0)
+    (parent,) = [one for one in init.children(recursive=True) if "trainers.script.start" in one.cmdline()]
+    (script,) = parent.children()
+    parent.suspend()
+    at = Path(f"/proc/{script.pid}/cwd/at")
+    seen = at.stat().st_size
+    wait_until(lambda: at.stat().st_size >= seen + 4)
+    parent.kill()
+    child.communicate(timeout=HANG_S)
+    done = project.doit("train", *hosts)
+    assert done.returncode == 0, done.stdout
+    (kept,) = project.only_run().glob("attempts/*/before/metrics.jsonl")
+    steps = [json.loads(line)["step"] for line in kept.read_text().splitlines()]
+    assert steps[: seen + 4] == list(range(1, seen + 5)), "also what its parent had not recorded yet"
+    assert len((project.only_run() / "metrics.jsonl").read_text().splitlines()) == 12

@@ -338,7 +338,11 @@ def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(fi
 
 
 @pytest.mark.parametrize(
-    "name", ["journal.jsonl", "code", "attempts", "attempts/7", "attempts/1/node0.log", "evaluation", "stop", "outputs"]
+    "name",
+    [
+        *("journal.jsonl", "code", "attempts", "attempts/7", "attempts/1/node0.log", "evaluation", "stop", "outputs"),
+        *("work", "work/node0", "work/node0/code"),
+    ],
 )
 def test_nothing_is_written_through_a_link_of_a_run_folder(finished: RunFolder, name: str, tmp_path: Path) -> None:
     precious = tmp_path / "precious"

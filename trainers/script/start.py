@@ -97,7 +97,7 @@ class Attempt:
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
         self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
         self.snapshot, self.work = self.run_dir / run_folder.CODE, self.folder / run_folder.CODE
-        self.logged = self.folder / "logged.jsonl"
+        self.logged = self.folder / run_folder.LOGGED
         self.is_first = started.node_rank == 0
         self.is_sent = (self.run_dir / SENT).exists()
         self.begun = time.time()
