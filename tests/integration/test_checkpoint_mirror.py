@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from tests.integration.commands import Project, processes_of
 from tests.integration.conftest import FINISHED, with_readings
@@ -26,12 +29,14 @@ def test_a_killed_run_ends_on_a_computer_that_shares_nothing_with_its_first(
     wait_until(lambda: any(project.folder.glob("runs/*/checkpoints/step-*.json")), child)
     ranks = list(processes_of(project.folder))
     for process in ranks:  # else they may be done before the first copy
-        process.suspend()
+        with suppress(psutil.NoSuchProcess):  # a rank that was just starting a program
+            process.suspend()
     wait_until(lambda: any(name.endswith(".json") for name in s3.files()), child)
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate(timeout=HANG_S)
     for process in ranks:  # they would go on for their lease
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     other = Project(tmp_path / "another computer")
     other.folder.mkdir()
     with_readings(fetched, other.folder)
