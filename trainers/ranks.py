@@ -40,9 +40,10 @@ _GO_S = 60.0
 
 
 def main() -> None:
-    """``NAME IDLE_S ROOM``: an abstract socket's name, how long to wait without a launch, room for ``show_as``."""
+    """``NAME FIRST_S IDLE_S ROOM``: an abstract socket's name, how long to wait for the first launch, and for a further
+    one, room for ``show_as``."""
     del sys.path[0]  # where this text came from
-    name, idle_s = sys.argv[1], float(sys.argv[2])
+    name, first_s, idle_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal that closes ends nothing here
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,25 +54,25 @@ def main() -> None:
     listener.listen(64)  # launches wait here while torch is imported
     for module in IMPORTS:
         importlib.import_module(module)
-    serve(listener, idle_s)
+    serve(listener, first_s, idle_s)
 
 
-def serve(listener: socket.socket, idle_s: float) -> None:
+def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
     """Fork for each launch, and tell each agent how its launch ended."""
     launches: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    used = time.monotonic()
-    while launches or time.monotonic() - used < idle_s:
+    used, wait_s = time.monotonic(), first_s
+    while launches or time.monotonic() - used < wait_s:
         ready, _, _ = select.select([listener, woken], [], [], 1.0)
         if woken in ready:
             woken.recv(4096)
         if listener in ready:
             with contextlib.suppress(OSError, ValueError):
                 pid, connection = _launch(listener)
-                launches[pid] = connection
+                launches[pid], wait_s = connection, idle_s
         for pid, code in _ended():
             used = time.monotonic()
             if (told := launches.pop(pid, None)) is not None:

@@ -71,14 +71,14 @@ def _comes_later(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _AFTER_START)
 
 
-def _start(name: str, env: dict[str, str], idle_s: float) -> subprocess.Popen[bytes]:
+def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
     """A parent of that name, in a session of its own. Raises OSError."""
     source, end = os.pipe()  # holds more than this text
     os.write(end, _text().encode())
     os.close(end)
     try:
         return subprocess.Popen(
-            [sys.executable, f"/dev/fd/{source}", name, str(idle_s), " " * _ROOM],
+            [sys.executable, f"/dev/fd/{source}", name, str(first_s), str(IDLE_S), " " * _ROOM],
             env={**{key: value for key, value in env.items() if not _comes_later(key)}, variables.RANKS: name},
             cwd="/",
             stdin=subprocess.DEVNULL,
