@@ -7,7 +7,7 @@ evaluation report with scikit-learn and matplotlib, and the recorder, which is f
 import sys
 
 _ASKED = sys.orig_argv[1:3]
-if any(word.endswith("trainers/torchrun.py") for word in (*_ASKED[:1], sys.orig_argv[-1])):  # or prepared for it
+if any(word.endswith("trainers/torchrun.py") for word in _ASKED[:1]):
     from pathlib import Path  # here: most processes need none of this
 
     sys.path.insert(0, str(Path(__file__).parent / "torchrun"))

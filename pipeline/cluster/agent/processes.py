@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
 from trainers.contract import variables
 
@@ -114,14 +115,24 @@ def writes_in(pid: int, folders: list[str]) -> bool:
     """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError:
     it is gone, or another user's."""
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
-    for number in os.listdir(f"/proc/{pid}/fd"):
+    for number, target in open_files(pid):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            if os.readlink(f"/proc/{pid}/fd/{number}").startswith(begins):
+            if target.startswith(begins):
                 with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
                     flags = next(line for line in file if line.startswith("flags:"))
                 if int(flags.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
                     return True
     return False
+
+
+def open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the descriptors of a process and what each is open on. Raises OSError: it is gone, or another user's."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        yield number, target
 
 
 def works_in(folders: list[str]) -> dict[int, str]:
@@ -145,12 +156,10 @@ def works_in(folders: list[str]) -> dict[int, str]:
 def holds(pid: int, mark: str) -> bool:
     """Whether a fork of a warm parent is one of this mark: its environment is the parent's, so it holds a memory file
     of that name. Raises OSError."""
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target.startswith(_MEMORY_FILE):
-                held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
-                return held.startswith(mark) if mark.endswith("-") else held == mark
+    for _, target in open_files(pid):
+        if target.startswith(_MEMORY_FILE):
+            held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
+            return held.startswith(mark) if mark.endswith("-") else held == mark
     return False
 
 
