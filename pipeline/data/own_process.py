@@ -91,6 +91,7 @@ def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: 
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
     found = observed_variables.digests(os.environ)
     record["values"] = {name: found.get(name, "") for name in record["own_variables"]}
+    record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
     for part in ("files", "folders", "looked_for"):  # no secret in a file
         record[part] = {name: value for name, value in record[part].items() if masking.shown(name) == name}
     write_json(folder / READ, record)

@@ -268,7 +268,7 @@ def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
         part: {name: value for name, value in record[part].items() if masking.shown(name) == name}
         for part in ("files", "folders", "looked_for")
     }
-    return {**record, **kept}
+    return {**record, **kept, "absent": [path for path in record["absent"] if masking.shown(path) == path]}
 
 
 def _elsewhere(making: Making, graph: Graph) -> int:

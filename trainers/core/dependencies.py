@@ -61,6 +61,7 @@ _SECRETS = (
     *("~/.ssh", "~/.netrc", "~/.aws", "~/.mlflow"),
     *("~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens"),
 )
+_NAMES_SECRET = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
 _PACELINE = {"trainers", "pipeline", "paceline"}  # whose sources the key holds
 _SETTLED_NS = 2_500_000_000  # an edit of a younger file may leave the same times and size
@@ -199,7 +200,7 @@ class OfRank:
         shutil.rmtree(self._notes, ignore_errors=True)
         with suppress(OSError):  # another node's may lie there
             self._notes.parent.rmdir()
-        return {**seen.record(), "unkeyed": as_json(seen.unkeyed(self.places, ended_well=True))}
+        return {**seen.record(places=self.places), "unkeyed": as_json(seen.unkeyed(self.places, ended_well=True))}
 
 
 class Seen:
@@ -240,14 +241,20 @@ class Seen:
         return [Unkeyed(name, was_read) for name, was_read in sorted(found.items()) if name not in parents]
 
     def record(
-        self, root: Path | None = None, keyed: Collection[str] = (), whole: Collection[str] = ()
+        self,
+        root: Path | None = None,
+        keyed: Collection[str] = (),
+        whole: Collection[str] = (),
+        places: Places | None = None,
     ) -> dict[str, Any]:
-        """What decides whether it is still up to date: files with digest and stamp, folders, names, modules, variables.
+        """What decides whether it is still up to date: files with digest and stamp, absent files, folders, names,
+        modules, variables.
 
         Args:
             root: the project, in which the program ran: its files count. Without it those outside of it do.
             keyed: absolute real paths of files that the key holds.
             whole: those of them that count byte for byte; of others code may have seen the comments.
+            places: of a program that ran in a copy of the project: absent there, a file may appear in the project.
         """
         inside = "" if root is None else os.path.realpath(root)
         kinds = (OUTSIDE,) if root is None else (OUTSIDE, PROJECT)
@@ -262,6 +269,7 @@ class Seen:
             "host": host(),
             "prefix": sys.prefix,
             "files": dict(sorted(files.items())),
+            "absent": self._absent(places),
             "folders": dict(sorted(self._folders(inside, kinds).items())),
             "imported": (imported := sorted({note.path for note in self.of(IMPORTED)})),
             "installed": installed(imported, sys.path),
@@ -297,6 +305,31 @@ class Seen:
                 without = mine if _names_digest(path, mine) == note.digest else []
                 found.setdefault(_shown(path, inside), [note.digest, without])
         return found
+
+    def _absent(self, places: Places | None) -> list[str]:
+        """Absolute paths that were looked for in vain, and that another program than this one may make.
+
+        Left out are temporary folders, hidden ones of the home (caches and settings, which libraries look for), those
+        of PATH, runs, secrets that were taken for a path, and what the program itself made later: each run after the
+        first would find it.
+        """
+        import tempfile  # here: who compares alone needs none of it
+
+        home = os.path.expanduser("~")  # noqa: PTH111
+        passing = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]
+        elsewhere = (*passing, f"{os.path.realpath(home)}/.")
+        secrets = [text for name, text in os.environ.items() if _NAMES_SECRET.search(name.upper()) and len(text) >= 8]
+        runs = f"{os.path.realpath(places.run_dir.parent)}/" if places else "/"
+        made = {_in_checkout(note, places) for note in self.of(WRITTEN, MADE)}
+        found = set[str]()
+        for note in self.of(ABSENT, ASKED):
+            path = _in_checkout(note, places)
+            is_made = places is not None and note.kind == WORK and (places.work / note.path).exists()
+            is_passing = path.startswith(elsewhere if note.kind == OUTSIDE else runs)
+            is_shown = not any(secret in path for secret in secrets) and not _is_record(path)
+            if path and is_shown and not (is_made or is_passing or path in made or os.path.lexists(path)):
+                found.add(path)
+        return sorted(found)
 
     def _looked_for(self, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
         """Patterns of names below the project, each with those that there are now."""
@@ -336,6 +369,9 @@ def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collecti
     for name, (digest, without) in (record.get("folders") or {}).items():
         if _names_digest(os.path.join(root or "/", name), without) != digest:  # noqa: PTH118
             return f"the names in the folder {name or '.'}, which it listed, changed"
+    for path in record.get("absent") or ():
+        if os.path.lexists(path):
+            return f"{path}, which it looked for in vain, has appeared since"
     for pattern, known in (record.get("looked_for") or {}).items():
         if new := {*names(root or Path("/"), pattern)} ^ {*known}:
             return f"{min(new)}, which it looked for, {'is gone' if min(new) in known else 'is new'}"
@@ -498,6 +534,15 @@ def _is_record(name: str) -> bool:
 
 def _absolute(note: Note, inside: str) -> str:
     return note.path if note.kind == OUTSIDE else f"{inside}/{note.path}".rstrip("/")
+
+
+def _in_checkout(note: Note, places: Places | None) -> str:
+    """The absolute path of what a note names; of the run's copy that in the checkout, '' where that isn't here."""
+    if note.kind == OUTSIDE:
+        return note.path
+    is_copied = note.kind == ORIGIN or (note.kind == WORK and note.path.startswith(_COPIED))
+    top = places and (places.origin if is_copied else places.project)
+    return os.path.join(os.path.realpath(top), note.path.removeprefix(_COPIED)) if top else ""  # noqa: PTH118
 
 
 def _shown(path: str, inside: str) -> str:

@@ -32,6 +32,7 @@ VARIABLE, IMPORTED = "variable", "imported"
 HASHED_BYTES = 64 << 20  # of a larger file size and modification time count
 _ALL_HASHED_BYTES = 512 << 20  # the same holds for all files of a process from here on
 _MOST = 20_000  # notes of one process
+_MOST_ABSENT = 1000  # of them those of files outside of the project that aren't there
 _MOST_READS = 1000  # of a variable: who reads it takes 8 µs to find out
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
@@ -84,6 +85,7 @@ class Watch:
         self.folders: dict[str, tuple[str, str] | None] = {}
         self.busy: set[int] = set()  # threads whose events are this module's own
         self.hashed_bytes = 0
+        self.absent_outside = 0
         self.tops: set[str] = set()  # names of modules
 
     def _holds(self, folder: str) -> bool:
@@ -127,7 +129,8 @@ class Watch:
         try:
             seen = _stat(path)
         except OSError:
-            if missing in (ABSENT, ASKED) and kind != OUTSIDE:
+            if missing in (ABSENT, ASKED) and (kind != OUTSIDE or self.absent_outside < _MOST_ABSENT):
+                self.absent_outside += kind == OUTSIDE
                 self.note(missing, kind, inside)
             return
         if stat.S_ISREG(seen.st_mode) and not self.is_own(path):

@@ -25,7 +25,7 @@ import paceline
 from trainers.contract import run_folder, variables
 from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
-from trainers.core.dependencies import Observed, Places, Seen, Unkeyed
+from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
 from trainers.script import arguments, executables, rank_hook
 from trainers.script import workdir as workdirs
@@ -145,7 +145,7 @@ class Attempt:
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
         if code == 0:
-            code = self.finish(paths, recorder, seen, unkeyed)
+            code = self.finish(paths, recorder, seen.record(places=places), unkeyed)
         return code
 
     def prepare(self) -> Paths:
@@ -333,8 +333,14 @@ class Attempt:
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
 
-    def finish(self, paths: Paths, recorder: Recorder | None, seen: Seen, unkeyed: Sequence[Unkeyed]) -> int:
-        """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError."""
+    def finish(
+        self, paths: Paths, recorder: Recorder | None, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]
+    ) -> int:
+        """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError.
+
+        Args:
+            record: of what the processes took in, made while the working directory is as they left it.
+        """
         rank = self.started.node_rank
         outputs = (
             paths.outputs
@@ -355,11 +361,11 @@ class Attempt:
             return 1
         self.tell_of(found, outputs)
         if recorder is not None:
-            self.write_results(recorder, found, seen, unkeyed)
+            self.write_results(recorder, found, record, unkeyed)
         elif self.settings.seal != "off":
-            record = {**seen.record(), "unkeyed": dependencies.as_json(unkeyed)}
             outputs.parent.mkdir(parents=True, exist_ok=True)
-            write_sealed(outputs.parent / run_folder.DEPENDENCIES, record)
+            all_of_it = {**record, "unkeyed": dependencies.as_json(unkeyed)}
+            write_sealed(outputs.parent / run_folder.DEPENDENCIES, all_of_it)
         if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -385,9 +391,10 @@ class Attempt:
                 f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
             )
 
-    def write_results(self, recorder: Recorder, found: Gathered, seen: Seen, unkeyed: Sequence[Unkeyed]) -> None:
+    def write_results(
+        self, recorder: Recorder, found: Gathered, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]
+    ) -> None:
         """Raises OSError."""
-        record = seen.record()
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{dependencies.outside(outside)}")
         write_sealed(self.run_dir / run_folder.DEPENDENCIES, record)

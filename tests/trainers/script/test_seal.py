@@ -240,6 +240,40 @@ def test_files_outside_of_the_project_are_said_in_a_line_and_noted(run: ScriptRu
         assert changed(run.read("dependencies.json")) == why
 
 
+LOOKS = """
+    import os
+    try: open(os.environ["OUTSIDE"] + "/opened.txt")
+    except FileNotFoundError: pass
+    asked = [os.environ["OUTSIDE"] + "/asked.txt", "untracked.txt", os.environ["PROJECT"] + "/absolute.txt"]
+    asked += [os.environ["OUTSIDE"] + "/own.txt", "own.txt", "/".join([os.environ["TMPDIR"], "x"])]
+    asked += [os.path.expanduser("~/.cache/x"), os.environ["API_TOKEN"], os.environ["OUTSIDE"] + "/__pycache__/x"]
+    assert not any(map(os.path.exists, asked))
+    for name in ("own.txt", os.environ["OUTSIDE"] + "/own.txt"): open(name, "w").close()
+    os.remove(os.environ["OUTSIDE"] + "/own.txt")
+"""
+
+
+def test_a_file_that_a_script_looked_for_in_vain_is_noticed_when_it_appears(run: ScriptRun, tmp_path: Path) -> None:
+    outside, temporary = tmp_path / "outside", tmp_path / "temporary"
+    for folder in (outside, temporary):
+        folder.mkdir()
+    env = {"OUTSIDE": str(outside), "PROJECT": str(run.project), "TMPDIR": str(temporary), "HOME": str(tmp_path)}
+    run.write(textwrap.dedent(LOOKS)).start(env={**env, "API_TOKEN": "a-secret-text"})
+    record = run.read("dependencies.json")
+    absent = [
+        outside / "asked.txt",
+        outside / "opened.txt",
+        run.project / "absolute.txt",
+        run.project / "untracked.txt",
+    ]
+    assert record["absent"] == sorted(map(str, absent))
+    assert changed(record) is None
+    for path in absent:
+        path.touch()
+        assert changed(record) == f"{path}, which it looked for in vain, has appeared since"
+        path.unlink()
+
+
 def test_a_script_that_reads_its_own_text_is_reported_and_a_traceback_is_not(run: ScriptRun) -> None:
     """Comments are no part of the key."""
     text = "import helper, logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('shown')\nhelper.{call}"
