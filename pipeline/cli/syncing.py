@@ -105,18 +105,17 @@ def _brought(
     from pipeline.cluster import sync as hosts
     from pipeline.cluster.launchers import packs
 
-    facts = launcher.probe(pack)
     found: list[Found] = []
     if pack is not None:
+        facts = launcher.probe(pack)
         heartbeat.doing(launcher.starting)
         if any(fact.pack_path is None for fact in facts):
-            for note in packs.send(launcher, pack, facts):
-                heartbeat(note)
+            packs.send(launcher, pack, facts)
             facts = launcher.probe(pack)
         heartbeat.doing("hashing the data pack")
         found += hosts.compare_pack(launcher, pack, facts)
     if named:
-        found += hosts.bring(launcher, named, facts, delete=delete, heartbeat=heartbeat)
+        found += hosts.bring(launcher, named, delete=delete, heartbeat=heartbeat)
     return found
 
 

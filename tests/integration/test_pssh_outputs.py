@@ -25,9 +25,8 @@ from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
 from pipeline.keys.script_files import DataPath
 from pipeline.lab import Lab
-from pipeline.lab.state import uplink
 from tests.contract.stub import make
-from tests.lab_fixture import firewall, on
+from tests.lab_fixture import on
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
@@ -119,33 +118,24 @@ def large_pack(folder: Path, count: int) -> PackSource:
     return PackSource(path=stub.pack_dir, digest=stub.digest)
 
 
-def sent_bytes(lab: Lab) -> int:
-    """By this computer over its cable to the lab."""
-    return int(Path(f"/sys/class/net/{uplink(lab.id)}/statistics/tx_bytes").read_text())
-
-
-def test_pack_crosses_this_computers_link_once_and_a_truncated_one_is_replaced_by_the_other_host(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_pack_goes_to_all_hosts_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: Path) -> None:
     pack, what = large_pack(tmp_path, 2500), cluster(lab, workdir="~/packs 'n $(touch x)")
     with closing(launchers.create(what)) as launcher:
         assert isinstance(launcher, AgentLauncher)
-        facts, before = launcher.probe(pack), sent_bytes(lab)
+        facts = launcher.probe(pack)
         assert [fact.pack_path for fact in facts] == [None, None]
-        assert packs.send(launcher, pack, facts) == []
-        assert 10e6 < sent_bytes(lab) - before < 13e6
+        packs.send(launcher, pack, facts)
         paths = [fact.pack_path for fact in launcher.probe(pack)]
         assert all(path is not None and path.endswith(f"/data/{pack.digest}") for path in paths)
 
         on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{pack.digest}/images.bin')
-        facts, before = launcher.probe(pack), sent_bytes(lab)
+        facts = launcher.probe(pack)
         assert [fact.pack_path is None for fact in facts] == [False, True]
-        assert packs.send(launcher, pack, facts) == []
-        assert sent_bytes(lab) - before < 2e6
+        packs.send(launcher, pack, facts)
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
 
 
-def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(lab: Lab, tmp_path: Path) -> None:
+def test_a_folder_of_data_arrives_with_its_programs_and_empty_folders(lab: Lab, tmp_path: Path) -> None:
     source = tmp_path / "my data"
     for number in range(40):
         path = source / f"part {number % 3}" / f"{number}.bin"
@@ -162,9 +152,7 @@ def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(la
     pack = PackSource(path=found.path, digest=found.digest, inside=found.inside)
     with closing(launchers.create(cluster(lab))) as launcher:
         assert isinstance(launcher, AgentLauncher)
-        facts, before = launcher.probe(pack), sent_bytes(lab)
-        assert packs.send(launcher, pack, facts) == []
-        assert 10e6 < sent_bytes(lab) - before < 13e6
+        packs.send(launcher, pack, launcher.probe(pack))
         places = [fact.pack_path for fact in launcher.probe(pack)]
     listed = "find . -printf '%P %y %m\\n' | sort; find . -type f | sort | xargs -d '\\n' sha256sum"
     assert [on(lab, f"node{at}", f"cat '{place}/content2/words.txt'").stdout for at, place in enumerate(places)] == [
@@ -174,16 +162,6 @@ def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(la
     assert "none/here d " in told[0]
     assert "run.sh f 755" in told[0]
     assert told[0] == told[1]
-
-
-def test_a_host_that_no_other_can_serve_gets_this_computers_copy(lab: Lab, tmp_path: Path) -> None:
-    pack, what = large_pack(tmp_path, 100), cluster(lab)
-    with closing(launchers.create(what)) as launcher, firewall(lab, "node0", "reject with tcp reset"):
-        assert isinstance(launcher, AgentLauncher)
-        told = packs.send(launcher, pack, launcher.probe(pack))
-        paths = [fact.pack_path for fact in launcher.probe(pack)]
-    assert told == ["node1 could not get the data pack from node0 (node0: refused), so this computer sent it"]
-    assert None not in paths
 
 
 def test_who_waits_for_a_large_pack_hears_how_much_of_it_each_host_has(lab: Lab, tmp_path: Path) -> None:
@@ -208,9 +186,7 @@ def test_who_waits_for_a_large_pack_hears_how_much_of_it_each_host_has(lab: Lab,
             listener.join()
             labs.restore(lab, "node1")
     assert heard[0] == "sending code and data to the hosts and starting torchrun there"
-    told = [
-        re.fullmatch(r"sending the data pack on from node0: node1 (.+) of 4\.0 MB \(.+ MB/s\)", text) for text in heard
-    ]
+    told = [re.search(r"^sending the data pack: .*node1 (\S+) of 4\.\d MB \(.+ MB/s\)", text) for text in heard]
     arrived = [float(match[1]) for match in told if match]
     assert arrived == sorted(arrived)
     assert 0 < arrived[0] < 4.0

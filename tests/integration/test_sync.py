@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from os import urandom
 from pathlib import Path
 
 import pytest
 
-from pipeline import lab as labs
 from pipeline.cluster import sync
 from pipeline.cluster.sync import rsync
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
-from pipeline.lab.state import uplink
 from tests.integration.commands import Project
-from tests.lab_fixture import firewall, on, require_lab
+from tests.lab_fixture import on
 
 pytestmark = pytest.mark.lab
 
@@ -47,9 +44,8 @@ def brought(cluster: Cluster, source: Path, *, delete: bool = False) -> tuple[li
     """What the hosts have then, and the lines that were said."""
     lines: list[str] = []
     with closing(sync.remote(cluster)) as launcher:
-        facts = launcher.probe(None)
         what = sync.folders([str(source)], to=None, workdir=launcher.workdir, root=source.parent)
-        found = sync.bring(launcher, what, facts, delete=delete, heartbeat=Heartbeat(lines.append))
+        found = sync.bring(launcher, what, delete=delete, heartbeat=Heartbeat(lines.append))
     return found, lines
 
 
@@ -85,57 +81,6 @@ def test_what_differs_is_sent_and_what_is_more_stays_until_it_is_not_wanted(
 
     monkeypatch.setattr(rsync, "copy_all", None)  # nothing differs, so nothing is sent
     assert [one.differ for one in brought(cluster, source)[0]] == [0, 0]
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Lab]:
-    """Hosts of this test alone."""
-    require_lab()
-    try:
-        (tmp_path / "three hosts").mkdir()
-        yield labs.up(tmp_path / "three hosts", 3)
-    finally:
-        labs.down(tmp_path / "three hosts")
-
-
-def sent_bytes(lab: Lab) -> int:
-    """By this computer over its cable to the lab."""
-    return int(Path(f"/sys/class/net/{uplink(lab.id)}/statistics/tx_bytes").read_text())
-
-
-@pytest.mark.ci
-@pytest.mark.long  # a pack that hosts pass on: test_pssh_outputs.py; what differs and what is more: above
-def test_a_large_folder_crosses_this_computers_link_once_and_goes_on_from_host_to_host(
-    three: Lab, source: Path
-) -> None:
-    hosts = tuple(Host(name=host.name) for host in three.hosts)
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(three.ssh_config), workdir="~/a 'workdir'")
-    (source / NAME / "noise").write_bytes(urandom(9_000_000))
-    (source / NAME / "noise").chmod(0o755)
-    (source / "more noise").write_bytes(urandom(1_000_000))
-
-    def sync_now() -> tuple[int, list[str]]:
-        """Bytes that crossed the link, and what was said."""
-        before = sent_bytes(three)
-        found, lines = brought(cluster, source)
-        assert [(one.differ, one.more) for one in found] == [(0, 0)] * 3
-        return sent_bytes(three) - before, lines
-
-    sent, lines = sync_now()
-    assert 10e6 < sent < 13e6
-    assert [line.partition(":")[0] for line in lines] == ["sending files", "sending files"]
-    there = three.host("node2").home / "a 'workdir'" / "folders" / NAME
-    assert (there / NAME / "noise").stat().st_mode & 0o777 == 0o755
-    assert not list(there.rglob(".paceline*"))
-
-    (there / NAME / "noise").write_bytes(b"changed")
-    assert sync_now()[0] < 2e6, "another host has it"
-
-    (source / NAME / "noise").write_bytes(urandom(9_000_000))
-    with firewall(three, "node0", "reject with tcp reset"):
-        sent, lines = sync_now()
-    assert 27e6 < sent < 30e6
-    assert f"node1, node2 could not get {NAME} from node0 (node0: refused), so this computer sent it" in lines
 
 
 def test_a_file_where_a_folder_belongs_is_named_with_its_host(cluster: Cluster, source: Path, lab: Lab) -> None:

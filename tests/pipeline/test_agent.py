@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import hashlib
 import io
+import json
 import os
 import re
 import socket
@@ -14,6 +16,7 @@ import tarfile
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +132,32 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     assert not staging.holds_pack(str(stub.pack_dir), "0" * 64)
     (stub.pack_dir / "images.bin").write_bytes(bytes(15))
     assert not staging.holds_pack(str(stub.pack_dir), stub.digest)
+
+
+def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.contract.stub import make
+
+    stub = make(tmp_path, "")
+    manifest = json.loads((stub.pack_dir / "manifest.json").read_text())
+    right = hashlib.sha256((stub.pack_dir / "images.bin").read_bytes()).hexdigest()
+    workdir = tmp_path / "workdir"
+    request = {"workdir": str(workdir), "pack_digest": stub.digest}
+
+    def put(sha256: str) -> None:
+        (stub.pack_dir / "manifest.json").write_text(json.dumps({**manifest, "sha256": {"images.bin": sha256}}))
+        tar = io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w") as archive:
+            archive.add(stub.pack_dir, arcname=".")
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(tar.getvalue())))
+        staging.put_pack(request)
+
+    with pytest.raises(SystemExit, match="the data pack arrived damaged in"):
+        put("0" * 64)
+    assert not list(workdir.rglob("*.bin"))
+    put(right)
+    assert (workdir / "data" / stub.digest / "images.bin").is_file()
 
 
 @pytest.mark.slow

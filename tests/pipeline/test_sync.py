@@ -13,7 +13,7 @@ from pipeline.cli import invocation
 from pipeline.cli.syncing import line
 from pipeline.cluster.agent import trees
 from pipeline.cluster.launchers.replies import Answer
-from pipeline.cluster.sync import Found, Tree, bringing, passing_on, rsync
+from pipeline.cluster.sync import Found, Tree, bringing, rsync
 from pipeline.cluster.sync.folders import Folder, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -89,28 +89,6 @@ def test_an_absent_or_old_rsync_is_told_with_the_command_that_brings_one(
     rsync._program.cache_clear()
 
 
-def test_what_is_large_goes_to_one_host_from_here_and_to_none_where_one_has_it(tmp_path: Path) -> None:
-    large, small = (Folder(name=name, source=tmp_path, place=f"~/{name}") for name in ("large", "small"))
-    hosts = [Host(name=name) for name in "abc"]
-    copies = [
-        rsync.Copy(host=host, folder=folder, place=f"/{folder.name}", shell=[])
-        for host in hosts
-        for folder in (large, small)
-    ]
-    saved = {"large": passing_on.AT_LEAST_BYTES, "small": passing_on.AT_LEAST_BYTES - 1}
-    first, (later,) = passing_on.split(copies, {}, saved)
-    assert [(copy.host.name, copy.folder.name) for copy in first] == [
-        ("a", "large"),
-        ("a", "small"),
-        ("b", "small"),
-        ("c", "small"),
-    ]
-    assert (later.source, [copy.host.name for copy in later.copies]) == ("a", ["b", "c"])
-    first, (later,) = passing_on.split(copies, {"large": ("d", "/there")}, saved)
-    assert "large" not in [copy.folder.name for copy in first]
-    assert (later.source, later.source_place, len(later.copies)) == ("d", "/there", 3)
-
-
 def test_hosts_without_rsync_are_named(tree: Path) -> None:
     class Launcher:
         cluster = Cluster(launcher="pssh", hosts=(Host(name="a"), Host(name="b")))
@@ -162,7 +140,6 @@ def test_a_tree_that_differs_is_told_by_counts_and_names(tree: Path) -> None:
     assert told.pop("sha256") != trees.tree_digest(wanted)
     assert told == {
         "differ": 2,
-        "differ_bytes": 3,
         "absent": 1,
         "named": ["inner/a b", "link"],
         "more": 1,

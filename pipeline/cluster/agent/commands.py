@@ -17,8 +17,6 @@ COMMANDS = {
     "clean": "staging",
     "clear": "left",
     "put_pack": "staging",
-    "relay_pack": "relay",
-    "relay_files": "relay_files",
     "find_environment": "environments",
     "make_environment": "environments",
     "compare_trees": "trees",

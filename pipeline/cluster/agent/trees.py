@@ -76,21 +76,19 @@ def tree_digest(entries: Mapping[str, Entry]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def difference(wanted: Mapping[str, Entry], found: Mapping[str, Entry], *, which: bool = False) -> Json:
-    """How ``found`` differs, and what of it is as wanted: counts, some names (``which``: all that differ), the digest
+def difference(wanted: Mapping[str, Entry], found: Mapping[str, Entry]) -> Json:
+    """How ``found`` differs, and what of it is as wanted: counts, some names, the digest
     of the wanted names there."""
     other = sorted(name for name in wanted if found.get(name) != wanted[name])
     more = sorted(name for name in found if name not in wanted)
     return {
         "differ": len(other),
-        "differ_bytes": sum(wanted[name][1] for name in other),
         "absent": sum(name not in found for name in other),
         "named": other[:SHOWN],
         "more": len(more),
         "more_named": more[:SHOWN],
         "in_the_way": in_the_way(wanted, found)[:SHOWN],
         "sha256": tree_digest({name: found[name] for name in wanted if name in found}),
-        **({"which": other} if which else {}),
     }
 
 
@@ -114,7 +112,7 @@ def compare_trees(request: Json) -> None:
     for tree in request["trees"]:
         place = os.path.expanduser(tree["place"])
         wanted = {name: (kind, size, sha256) for name, (kind, size, sha256) in tree["files"].items()}
-        rows.append({"place": place, **difference(wanted, listing(place, wanted), which=request["which"])})
+        rows.append({"place": place, **difference(wanted, listing(place, wanted))})
     say(trees=rows)
 
 

@@ -19,9 +19,9 @@ from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
+from pipeline.cluster.launchers.packs import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.probe_answer import node_facts
-from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import append_run, weights_bytes
 from pipeline.cluster.launchers.settings import Capabilities
@@ -207,7 +207,7 @@ class AgentLauncher(Launcher, ABC):
         if lacking and packs.rides_with_the_run(pack, len(facts)):
             return pack
         if lacking:
-            self._notes += packs.send(self, pack, facts)
+            packs.send(self, pack, facts)
         return None
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:

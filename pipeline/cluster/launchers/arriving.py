@@ -14,17 +14,16 @@ _NAMED = 4  # hosts in a line
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
     """``what`` is under way to ``hosts`` (labels), ``total_bytes`` to each of them, since ``began`` (monotonic
-    seconds). ``source`` is the host that sends it on ('': this computer sends it)."""
+    seconds)."""
 
     what: str
     hosts: tuple[str, ...]
     total_bytes: int
     began: float
-    source: str = ""
 
     @classmethod
-    def begin(cls, what: str, hosts: Sequence[str], total_bytes: int, source: str = "") -> Transfer:
-        return cls(what=what, hosts=tuple(hosts), total_bytes=total_bytes, began=time.monotonic(), source=source)
+    def begin(cls, what: str, hosts: Sequence[str], total_bytes: int) -> Transfer:
+        return cls(what=what, hosts=tuple(hosts), total_bytes=total_bytes, began=time.monotonic())
 
     def text(self, arrived: Mapping[str, int], now: float) -> str:
         """Each host's part with its mean rate; of many hosts those that are furthest behind.
@@ -38,8 +37,7 @@ class Transfer:
         if len(self.hosts) > _NAMED:
             done = sum(arrived.get(host, 0) >= self.total_bytes for host in self.hosts)
             rows = [f"{done} of {counted(len(self.hosts), 'host')} have it; furthest behind {rows[0]}", *rows[1:]]
-        head = f"sending {self.what}" + (f" on from {self.source}" if self.source else "")
-        return f"{head}: {', '.join(rows)}"
+        return f"sending {self.what}: {', '.join(rows)}"
 
     def _part(self, host: str, count_bytes: int, now: float) -> str:
         rate = count_bytes / max(now - self.began, 1e-3)

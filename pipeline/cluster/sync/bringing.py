@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pipeline.cluster import launchers
@@ -15,7 +14,7 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.packs import NOT_SENT
-from pipeline.cluster.sync import passing_on, rsync
+from pipeline.cluster.sync import rsync
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
@@ -46,8 +45,8 @@ class Tree:
 class Found:
     """What one host has of one tree.
 
-    ``differ`` files, of ``differ_bytes``, are absent or otherwise (``absent`` of them aren't there), ``more`` are there
-    alone; ``named`` and ``more_named`` are some of their names, ``which`` all that differ where that was asked for.
+    ``differ`` files are absent or otherwise (``absent`` of them aren't there), ``more`` are there
+    alone; ``named`` and ``more_named`` are some of their names.
     ``in_the_way`` can't stay beside what is wanted. ``sha256`` is the digest of the wanted names there.
     """
 
@@ -61,8 +60,6 @@ class Found:
     more_named: tuple[str, ...]
     in_the_way: tuple[str, ...]
     sha256: str
-    differ_bytes: int = 0
-    which: tuple[str, ...] = ()
 
 
 def remote(cluster: Cluster) -> AgentLauncher:
@@ -90,13 +87,10 @@ def tree_of(folder: Folder) -> Tree:
     return Tree(name=folder.name, place=folder.place, files=files)
 
 
-def compare(
-    launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Host] | None = None, *, which: bool = False
-) -> list[Found]:
+def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Host] | None = None) -> list[Found]:
     """What each host has of each tree. Raises HostError: a host can't be asked, or can't read what it has."""
     request: dict[str, Any] = {
         "do": "compare_trees",
-        "which": which,
         "trees": [{"place": tree.place, "files": tree.files} for tree in wanted],
     }
     timeout_s = launcher.short_s + sum(tree.total_bytes for tree in wanted) / _HASHED_BYTES_PER_S
@@ -111,7 +105,7 @@ def compare(
 
 def _found(host: str, tree: Tree, told: Mapping[str, Any]) -> Found:
     named, more_named = tuple(told["named"]), tuple(told["more_named"])
-    counts = {name: int(told[name]) for name in ("differ", "differ_bytes", "absent", "more")}
+    counts = {name: int(told[name]) for name in ("differ", "absent", "more")}
     return Found(
         host=host,
         tree=tree,
@@ -120,7 +114,6 @@ def _found(host: str, tree: Tree, told: Mapping[str, Any]) -> Found:
         more_named=more_named,
         in_the_way=tuple(told["in_the_way"]),
         sha256=str(told["sha256"]),
-        which=tuple(told.get("which", ())),
         **counts,
     )
 
@@ -142,16 +135,13 @@ def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[Node
 def bring(
     launcher: AgentLauncher,
     folders: Sequence[Folder],
-    facts: Sequence[NodeFacts],
     *,
     delete: bool,
     heartbeat: Heartbeat,
 ) -> list[Found]:
-    """Send to each host what differs there; what it has afterwards. What is large goes to one host from here, and from
-    there to the others.
+    """Send to each host what differs there, to several hosts at once; what it has afterwards.
 
     Args:
-        facts: what the hosts have just told of themselves.
         delete: also remove there what a folder doesn't have here.
         heartbeat: told what is being waited for, and in a line how fast each host was sent how much.
 
@@ -169,12 +159,7 @@ def bring(
     if not delete:
         _refuse_to_replace(before)
     copies = _copies(launcher, folders, stale, delete=delete)
-    first, later = passing_on.split(copies, *_worth_passing_on(launcher, before))
-    rsynced = partial(_rsync, wanted=wanted, delete=delete, heartbeat=heartbeat)
-    rsynced(first)
-    for passing in later:
-        _pass_on(launcher, passing, wanted, facts, heartbeat)
-    rsynced([copy for passing in later for copy in passing.copies])
+    _rsync(copies, wanted=wanted, delete=delete, heartbeat=heartbeat)
     if delete:
         _say_removed(before, heartbeat)
     heartbeat.doing("hashing what the hosts have")
@@ -200,42 +185,6 @@ def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool
     if failures:
         rows = [f"  {host}: {why}" for host, why in failures.items()]
         raise HostError("\n".join(["not everything could be brought:", *rows]), hint="the same command, which goes on")
-
-
-def _worth_passing_on(
-    launcher: AgentLauncher, before: Sequence[Found]
-) -> tuple[dict[str, tuple[str, str]], dict[str, int]]:
-    """Which host has a folder already, and where; how many bytes of each a host may spare this computer's link. With
-    ``cluster.tls_…`` what hosts send each other is to be encrypted, and the way from here is."""
-    holders: dict[str, tuple[str, str]] = {}
-    lacking: dict[str, list[int]] = {}
-    for found in before:
-        sizes = lacking.setdefault(found.tree.name, [])
-        if found.differ:
-            sizes.append(found.differ_bytes)
-        else:
-            holders.setdefault(found.tree.name, (found.host, found.place))
-    alone = launcher.cluster.tls_certificate is not None
-    return holders, {
-        name: 0 if alone else sum(sizes) - (0 if name in holders else max(sizes)) for name, sizes in lacking.items()
-    }
-
-
-def _pass_on(
-    launcher: AgentLauncher,
-    passing: passing_on.Passing,
-    wanted: Sequence[Tree],
-    facts: Sequence[NodeFacts],
-    heartbeat: Heartbeat,
-) -> None:
-    """From the host that has the folder to those that lack something of it, as they are now: a home may be shared."""
-    tree = next(tree for tree in wanted if tree.name == passing.name)
-    heartbeat.doing(launcher.starting)
-    hosts = [copy.host for copy in passing.copies]
-    now = compare(launcher, [tree], hosts, which=True)
-    lacking = {found.host: found.which for found in now if found.which and not found.in_the_way}
-    for note in passing_on.pass_on(launcher, passing, tree.files, lacking, facts):
-        heartbeat(note)
 
 
 def _refuse_to_replace(before: Sequence[Found]) -> None:

@@ -14,7 +14,7 @@ from pipeline.cluster.sync import bringing
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import Host, NodeFacts
+from pipeline.core.specs import Host
 
 _LONGEST_S = 7200.0
 
@@ -34,18 +34,9 @@ def ensure(launcher: AgentLauncher, what: Wanted, heartbeat: Heartbeat) -> list[
     if what.wheelhouse is not None:
         wheelhouse = f"{launcher.workdir}/wheelhouse"
         folder = Folder(name="wheelhouse", source=what.wheelhouse.resolve(), place=wheelhouse)
-        bringing.bring(launcher, [folder], _facts(launcher), delete=False, heartbeat=heartbeat)
+        bringing.bring(launcher, [folder], delete=False, heartbeat=heartbeat)
     _make(launcher, what, wheelhouse, lacking, heartbeat)
     return environments.find(launcher, what)
-
-
-def _facts(launcher: AgentLauncher) -> list[NodeFacts]:
-    """As the hosts' own interpreters tell them: there is no environment yet that could be asked."""
-    kept, launcher.environment = launcher.environment, None
-    try:
-        return launcher.probe(None)
-    finally:
-        launcher.environment = kept
 
 
 def _make(
