@@ -101,8 +101,15 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
     if hosts.launcher.capabilities.hosts_are_granted:
         watchers.on_launch(hosts.launcher.starting)
     hosts.grant(spec, host_versions.asked(spec.versions), watchers.on_job, signals.check)
-    with occupancy.places(hosts, spec, watchers, signals.check) as watchers:
-        return _run_on_hosts(spec, hosts, watchers, signals)
+    while True:
+        occupancy.until_free(hosts, spec, watchers, signals.check)
+        try:
+            return _run_on_hosts(spec, hosts, watchers, signals)
+        except HostError as error:
+            if not occupancy.was_forestalled(error, hosts, spec):
+                raise
+        signals.release()
+        occupancy.wait_a_moment(hosts, spec, watchers, signals.check)
 
 
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.cluster import occupancy
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
@@ -23,7 +25,7 @@ from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
-from tests.waiting import HANG_S, wait_until
+from tests.waiting import HANG_S
 from trainers.contract import run_folder
 
 pytestmark = pytest.mark.lab
@@ -76,7 +78,7 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
         told = rf"2 of 2 hosts are busy:\n  node0 is busy: {who}\n  node1 is busy: {who}"
         assert re.fullmatch(told, caught.value.what)
         assert caught.value.hint is not None
-        assert caught.value.hint.startswith("cluster.when_busy=wait takes its turn")
+        assert caught.value.hint.startswith("cluster.when_busy=wait waits until it is free")
 
         def on_job(text: str) -> None:
             said.append(text)
@@ -91,9 +93,35 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
         assert claims(lab, host.name) == "", "a claim is left"
 
 
+def test_a_run_that_waits_and_is_forestalled_at_its_start_waits_again_and_then_runs(
+    bench: Bench, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the hosts had been free when they were asked."""
+    waits, said, looks = part(bench, "waits", "wait"), list[str](), list[int]()
+    until_free = occupancy.until_free
+
+    def blind_at_first(*args: Any) -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            until_free(*args)
+
+    monkeypatch.setattr(occupancy, "until_free", blind_at_first)
+    monkeypatch.setattr(occupancy, "ASK_AGAIN_S", 0.1)
+    with running(part(bench, "first", "share")) as controller:
+        stub = waits.stub(RUN_TO_END, stand_in=True)
+
+        def on_job(text: str) -> None:
+            said.append(text)
+            os.killpg(controller, signal.SIGINT)
+
+        run_attempt(stub.spec(), closing(Hosts(waits.cluster)), Watchers(on_line=lambda _: None, on_job=on_job))
+    assert said[0].startswith("waiting for node0: root's run ")
+    assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
+
+
 @pytest.mark.long  # a run that waits and then runs: above
 @pytest.mark.parametrize("by_doit_stop", [False, True])
-def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab, by_doit_stop: bool) -> None:
+def test_a_waiting_run_that_is_stopped_holds_nothing(bench: Bench, lab: Lab, by_doit_stop: bool) -> None:
     waits = part(bench, "waits", "wait")
     with running(part(bench, "first", "share")):
         stub = waits.stub(SLEEP, stand_in=True)
@@ -107,8 +135,7 @@ def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab, 
                 (stub.run_dir / run_folder.STOP).touch()
             else:
                 os.killpg(attempt.pid, signal.SIGINT)
-            ended = "doit stop has taken the run out of the queue" if by_doit_stop else "KILLED stopped by SIGINT"
+            ended = "doit stop has ended the wait for the hosts" if by_doit_stop else "KILLED stopped by SIGINT"
             assert ended in attempt.stdout.read()
             kill.cancel()
-        wait_until(lambda: not any('"waits"' in claims(lab, host.name) for host in lab.hosts))
         assert [claims(lab, host.name).count('"attempts"') for host in lab.hosts] == [1, 1], "of the first run"

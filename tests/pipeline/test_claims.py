@@ -1,4 +1,4 @@
-"""Claims on a host: in order of their tickets, gone with their process, whatever lies beside them."""
+"""Claims on a host: one run a device, gone with their process, whatever lies in their folder; waiting for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import fcntl
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
-import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +19,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import claims, processors, stops
+from pipeline.cluster import occupancy
+from pipeline.cluster.agent import claims, processors
 from pipeline.cluster.launchers import claims as wishes
-from pipeline.cluster.launchers.connection import Connection
-from pipeline.cluster.launchers.payload import agent_argv
-from pipeline.cluster.occupancy import _Queue, in_common_order
 from pipeline.cluster.preflight import State, occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
@@ -33,7 +29,6 @@ from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_planning import planned
 from tests.pipeline.test_preflight_checks import told
 from tests.pipeline.test_preflight_gpus import A100
-from tests.waiting import promised_s, wait_until
 
 NOW = time.time()
 
@@ -43,32 +38,42 @@ def wish(run: str, *resources: str, group: str = "", alone: bool = True) -> dict
     return {"resources": named, "attempts": f"{run}-", "group": group or run, "what": f"run {run}", "alone": alone}
 
 
-def ahead(claim: claims.Claim, folder: Path) -> list[str]:
-    return [row["what"] for row in claim.ahead(str(folder))]
+def stake(run: str, folder: Path, *resources: str, **change: Any) -> claims.Claim:
+    return claims.stake(wish(run, *resources, **change), str(folder))
 
 
-def test_tickets_are_served_in_their_order_for_the_same_devices(tmp_path: Path) -> None:
+def test_a_device_that_another_run_has_is_refused_with_who_and_since_when(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    first, other, second, third = (
-        claims.stake(wish(run, device), str(folder))
-        for run, device in [("a", "gpu:0"), ("b", "gpu:1"), ("c", "gpu:0"), ("d", "gpu:0")]
-    )
+    first, other = stake("a", folder, "gpu:0"), stake("b", folder, "gpu:1")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert (ahead(first, folder), ahead(other, folder)) == ([], [])
-    assert (ahead(second, folder), ahead(third, folder)) == (["run a"], ["run a", "run c"])
+    said = rf"is busy: {claims.user_name(os.getuid())}'s run a has GPU 0 since \d\d:\d\d$"
+    with pytest.raises(SystemExit, match=said):
+        stake("c", folder, "gpu:0")
     first.release()
-    assert (ahead(second, folder), ahead(third, folder)) == ([], ["run c"])
+    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
+    stake("c", folder, "gpu:0").release()
+    other.release()
+    assert list(folder.iterdir()) == []
 
 
-def test_the_run_that_waited_takes_its_place_along_and_one_controller_arranges_its_own(tmp_path: Path) -> None:
+def test_of_runs_that_come_at_once_one_gets_the_device(tmp_path: Path) -> None:
+    def try_it(run: str) -> claims.Claim | None:
+        try:
+            return stake(run, tmp_path / "claims")
+        except SystemExit:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [claim for claim in pool.map(try_it, "abcdefgh") if claim is not None]
+    assert len(won) == 1
+
+
+def test_a_run_gives_way_to_itself_and_one_controller_arranges_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    holding = claims.stake(wish("a"), str(folder))
-    waiting = claims.stake(wish("b"), str(folder))
-    started = claims.stake(wish("a"), str(folder))
-    holding.release()
-    assert (started.ticket, ahead(waiting, folder)) == (1, ["run a"])
-    trials = [claims.stake(wish(run, "gpu:7", group="sweep"), str(folder)) for run in ("c", "d")]
-    assert [ahead(trial, folder) for trial in trials] == [[], []]
+    held = [stake("a", folder), stake("a", folder)]
+    held += [stake(run, folder, "gpu:7", group="sweep") for run in ("c", "d")]
+    assert [row["what"] for row in claims.seen(str(folder))] == ["run a", "run a", "run c", "run d"]
+    del held
 
 
 def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
@@ -80,11 +85,11 @@ def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
     with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
-        mine = claims.stake(wish("b"), str(folder))
-        assert ahead(mine, folder) == ["run a"]
+        with pytest.raises(SystemExit, match="run a has GPU 0"):
+            stake("b", folder)
         holder.kill()
-    assert ahead(mine, folder) == []
-    assert [path.name[:9] for path in folder.iterdir()] == ["000000002"], "what it left is removed"
+    held = stake("b", folder)
+    assert [str(path) for path in folder.iterdir()] == [held.path], "what it left is removed"
 
 
 def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_path: Path) -> None:
@@ -94,14 +99,15 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     os.mkfifo(folder / "000000000-2-2")
     (folder / "folder").mkdir()
     (folder / "000000000-3-3").mkdir()
-    mine = claims.stake(wish("b"), str(folder))
-    (row,) = mine.ahead(str(folder))
+    mine = stake("b", folder, alone=False)
+    row, _ = claims.seen(str(folder))
     assert (row["user"], row["what"]) == (claims.user_name(os.getuid()), "run [31mred")
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
-    assert mine.ahead(str(folder)) == []
+    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
     Path(held.path).write_text(json.dumps({**wish("a"), "since": 1e300}))  # no date
     assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
+    mine.release()
 
 
 def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
@@ -109,7 +115,6 @@ def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
 ) -> None:
     monkeypatch.setattr(claims, "FOLDER", str(tmp_path / "claims"))
     monkeypatch.setattr(claims.stake, "__defaults__", (claims.FOLDER,))
-    monkeypatch.setattr(claims.Claim.ahead, "__defaults__", (claims.FOLDER,))
     sharing = [claims.claim_for_run(wish(run, "cpu", alone=False)) for run in ("a", "b")]
     assert None not in sharing
     said = rf"is busy: {claims.user_name(os.getuid())}'s run a has its processors since \d\d:\d\d; .*'s run b has"
@@ -151,7 +156,6 @@ def test_who_holds_a_lock_on_the_folder_is_named_with_what_helps(
 ) -> None:
     monkeypatch.setattr(claims, "_MUTEX_S", 0.05)
     monkeypatch.setattr(claims.stake, "__defaults__", (str(tmp_path),))
-    monkeypatch.setattr(claims.Claim.ahead, "__defaults__", (str(tmp_path),))
     place = os.open(tmp_path, os.O_RDONLY)
     user = "nobody" if os.geteuid() == 0 else None
     lock = partial(fcntl.flock, place, fcntl.LOCK_EX)
@@ -246,13 +250,6 @@ def test_preflight_fails_where_a_training_would_be_refused_and_warns_where_it_wo
         assert (check.host, check.name, check.state, check.seen) == ("node0", "occupied", state, "bob's run a")
 
 
-def test_everybody_waits_for_hosts_in_the_same_order_so_nobody_waits_for_one_who_waits_for_him() -> None:
-    first, second = told(0, machine="f00d"), told(1, machine="beef")
-    named = [Host(name="my-a"), Host(name="my-b")], [Host(name="their-b"), Host(name="their-a")]
-    assert [host.name for host in in_common_order(named[0], [first, second])] == ["my-b", "my-a"]
-    assert [host.name for host in in_common_order(named[1], [second, first])] == ["their-b", "their-a"]
-
-
 def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,43 +271,43 @@ def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:
     assert wishes.title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
 
 
-def test_a_place_is_left_though_somebody_has_stopped_its_connection() -> None:
-    place = wishes.Place([sys.executable, "-c", "import time; time.sleep(60)"], wish("a"))
-    os.kill(place._child.pid, signal.SIGSTOP)
-    wait_until(lambda: stops.state(place._child.pid) == "T")
-    leaving = threading.Thread(target=place.leave, daemon=True)
-    leaving.start()
-    leaving.join(promised_s(10.0))
-    code = place._child.poll()
-    place._child.kill()
-    assert code == -signal.SIGKILL
+def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:
+    """What is said, the hosts, which give one of ``answers`` each time they are asked, and the run."""
+
+    def facts(*_: object) -> list[NodeFacts]:
+        answer = answers.pop(0)
+        if isinstance(answer, HostError):
+            raise answer
+        return [told(0, {"gpus": None, "claims": answer})]
+
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), device="cuda", when_busy=when_busy)
+    launcher = SimpleNamespace()
+    hosts: Any = SimpleNamespace(cluster=cluster, launcher=launcher, facts=facts, forget=lambda: None)
+    spec: Any = SimpleNamespace(run_key="0123456789ab", run_dir=tmp_path, pack=None, versions={}, is_restart=False)
+    return [], hosts, spec
 
 
-def test_who_waits_outlives_broken_connections_and_keeps_no_host_that_it_has_lost(tmp_path: Path) -> None:
-    """Of two hosts the first is free and the second isn't: both connections break while that one is waited for."""
-    hosts = tuple(Host(name=name, env={"CUDA_VISIBLE_DEVICES": f"GPU-{uuid.uuid4()}"}) for name in ("free", "taken"))
-    cluster = Cluster(launcher="pssh", hosts=hosts, device="cuda", when_busy="wait")
-    other, said = claims.stake(wish("first", f"gpu:{hosts[1].env['CUDA_VISIBLE_DEVICES']}")), list[str]()
+def test_who_waits_asks_until_nobody_is_there_and_outlives_a_host_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(occupancy, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(occupancy, "AgentLauncher", SimpleNamespace)
+    answers = [[row("a", "gpu:0")], HostError("node0: timed out"), [row("a", "gpu:0")], []]
+    said, hosts, spec = waiting(tmp_path, "wait", answers)
+    occupancy.until_free(hosts, spec, Watchers(on_line=lambda _: None, on_job=said.append), lambda: None)
+    waits = "waiting for node0: bob's run a"
+    assert said == [waits, "waiting, and a host doesn't answer: node0: timed out; it is asked again", waits]
+    _, hosts, spec = waiting(tmp_path, "wait", [HostError("node0: timed out")])
+    with pytest.raises(HostError, match="timed out"):
+        occupancy.until_free(hosts, spec, Watchers(on_line=lambda _: None), lambda: None)
 
-    def on_job(text: str) -> None:
-        said.append(text.partition(" since ")[0])
-        if len(said) == 1:
-            for place in queue._places.values():
-                place._child.kill()
-        elif len(said) == 3:
-            other.release()
 
-    facts = [SimpleNamespace(host=host.label, identity=host.label, extra={}) for host in hosts]
-    reached: Any = SimpleNamespace(cluster=cluster, facts=lambda *_: facts, forget=lambda: None)
-    here: Any = SimpleNamespace(connection=lambda host: Connection(host=host.label, argv=agent_argv(sys.executable)))
-    spec: Any = SimpleNamespace(run_key="0123456789ab", run_dir=tmp_path, pack=None, versions={})
-    queue = _Queue(here, reached, spec, Watchers(on_line=lambda _: None, on_job=on_job), lambda: None)
-    try:
-        queue.wait()
-        user, name = claims.user_name(os.getuid()), hosts[1].label
-        waits = f"waiting for {name}: {user}'s run first has GPU {hosts[1].env['CUDA_VISIBLE_DEVICES']}"
-        broke = f"waiting for {name}: the connection to its queue broke (the connection ended); making another"
-        assert said == [waits, broke, waits]
-        assert not any(map(queue._place_lost, hosts))
-    finally:
-        queue.leave()
+def test_a_start_that_another_run_forestalled_is_tried_again_where_waiting_is_wanted(tmp_path: Path) -> None:
+    error = HostError("start: node0: is busy: bob's run a has GPU 0")
+    _, hosts, spec = waiting(tmp_path, "wait", [])
+    assert occupancy.was_forestalled(error, hosts, spec)
+    assert not occupancy.was_forestalled(HostError("the disk is full"), hosts, spec)
+    _, hosts, spec = waiting(tmp_path, "refuse", [])
+    assert not occupancy.was_forestalled(error, hosts, spec)
+    spec.is_restart = True
+    assert occupancy.was_forestalled(error, hosts, spec)

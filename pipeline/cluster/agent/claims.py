@@ -1,8 +1,8 @@
-"""Who computes on this host, or waits for it: claims that end with the processes that hold them.
+"""Who computes on this host: claims that end with the processes that hold them.
 
 A claim is a file in a folder that all users of the host share, locked (flock) by the process that made it: when that is
-gone, however it ended, so is the claim. Claims have tickets in the order in which they came; making one and reading all
-of them happens under a lock on the folder. What stands in another user's file is shown and compared, no more.
+gone, however it ended, so is the claim. Making one and reading all of them happens under a lock on the folder. What
+stands in another user's file is shown and compared, no more.
 
 The folder belongs to whoever came first, who may put anything in its place at any time. So it is opened once, without
 following a link, and all that happens there is relative to that descriptor; only claims of this user are removed.
@@ -20,36 +20,27 @@ import os
 import pwd
 import re
 import stat
-import sys
-import threading
 import time
 from collections.abc import Iterator
 
-from .wire import Json, in_thread, say
+from .wire import Json
 
 FOLDER = "/tmp/paceline-claims"
 BUSY = "is busy: "
 _MODE = 0o1777  # all users make claims there, and remove only their own
 _MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
-_NAME = re.compile(r"(\d{9})-\d+-\d+")  # ticket, process, moment
+_FIRST = "000000000"  # earlier versions let lower numbers go first: of a claim that is held they keep away
+_NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
 _MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
 _MOST_BYTES = 4096
 _LATEST = 1e11  # unix seconds; later ones have no date
-_LOOK_S = 1.0
-_HEARTBEAT_TIMEOUT_S = 8.0
 
 
 class Claim:
     """This process's claim; children that are forked share it, and it ends with the last of them."""
 
-    def __init__(self, wish: Json, ticket: int, path: str, descriptor: int) -> None:
-        self.wish, self.ticket, self.path, self.descriptor = wish, ticket, path, descriptor
-
-    def ahead(self, folder: str = FOLDER) -> list[Json]:
-        """The claims that go before this one and are of the same devices."""
-        with locked(folder) as place:
-            rows = living(place)
-        return [row for row in rows if row["ticket"] < self.ticket and collide(row, self.wish)]
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
 
     def release(self) -> None:
         folder, name = os.path.split(self.path)
@@ -61,21 +52,21 @@ class Claim:
 
 
 def stake(wish: Json, folder: str = FOLDER) -> Claim:
-    """Take the next ticket, or that which another process of the same run folder holds here. Raises OSError.
+    """Claim devices of this host. Raises OSError; SystemExit: others have them, and the wish is to be alone.
 
     Args:
         wish: ``resources`` (such as gpu:0, or cpu), ``attempts`` (how the ids of the run folder's attempts begin),
-            ``group`` (equal for runs of one controller, which arranges them itself), ``what`` for people.
+            ``group`` (equal for runs of one controller, which arranges them itself), ``what`` for people, ``alone``.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         with opened(folder) as place:
             os.fchmod(place, _MODE)
     with locked(folder) as place:
-        rows = living(place)
-        own = [row["ticket"] for row in rows if row["attempts"] == wish["attempts"]]
-        ticket = min(own, default=1 + max((row["ticket"] for row in rows), default=0))
-        name = f"{ticket:09d}-{os.getpid()}-{time.monotonic_ns()}"
+        rows = [row for row in living(place) if collide(row, wish)] if wish["alone"] else []
+        if rows:
+            raise SystemExit(BUSY + "; ".join(map(words, rows)))
+        name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
         except PermissionError as error:
@@ -83,7 +74,7 @@ def stake(wish: Json, folder: str = FOLDER) -> Claim:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else can have opened it yet
         os.write(descriptor, json.dumps({**wish, "since": time.time()}).encode()[:_MOST_BYTES])
         os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
-    return Claim(wish, ticket, os.path.join(folder, name), descriptor)
+    return Claim(os.path.join(folder, name), descriptor)
 
 
 @contextlib.contextmanager
@@ -149,18 +140,18 @@ def unusable(place: int) -> str:
 
 
 def living(place: int) -> list[Json]:
-    """All claims in the folder whose processes live, by their tickets; what ended processes of this user have left
+    """All claims in the folder whose processes live, the oldest first; what ended processes of this user have left
     there is removed."""
     rows = []
     for name in sorted(os.listdir(place)):
         known = _NAME.fullmatch(name)
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             row = read_claim(name, place) if known else None
-            if row is not None and known is not None:
-                rows.append({**row, "ticket": int(known[1])})
+            if row is not None:
+                rows.append(row)
             elif known and os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
                 os.unlink(name, dir_fd=place)
-    return rows
+    return sorted(rows, key=lambda row: float(row["since"]))
 
 
 def read_claim(name: str, place: int) -> Json | None:
@@ -183,7 +174,6 @@ def read_claim(name: str, place: int) -> Json | None:
             "attempts": str(value["attempts"]),
             "group": str(value["group"]),
             "what": printable(str(value["what"])),
-            "waits": bool(value.get("waits")),
             "since": since,
             "user": user_name(found.st_uid),
         }
@@ -212,9 +202,7 @@ def words(row: Json) -> str:
     """``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
     gpus = [name.partition(":")[2] for name in row["resources"] if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
-    return (
-        f"{row['user']}'s {row['what']} {'waits for' if row['waits'] else 'has'} {devices} since {clock(row['since'])}"
-    )
+    return f"{row['user']}'s {row['what']} has {devices} since {clock(row['since'])}"
 
 
 def clock(unix_time: float) -> str:
@@ -232,38 +220,12 @@ def seen(folder: str = FOLDER) -> list[Json]:
 
 
 def claim_for_run(wish: Json | None) -> Claim | None:
-    """What ``start`` takes before anything runs. Raises SystemExit: others go before it."""
+    """What ``start`` takes before anything runs. Raises OSError; SystemExit: others have the devices."""
     if not wish:
         return None
     try:
-        claim = stake(wish)
+        return stake(wish)
     except OSError:
         if wish["alone"]:
             raise
-        return None  # who shares the host needs no claim, it is only told to others
-    rows = claim.ahead() if wish["alone"] else []
-    if rows:
-        claim.release()
-        raise SystemExit(BUSY + "; ".join(map(words, rows)))
-    return claim
-
-
-def hold(request: Json) -> None:
-    """Wait in order and then keep the place, for as long as the controller is heard: it starts the run meanwhile."""
-    claim, heard, gone = stake({**request["claim"], "waits": True}), [time.monotonic()], threading.Event()
-    in_thread(listen, heard, gone, on_error=lambda _: gone.set())
-    try:
-        while time.monotonic() - heard[0] < _HEARTBEAT_TIMEOUT_S:
-            say(ahead=[words(row) for row in claim.ahead()])
-            if gone.wait(_LOOK_S):
-                break
-    finally:
-        claim.release()
-        os._exit(0)  # the listening thread sits in a read
-
-
-def listen(heard: list[float], gone: threading.Event) -> None:
-    """The controller says something each second; its end ends this process."""
-    while sys.stdin.buffer.readline():
-        heard[0] = time.monotonic()
-    gone.set()
+        return None  # who shares the host needs no claim, it only shows others who is there

@@ -10,7 +10,6 @@ COMMANDS = {
     "start": "starting",
     "job": "job",
     "follow": "follow",
-    "hold": "claims",
     "stop": "registry",
     "standing": "registry",
     "collect": "staging",

@@ -37,7 +37,7 @@ class AttemptSpec:
     alone; ``project`` is the checkout that it is of.
     ``pack`` is None for what needs no data. ``outputs`` are what rank 0 leaves.
     ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
-    same command has had the hosts before, so where they are busy now it takes its turn. ``replaceable``: another host
+    same command has had the hosts before, so where they are busy now it waits. ``replaceable``: another host
     would take the place of one that can't be reached, so its ranks' lease isn't waited for.
     """
 

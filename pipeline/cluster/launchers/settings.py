@@ -87,7 +87,7 @@ class ClusterConfig:
         min_nodes: with trainer.shards, a run that has lost hosts and has no spare left is started again with as few of
             the others as this; 0: with all of them or not at all.
         checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
-        when_busy: what happens where somebody else computes: refuse, wait (in order, for other runs), share, or auto:
+        when_busy: what happens where somebody else computes: refuse, wait (until nobody does), share, or auto:
             refuse on GPUs, share on processors.
         warm: whether ranks are forks of a process that has imported torch while hosts were asked, and that serves
             restarts and further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts.
