@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.data import disk, manifest, splits
 from pipeline.data.base import RawSet, check_class_names
-from pipeline.data.manifest import MANIFEST, Manifest
-from pipeline.data.pack_files import EncodedFiles, PackFiles, PixelFiles
+from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, NAMES, PLACES, Manifest
 from pipeline.data.progress import OnProgress
 from trainers.core.config import DatasetConfig
 
@@ -171,3 +171,79 @@ def _manifest(
         files=None if raw.encoding is None else {name: (folder / name).stat().st_size for name in writer.files.names},
     )
     return made._replace(digest=made.seal()["digest"])
+
+
+class PackFiles(Protocol):
+    """Where images are put. ``names`` are those of the files, ``written_bytes`` grows."""
+
+    names: tuple[str, ...]
+    written_bytes: int
+
+    def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
+        """The images with the numbers from ``at`` on."""
+        ...
+
+    def finish(self) -> None:
+        """Make the bytes durable."""
+        ...
+
+
+class PixelFiles:
+    """uint8 [N, C, H, W] and int64 [N]."""
+
+    names: tuple[str, ...] = (IMAGES, LABELS)
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._images, self._labels = (stack.enter_context((folder / name).open("wb")) for name in self.names)
+        self.written_bytes = 0
+
+    def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
+        import numpy as np
+
+        pixels = np.ascontiguousarray(images)
+        _write(self._images, at * pixels[0].nbytes, pixels)
+        _write(self._labels, 8 * at, labels.astype("<i8"))
+        self.written_bytes += pixels.nbytes + 8 * len(labels)
+
+    def finish(self) -> None:
+        _flush(self._images, self._labels)
+
+
+class EncodedFiles:
+    """The files one after the other, as they came; where each of the images in the pack's order begins and ends (int64
+    [N, 2]); what it is called; its label. So images can be put in any order, in one pass."""
+
+    names: tuple[str, ...] = (IMAGES, PLACES, NAMES, LABELS)
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._images, self._places, self._labels = (
+            stack.enter_context((folder / name).open("wb")) for name in (IMAGES, PLACES, LABELS)
+        )
+        self._names_path, self._names = folder / NAMES, dict[int, str]()
+        self.written_bytes = 0
+
+    def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
+        import numpy as np
+
+        sizes = np.array([len(file.content) for file in files], dtype=np.int64)
+        ends = self.written_bytes + np.cumsum(sizes)
+        self._images.writelines(file.content for file in files)
+        _write(self._places, 16 * at, np.stack([ends - sizes, ends], axis=1).astype("<i8"))
+        _write(self._labels, 8 * at, labels.astype("<i8"))
+        self._names.update(enumerate((file.name for file in files), at))
+        self.written_bytes = int(ends[-1])
+
+    def finish(self) -> None:
+        write_json(self._names_path, [name for _, name in sorted(self._names.items())])
+        _flush(self._images, self._places, self._labels)
+
+
+def _write(file: IO[bytes], place: int, values: npt.NDArray[np.generic]) -> None:
+    file.seek(place)
+    file.write(values.data)
+
+
+def _flush(*files: IO[bytes]) -> None:
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())

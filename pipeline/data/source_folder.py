@@ -9,7 +9,7 @@ from pipeline.core.errors import DataError
 from pipeline.data import archives, disk
 from pipeline.data.base import Workspace
 from pipeline.data.download import Wanted, retrieve
-from pipeline.data.object_store import ObjectStore
+from pipeline.data.filesystems import ObjectStore
 from pipeline.data.official import unreachable
 from pipeline.data.source import WEB, file_name, local_path, refuse_special, scheme, shown
 from trainers.core.config import DatasetConfig

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError
-from pipeline.data.object_store import ObjectStore
+from pipeline.data.filesystems import ObjectStore
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 from trainers.contract import run_folder

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.core import documents, leftovers
 from pipeline.core.files import sha256_file
-from pipeline.data.object_store import ObjectStore
+from pipeline.data.filesystems import ObjectStore
 from pipeline.runs.checkpoint_mirror import SETTING
 from pipeline.runs.checkpoints import DAMAGE
 from trainers.contract import run_folder
