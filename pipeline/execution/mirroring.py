@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.checkpoint_mirror import CheckpointMirror, ScriptMirror
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.script_mirror import ScriptMirror
 
 
 class Mirroring:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.execution.mirroring import Mirroring
-from pipeline.runs.script_mirror import ScriptMirror
+from pipeline.runs.checkpoint_mirror import ScriptMirror
 from trainers.script.resume import newest_checkpoint
 
 
