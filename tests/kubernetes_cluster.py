@@ -20,8 +20,8 @@ from typing import Any
 from tests.kubernetes_operators import Object, Wanted, pods_of
 from tests.waiting import wait_until
 
-KINDS = {"jobs": "Job", "jobsets": "JobSet", "trainjobs": "TrainJob", "pytorchjobs": "PyTorchJob"}
-GROUPS = ("batch/v1", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1")
+KINDS = {"jobs": "Job", "trainjobs": "TrainJob"}
+GROUPS = ("batch/v1", "trainer.kubeflow.org/v1alpha1")
 NAMESPACE = "lab"
 GRACE_S = 5.0  # instead of what the pods say: a test doesn't wait for a minute
 _APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")

@@ -21,21 +21,15 @@ class Wanted:
 
 def pods_of(job: Object) -> list[Wanted]:
     """The pods of one job."""
-    made = {"Job": _job, "JobSet": _jobset, "TrainJob": _trainjob, "PyTorchJob": _pytorchjob}
-    return made[job["kind"]](job)
+    return {"Job": _job, "TrainJob": _trainjob}[job["kind"]](job)
 
 
-def _job(job: Object, name: str = "", spec: Object | None = None) -> list[Wanted]:
-    name, spec = name or job["metadata"]["name"], spec or job["spec"]
+def _job(job: Object) -> list[Wanted]:
+    name, spec = job["metadata"]["name"], job["spec"]
     return [
         _pod(spec["template"], f"{name}-{number}-{secrets.token_hex(2)}", {"JOB_COMPLETION_INDEX": str(number)})
         for number in range(spec["completions"])
     ]
-
-
-def _jobset(job: Object) -> list[Wanted]:
-    (inner,) = job["spec"]["replicatedJobs"]
-    return _job(job, f"{job['metadata']['name']}-{inner['name']}-0", inner["template"]["spec"])
 
 
 def _trainjob(job: Object) -> list[Wanted]:
@@ -65,25 +59,6 @@ def _trainjob(job: Object) -> list[Wanted]:
         )
         for number in range(trainer["numNodes"])
     ]
-
-
-def _pytorchjob(job: Object) -> list[Wanted]:
-    name, spec = job["metadata"]["name"], job["spec"]
-    replicas = [(kind, value) for kind, value in spec["pytorchReplicaSpecs"].items() for _ in range(value["replicas"])]
-    nproc = int(spec["nprocPerNode"])
-    made = []
-    for number, (kind, value) in enumerate(replicas):
-        environ = {
-            "MASTER_ADDR": f"{name}-master-0",
-            "MASTER_PORT": "23456",
-            "RANK": str(number),
-            "WORLD_SIZE": str(len(replicas) * nproc),
-            "PET_NPROC_PER_NODE": str(nproc),
-            "PET_NNODES": str(len(replicas)),
-        }
-        assert value["template"]["spec"]["containers"][0]["name"] == "pytorch", "the operator looks for this name"
-        made.append(_pod(value["template"], f"{name}-{kind.lower()}-{max(0, number - 1)}", environ))
-    return made
 
 
 def _pod(template: Object, name: str, environ: dict[str, str]) -> Wanted:

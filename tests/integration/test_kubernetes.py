@@ -63,12 +63,11 @@ def test_an_operator_that_is_not_installed_is_told_with_the_kinds_that_work(
     kubernetes: FakeCluster, bench: Bench
 ) -> None:
     kubernetes.groups.remove("trainer.kubeflow.org/v1alpha1")
-    kubernetes.groups.remove("kubeflow.org/v1")
     error = refusals(settings(bench, kind="trainjob"))
     assert error.what == (
         "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there"
     )
-    assert error.hint == "cluster.kind=job or cluster.kind=jobset, which it knows"
+    assert error.hint == "cluster.kind=job, which it knows"
 
 
 def test_a_namespace_that_is_not_there_is_told(bench: Bench) -> None:

@@ -87,7 +87,6 @@ def _lists(value: Any) -> list[list[Any]]:
     ("kind", "model"),
     [
         ("job", "IoK8sApiBatchV1Job"),
-        ("jobset", "JobsetV1alpha2JobSet"),
         ("trainjob", "TrainerV1alpha1TrainJob"),
     ],
 )
@@ -98,20 +97,6 @@ def test_a_manifest_has_only_fields_and_types_of_the_published_schemas(
     models = pytest.importorskip("kubeflow_trainer_api.models")
     made = manifest(job(kind=kind, **change))
     assert _same(getattr(models, model), made)
-
-
-def test_a_pytorchjob_has_the_fields_of_its_operator_and_pods_of_the_published_schema() -> None:
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    spec = manifest(job(kind="pytorchjob", **FULL))["spec"]
-    assert spec.keys() == {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs"}
-    assert spec["runPolicy"].keys() <= {"backoffLimit", "cleanPodPolicy", "ttlSecondsAfterFinished"}
-    assert [(name, replica["replicas"]) for name, replica in spec["pytorchReplicaSpecs"].items()] == [
-        ("Master", 1),
-        ("Worker", 1),
-    ]
-    for replica in spec["pytorchReplicaSpecs"].values():
-        assert replica.keys() == {"replicas", "restartPolicy", "template"}
-        assert _same(models.IoK8sApiCoreV1PodTemplateSpec, replica["template"])
 
 
 def _same(model: Any, value: Manifest) -> bool:

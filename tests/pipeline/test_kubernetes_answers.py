@@ -146,7 +146,7 @@ INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Requi
         (
             (404, "404 page not found\n"),
             "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there",
-            "cluster.kind=job or cluster.kind=jobset, which it knows",
+            "cluster.kind=job, which it knows",
         ),
         (
             status(422, "Job is invalid", causes=INVALID),
@@ -164,7 +164,7 @@ INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Requi
 )  # fmt: skip
 def test_a_refusal_is_the_apis_own_word_and_what_helps(answer: tuple[int, str], what: str, hint: str) -> None:
     code, body = answer
-    error = refused(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab", lambda: ["job", "jobset"])
+    error = refused(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab", lambda: ["job"])
     assert what in error.what
     assert hint in (error.hint or "")
     assert isinstance(error, UnansweredError) == (code == 503)

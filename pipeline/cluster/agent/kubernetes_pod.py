@@ -11,8 +11,8 @@ from trainers.contract import variables
 
 from .wire import Json, refuse
 
-NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
-"""Where a TrainJob, an indexed Job (a JobSet's too) and a PyTorchJob tell a pod its number, in the order of trust."""
+NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+"""Variables with a pod's number: of a TrainJob, whose pods have both, and of an indexed Job."""
 
 REQUEUES = False
 """A pod is never put back into a queue: after SIGTERM, and in a second life of its container, nothing is left to do."""

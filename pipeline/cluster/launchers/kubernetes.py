@@ -32,8 +32,7 @@ class KubernetesConfig(ClusterConfig):
 
     Attributes:
         nnodes: how many pods a job has; each is one node.
-        kind: job (works on every cluster), jobset, trainjob (Kubeflow Trainer from 2.2 on), or pytorchjob (its
-            Training Operator).
+        kind: job (works on every cluster), or trainjob (Kubeflow Trainer from 2.2 on).
         context: of kubectl's configuration; null: its current one, or inside of a cluster that cluster.
         namespace: where the job is made; null: the context's.
         image: the container image, with Python, torch and nothing of this project.

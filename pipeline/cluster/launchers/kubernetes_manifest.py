@@ -1,6 +1,6 @@
 """What the cluster's API is given for one run, as data. Pure.
 
-All kinds run the same pod on each node: one agent, whose request comes from a file on the volume that all mount.
+Both kinds run the same pod on each node: one agent, whose request comes from a file on the volume that all mount.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Kind:
 
 KINDS = {
     "job": Kind(name="Job", group="batch", version="v1", plural="jobs"),
-    "jobset": Kind(name="JobSet", group="jobset.x-k8s.io", version="v1alpha2", plural="jobsets"),
     "trainjob": Kind(name="TrainJob", group="trainer.kubeflow.org", version="v1alpha1", plural="trainjobs"),
-    "pytorchjob": Kind(name="PyTorchJob", group="kubeflow.org", version="v1", plural="pytorchjobs"),
 }
 """``cluster.kind=`` → the resource."""
 
@@ -72,7 +70,7 @@ class PodJob:
 def manifest(job: PodJob) -> Manifest:
     """The whole object for ``cluster.kind``."""
     kind = KINDS[job.settings.kind]
-    spec = {"job": _indexed_job, "jobset": _jobset, "trainjob": _trainjob, "pytorchjob": _pytorchjob}
+    spec = {"job": _indexed_job, "trainjob": _trainjob}
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -96,30 +94,6 @@ def _indexed_job(job: PodJob) -> Manifest:
         "backoffLimit": 0,
         "ttlSecondsAfterFinished": _KEPT_S,
         "template": _pod_template(job),
-    }
-
-
-def _jobset(job: PodJob) -> Manifest:
-    """Its operator makes the headless Service for the pods' names."""
-    inner = {name: value for name, value in _indexed_job(job).items() if name != "ttlSecondsAfterFinished"}
-    return {
-        "ttlSecondsAfterFinished": _KEPT_S,
-        "failurePolicy": {"maxRestarts": 0},
-        "network": {"enableDNSHostnames": True},
-        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": inner}}],
-    }
-
-
-def _pytorchjob(job: PodJob) -> Manifest:
-    counts = {"Master": 1, "Worker": job.nnodes - 1}
-    return {
-        "nprocPerNode": str(job.nproc_per_node),
-        "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running", "ttlSecondsAfterFinished": _KEPT_S},
-        "pytorchReplicaSpecs": {
-            name: {"replicas": count, "restartPolicy": "Never", "template": _pod_template(job, container="pytorch")}
-            for name, count in counts.items()
-            if count
-        },
     }
 
 
@@ -160,7 +134,7 @@ _PATCHED = (
 """What a TrainJob may change of its runtime's pods."""
 
 
-def _pod_template(job: PodJob, container: str = "node") -> Manifest:
+def _pod_template(job: PodJob) -> Manifest:
     settings = job.settings
     chosen = {
         "serviceAccountName": settings.service_account,
@@ -183,12 +157,12 @@ def _pod_template(job: PodJob, container: str = "node") -> Manifest:
             {"name": "runs", "persistentVolumeClaim": {"claimName": settings.pvc}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
         ],
-        "containers": [_container(job, container)],
+        "containers": [_container(job)],
     }
     return {"metadata": {"labels": {JOB: job.name}}, "spec": spec}
 
 
-def _container(job: PodJob, name: str) -> Manifest:
+def _container(job: PodJob) -> Manifest:
     settings = job.settings
     command = ["sh", "-c", _WITH_REQUEST, f"{job.folder}/{REQUEST}", job.python, "-E", "-c", BOOTSTRAP]
     limits = {
@@ -198,7 +172,7 @@ def _container(job: PodJob, name: str) -> Manifest:
     }
     said = {resource: value for resource, value in limits.items() if value is not None}
     return {
-        "name": name,
+        "name": "node",
         "image": settings.image,
         "command": [word.replace("$", "$$") for word in command],  # the API writes $(NAME) out itself
         "env": _environment(settings),

@@ -15,7 +15,7 @@ from pipeline.core.errors import suggestion
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.kubernetes import KubernetesConfig
 
-_KINDS = ("job", "jobset", "trainjob", "pytorchjob")
+_KINDS = ("job", "trainjob")
 _LARGEST_ID = 2**31 - 1
 _SHOWN = 60  # characters of a wrong value
 
