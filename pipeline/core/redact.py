@@ -120,10 +120,17 @@ def _compiled(values: frozenset[str]) -> list[tuple[re.Pattern[str], str]]:
 
 
 def _spellings(value: str) -> set[str]:
-    """As it is, each of its lines, and as JSON, repr, a URL and Hydra's quotes write it."""
+    """As it is, each of its lines, and as JSON, repr (of the text or its bytes), a URL and Hydra's quotes write it."""
     plain = {value, *(line.strip() for line in value.splitlines())}
     written = {json.dumps(text)[1:-1] for text in plain} | {repr(text)[1:-1] for text in plain}
-    return plain | written | {quote(text, safe="") for text in plain} | {text.replace("'", r"\'") for text in plain}
+    encoded = {text.encode(errors="surrogateescape") for text in plain}
+    return (
+        plain
+        | written
+        | {repr(text)[2:-1] for text in encoded}
+        | {quote(text, safe="") for text in encoded}
+        | {text.replace("'", r"\'") for text in plain}
+    )
 
 
 def _bounded(text: str) -> str:

@@ -73,9 +73,11 @@ def test_a_form_says_it_too(text: str, shown: str | None) -> None:
 
 def test_a_known_value_is_found_however_it_is_spelled_and_a_short_one_as_a_word_alone() -> None:
     value = "a/b c'd\"é&12"
-    for spelled in (value, repr(value)[1:-1], "a/b c'd\\\"\\u00e9&12", "a%2Fb%20c%27d%22%C3%A9%2612"):
+    written = (repr(value)[1:-1], repr(value.encode())[2:-1], "a/b c'd\\\"\\u00e9&12", "a%2Fb%20c%27d%22%C3%A9%2612")
+    for spelled in (value, *written):
         assert hide(f"<{spelled}>", [value]) == "<***>"
     assert hide("pin 7391, step 17391, x=7391.", ["7391"]) == "pin ***, step 17391, x=***."
+    assert hide("<caf\\xe9-8>", ["caf\udce9-8"]) == "<***>"  # bytes of the environment that are no text
     assert hide("line two-of-it", ["line one-of-it\nline two-of-it"]) == "***"
     assert hide("abc", ["abc"]) == "abc"  # three letters stand in half of all lines
 
