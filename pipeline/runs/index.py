@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import locks
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.specs import State
@@ -151,13 +152,14 @@ def _mlflow_run_id(folder: RunFolder) -> Any:
 
 def row(folder: RunFolder) -> Row:
     """One run. Raises OSError: there is no such folder."""
+    result, accepted = None, None
     try:
         result, accepted = acceptance.standing(folder)
-        altered = altered_target(folder, result, _LISTED) if accepted is None else ""
+        altered = altered_target(folder, result) if accepted is None else ""
     except AlteredError as error:
-        return _row_in_full(folder, str(error.what))
-    if altered:
-        return _row_in_full(folder, altered)
+        altered = str(error.what)
+    if altered:  # a command that holds the lock is making it again
+        return _row_in_full(folder, "" if locks.is_held(folder.lock) else altered)
     if result is None or _begins_newer(folder):
         return _row_in_full(folder)
     return Row(
@@ -177,16 +179,30 @@ def row(folder: RunFolder) -> Row:
     )
 
 
-def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str]) -> str:
-    """The first of these targets that isn't what the result says of it, and why, or ''."""
+def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] = ()) -> str:
+    """The first of these targets, or of all, that isn't what the result says of it, and why, or ''.
+
+    Without ``names`` a file of the size and modification time that were recorded counts as intact, unless a list
+    chooses by it: a copied folder has other inodes, and a list doesn't hash its checkpoints.
+    """
     if result is None or not result.sealed:
         return ""
     try:
-        known = [(name, expected) for name in names if (expected := result.file(name)) is not None]
-        doubted = [item for item in known if not results.is_stamped(f"{folder.path}/{item[0]}", item[1])]
-        stamps = Stamps(folder.path) if doubted else None
-        found = ((name, stamps.changed(name, expected)) for name, expected in doubted if stamps is not None)
-        return next((f"{folder.path / name} {why}" for name, why in found if why), "")
+        known = {name: result.file(name) for name in names} if names else result.files
+        doubted = [
+            (name, expected)
+            for name, expected in known.items()
+            if expected is not None
+            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=not names and name not in _LISTED)
+        ]
+        if not doubted:
+            return ""
+        stamps = Stamps(folder.path)
+        for name, expected in doubted:
+            if why := stamps.changed(name, expected):
+                return f"{folder.path / name} {why}"
+        stamps.keep()
+        return ""
     except DamagedError as error:
         raise folder.altered(run_folder.RESULT, str(error)) from error
     except OSError as error:

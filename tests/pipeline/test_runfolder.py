@@ -327,6 +327,19 @@ def test_a_configuration_or_a_key_that_is_not_what_was_written_is_altered_in_lis
     assert status(finished).startswith(f"{finished.key}  {row.what}\n")
 
 
+@pytest.mark.parametrize("name", ["result.json", "summary.json", "metrics.jsonl", "checkpoints/final.pt"])
+def test_lists_and_status_call_the_same_runs_altered(finished: RunFolder, name: str) -> None:
+    path = finished.path / name
+    path.write_bytes(path.read_bytes().swapcase())
+    (row,) = runs.rows(finished.path.parent)
+    assert (row.state, row.accuracy) == ("ALTERED", None)
+    assert f"{path} " in row.note
+    assert "\n  state    ALTERED; " in status(finished)
+    with locked(finished, print):  # a command makes it again
+        (row,) = runs.rows(finished.path.parent)
+        assert (row.state, "\n  state    PLANNED" in status(finished)) == ("PLANNED", True)
+
+
 def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(finished: RunFolder) -> None:
     (finished.path / "metrics.jsonl").write_text(
         '{"t": 1.0, "step": 5, "epoch": 1, "metrics": {"val/accuracy": 0.9999}}\n'
