@@ -117,8 +117,11 @@ TRAINING_OUTPUTS = Outputs(
 )
 """The outputs of a training."""
 _OF_SCRIPT = ("checkpoints", run_folder.METRICS, "attempts/*/before/metrics.jsonl", "outputs")
-_NOT_RECORDED = tuple(f"{run_folder.WORK}/node0{between}{run_folder.LOGGED}" for between in ("/", "-"))
-"""What rank 0 has logged: where an attempt was killed some of it isn't in metrics.jsonl yet."""
+_NOT_RECORDED = tuple(
+    f"{run_folder.WORK}/node0{name}"
+    for name in (f"/{run_folder.LOGGED}", f"-{run_folder.LOGGED}", f"/{run_folder.EARLIER}")
+)
+"""What rank 0 has logged, and where its own files begin: of a killed attempt some isn't in metrics.jsonl yet."""
 SCRIPT_OUTPUTS = Outputs(
     resume=(*_OF_SCRIPT, *_NOT_RECORDED),
     final=(*_OF_SCRIPT, run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY, run_folder.DEPENDENCIES, run_folder.PRUNED),

@@ -154,6 +154,8 @@ LOGS = """
 import time, paceline
 for step in range(1, 13):
     paceline.log(step, loss=1 / step)
+    with open("own.jsonl", "a") as file:
+        file.write(f'{{"step": {step}, "accuracy": {step / 12}}}\\n')
     with open("at", "a") as file:
         file.write("x")
     time.sleep(0.2)
@@ -178,6 +180,9 @@ def test_what_a_script_on_a_host_logged_while_its_parent_stood_still_is_kept(tmp
     done = project.doit("train", *hosts)
     assert done.returncode == 0, done.stdout
     (kept,) = project.only_run().glob("attempts/*/before/metrics.jsonl")
-    steps = [json.loads(line)["step"] for line in kept.read_text().splitlines()]
-    assert steps[: seen + 4] == list(range(1, seen + 5)), "also what its parent had not recorded yet"
-    assert len((project.only_run() / "metrics.jsonl").read_text().splitlines()) == 12
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    for name in ("loss", "accuracy"):
+        steps = [row["step"] for row in rows if name in row["metrics"]]
+        assert steps[: seen + 4] == list(range(1, seen + 5)), "also what its parent had not recorded yet"
+        assert len(steps) <= 12, "and nothing twice"
+    assert len((project.only_run() / "metrics.jsonl").read_text().splitlines()) == 24

@@ -41,6 +41,7 @@ OUTPUT_DIGESTS = "outputs.json"  # file → sha256
 WORK = "work"  # working directories, node0/code, node1/code, …
 GIVEN = "given.json"  # in work/nodeN: what was laid out there before the script began
 LOGGED = "logged.jsonl"  # in work/node0: what paceline.log wrote; all of it is in metrics.jsonl at a good end
+EARLIER = "earlier.json"  # in work/node0: which files of metrics lay there before the attempt, with their sizes
 CARRIED = "carried"  # what a host had saved in an earlier attempt, as it is sent there
 NODES = "nodes"  # what hosts other than the first leave, by node rank
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainers.contract import run_folder
+from trainers.script import unread
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
+from trainers.script.sources import CsvTables, EventFiles, JsonLines, Logged, MlflowFiles, PatternLines
 
 _SHOWN = 8
 
@@ -52,7 +53,6 @@ class Recorder:
         settings: ScriptConfig,
         run_dir: Path,
         *,
-        work: Path,
         logged: Path,
         log_dir: Path | None,
         attempt: str,
@@ -60,7 +60,7 @@ class Recorder:
         aside: Path,
         say: Callable[[str], None],
     ) -> None:
-        """``work``: the script's copy of the snapshot; ``logged``: where the module paceline writes; ``log_dir``:
+        """``logged``: where the module paceline writes; ``log_dir``:
         torchrun's, with a file a rank; ``resumes``, ``aside``, ``say``: as MetricsFile has them."""
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
@@ -68,7 +68,8 @@ class Recorder:
         before(logged).unlink(missing_ok=True)
         if not resumes and not any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*")):
             self.metrics.set_aside()
-        self._files = FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work)
+        self._files = unread.files_of(run_dir)
+        unread.note_begin(run_dir, self._files)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]

@@ -32,14 +32,17 @@ class GrowingFile:
         self.path, self._offset, self._rest = path, start_bytes, b""
         self._ends = re.compile(b"[" + ends + b"]")
 
-    def lines(self) -> list[bytes]:
-        """The whole lines that came since the last look. One that was cut is read from its beginning."""
+    def lines(self, until_bytes: int | None = None) -> list[bytes]:
+        """The whole lines that came since the last look, up to a place in the file (None: its end).
+
+        A file that was cut is read from its beginning.
+        """
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset, self._rest = 0, b""
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(-1 if until_bytes is None else until_bytes - self._offset)
         except OSError:
             return []
         self._offset += len(data)
@@ -59,11 +62,13 @@ class FilesBelow:
     A folder may hold a whole data set: where a listing takes long it is made anew after fifty times as long.
     """
 
-    def __init__(self, *folders: Path) -> None:
+    def __init__(self, *folders: Path, earlier: Mapping[Path, int] | None = None) -> None:
+        """``earlier``: bytes of each file that attempts before had left; None: what lies there now."""
         self._folders = [folder for folder in folders if not any(folder in other.parents for other in folders)]
         self._paths: list[Path] = []
         self._next = 0.0
         self.refresh()
+        self.earlier = {path: path.stat().st_size for path in self.matching("*")} if earlier is None else earlier
 
     def refresh(self, *, last: bool = False) -> None:
         """List them anew, unless that takes long and was just done; ``last``: in any case."""
@@ -108,15 +113,15 @@ class JsonLines:
     """``*.jsonl``: objects with ``step``, whose numbers are metrics."""
 
     def __init__(self, files: FilesBelow) -> None:
-        """What lies there already is of an earlier attempt."""
+        """What attempts before had left is not read."""
         self._all, self._givers = files, _Givers(files)
-        self._files = {path: GrowingFile(path, path.stat().st_size) for path in files.matching("*.jsonl")}
+        self._files: dict[Path, GrowingFile] = {}
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look; at the ``last`` one also a line without its end, if it is whole."""
         for path in self._all.matching("*.jsonl"):
-            file = self._files.setdefault(path, GrowingFile(path))
+            file = self._files.setdefault(path, GrowingFile(path, self._all.earlier.get(path, 0)))
             for line in file.lines():
                 yield from self._row(path, line, "a line of it is no JSON and was left out")
             if last:
@@ -138,12 +143,13 @@ class CsvTables:
     ``epoch``: the other columns' numbers are metrics. (Lightning's CSVLogger, timm's summary.csv.)"""
 
     def __init__(self, files: FilesBelow) -> None:
-        """The rows that lie there already are of an earlier attempt."""
+        """The rows that attempts before had left are not read."""
         self._all, self._givers = files, _Givers(files)
         self._tables: dict[Path, _Table] = {}
         for path in files.matching("*.csv"):
-            for _ in self._table(path).rows(last=False):
-                pass
+            if size := files.earlier.get(path, 0):
+                for _ in self._table(path).rows(last=False, until_bytes=size):
+                    pass
 
     def _table(self, path: Path) -> _Table:
         return self._tables.setdefault(path, _Table(path))
@@ -164,8 +170,8 @@ class _Table:
         self._path, self._file = path, GrowingFile(path)
         self._first, self._titles, self._count = b"", [""], 0
 
-    def rows(self, *, last: bool) -> Iterator[dict[str, str]]:
-        """Title → cell of each row that came since the last call."""
+    def rows(self, *, last: bool, until_bytes: int | None = None) -> Iterator[dict[str, str]]:
+        """Title → cell of each row that came since the last call, up to a place in the file."""
         first = self._first_line()
         if not first:
             return
@@ -173,7 +179,7 @@ class _Table:
         if first != self._first:
             self._first, self._titles, self._file = first, _cells(first), GrowingFile(self._path)
             skipped = 1 + self._count
-        for line in [*self._file.lines(), *([self._file.last_line()] if last else [])][skipped:]:
+        for line in [*self._file.lines(until_bytes), *([self._file.last_line()] if last else [])][skipped:]:
             cells = _cells(line)
             if cells:
                 self._count += 1
@@ -187,7 +193,10 @@ class _Table:
 
 
 def _cells(line: bytes) -> list[str]:
-    return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
+    """None of a line that csv refuses: a carriage return within it, a cell of more than 128 KiB."""
+    with suppress(csv.Error):
+        return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
+    return []
 
 
 def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
@@ -233,18 +242,18 @@ class EventFiles:
     front (``add_scalars`` and several writers make such)."""
 
     def __init__(self, files: FilesBelow) -> None:
-        """What lies there already is of an earlier attempt: TensorBoard never goes on with a file."""
+        """What attempts before had left is not read: TensorBoard never goes on with a file."""
         self._all = files
-        self._known: dict[Path, EventFile | None] = dict.fromkeys(files.matching("*tfevents*"))
+        self._files: dict[Path, EventFile] = {}
         self._first: Path | None = None
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look; by name, which begins with the time at which a writer was made."""
         for path in sorted(self._all.matching("*tfevents*"), key=lambda path: (path.name, path)):
-            file = self._known.setdefault(path, EventFile(path))
-            if file is None:
+            if path in self._all.earlier:
                 continue
+            file = self._files.setdefault(path, EventFile(path))
             self._first = self._first or path.parent
             prefix = self._prefix(path.parent, self._first)
             for (step, _), together in itertools.groupby(file.scalars(), key=_step_and_second):
@@ -352,4 +361,5 @@ class Logged:
             if value["metrics"]:
                 of_end = value["step"] is None
                 step = self._newest_step() or 0 if of_end else value["step"]
-                yield Row(time_s=value["t"], step=step, metrics=value["metrics"], of_end=of_end)
+                place = {"time_s": value["t"], "step": step, "epoch": value.get("epoch")}
+                yield Row(**place, metrics=value["metrics"], of_end=of_end)

@@ -27,7 +27,7 @@ from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import arguments, executables, rank_hook
+from trainers.script import arguments, executables, rank_hook, unread
 from trainers.script import workdir as workdirs
 from trainers.script.arguments import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
@@ -158,12 +158,14 @@ class Attempt:
             say(f"{NOTE}goes on from a checkpoint: {shown}")
         for folder in (self.run_dir / run_folder.CHECKPOINTS, self.run_dir / run_folder.OUTPUTS, self.folder):
             folder.mkdir(exist_ok=True, parents=True)
-        with suppress(FileNotFoundError):
-            self.logged.replace(before(self.logged))
         for name in ("lib", "mlflow", "seen", "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
+        if self.is_first:
+            unread.keep(self.run_dir)
+        with suppress(FileNotFoundError):
+            self.logged.replace(before(self.logged))
         work = workdirs.lay_out(self.run_dir, self.started.node_rank, besides=besides)
         (work / self.settings.workdir).mkdir(parents=True, exist_ok=True)
         return Paths(
@@ -281,7 +283,6 @@ class Attempt:
         return Recorder(
             self.settings,
             self.run_dir,
-            work=self.work,
             logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
             attempt=os.environ.get(variables.NODE, "").rpartition(":")[0],

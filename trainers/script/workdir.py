@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract import run_folder
+from trainers.script import unread
 from trainers.script.files import write_json
 from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig
@@ -116,9 +117,11 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
     """Move what earlier attempts wrote on a host out of the way of one that begins anew; their paths below ``to``.
 
-    Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from.
-    Raises OSError.
+    Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from;
+    its metrics that aren't recorded stay (``unread.keep``). Raises OSError.
     """
+    if node_rank == 0:
+        unread.keep(run_dir)
     work, known = folder_of(run_dir, node_rank) / run_folder.CODE, given(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]

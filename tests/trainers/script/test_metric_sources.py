@@ -121,10 +121,10 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
 
 def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> None:
     settings = ScriptConfig(script="a.py")
+    (tmp_path / "work/node0").mkdir(parents=True)
     recorder = Recorder(
         settings,
         tmp_path,
-        work=tmp_path / "work",
         logged=tmp_path / "log",
         log_dir=None,
         attempt="k-1",
@@ -216,6 +216,13 @@ def test_tables_with_steps_or_epochs_are_metrics_wherever_the_script_writes_them
     assert math.isnan(rows[2].metrics["loss"])
     metrics.write_text("epoch,step,loss,val_loss\n0,10,0.5,\n0,20,nan,\n1,30,,0.25\n")
     assert _told(_looked(source, last=True)) == [(1, 1, {"train_loss": 1.5}), (30, 1, {"val_loss": 0.25})]
+
+
+def test_a_line_that_is_no_row_of_a_table_is_left_out(tmp_path: Path) -> None:
+    source = CsvTables(FilesBelow(tmp_path))
+    (tmp_path / "of_a_mac.csv").write_bytes(b"step,loss\r1,2\r\n2,3\n")
+    (tmp_path / "log.csv").write_bytes(b"step,loss\n1,3\n2,\r4\n3," + b"5" * 200_000 + b"\n4,6\n")
+    assert _told(_looked(source, last=False)) == [(1, None, {"loss": 3.0}), (4, None, {"loss": 6.0})]
 
 
 def test_a_folder_whose_listing_takes_long_is_listed_rarely_and_at_the_end(

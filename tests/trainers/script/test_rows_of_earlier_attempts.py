@@ -13,11 +13,13 @@ LOGS = {
     "module": "paceline.log(step, loss=step)",
     "table": "print(step, step, sep=',', file=table, flush=True)",
     "events": "events.add_scalar('loss', step, step); events.flush()",
+    "objects": "print(json.dumps({'step': step, 'loss': step}), file=objects, flush=True)",
     "lines": "print(f'step={step} loss={step}', flush=True)",
 }
+KEPT = ("module", "table", "objects", "events")
+"""What is left of a killed attempt where the next one finds it: torchrun's logs are an attempt's own."""
 SCRIPT = """
-import os, pathlib, signal, paceline
-table, events = None, None
+import json, os, pathlib, signal, paceline
 {begins}
 saved = pathlib.Path({saved!r}.format(run=paceline.run_dir(), checkpoints=paceline.checkpoints()))
 first = int(saved.read_text()) if saved.exists() else 0
@@ -32,6 +34,7 @@ for step in range(first + 1, 11):
 """
 BEGINS = {
     "table": "table = open(paceline.run_dir() / 'log.csv', 'a')\nprint('step,loss', file=table, flush=True)",
+    "objects": "objects = open(paceline.run_dir() / 'log.jsonl', 'a')",
     "events": "from torch.utils.tensorboard import SummaryWriter\nevents = SummaryWriter(paceline.run_dir())",
 }
 ANEW = (
@@ -86,7 +89,16 @@ def test_a_script_that_saves_checkpoints_and_reads_none_starts_its_rows_anew(run
     assert [step for step, _ in run.rows()] == rows_before(run) == [1, 2, 3]
 
 
-def test_what_was_logged_in_the_last_moment_before_a_kill_of_all_is_set_aside_too(run: ScriptRun) -> None:
+@pytest.mark.parametrize("how", KEPT)
+def test_what_was_logged_in_the_last_moment_before_a_kill_of_all_is_set_aside_too(run: ScriptRun, how: str) -> None:
     """What starts the script is killed with it, before it has recorded a row."""
-    killed_at_6(run, "module", "state.txt", killed="os.getppid()")
+    killed_at_6(run, how, "state.txt", killed="os.getppid()")
     assert rows_before(run) == [1, 2, 3, 4, 5, 6]
+    assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_what_was_logged_in_the_last_moment_stays_up_to_the_checkpoint(run: ScriptRun, how: str) -> None:
+    killed_at_6(run, how, "{checkpoints}/state.txt", killed="os.getppid()")
+    assert rows_before(run) == [5, 6]
+    assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
