@@ -64,9 +64,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.cluster.busy -= 1
             raise RefusedError(503, "ServiceUnavailable", "the server is currently unable to handle the request")
         match parts:
-            case ["apis"]:
-                groups = [{"versions": [{"groupVersion": name}]} for name in self.cluster.groups]
-                return {"kind": "APIGroupList", "groups": groups}
             case ["api", "v1", "namespaces", _, "pods", name, "log"]:
                 return "\n".join(self.cluster.log(name)) + "\n"
             case ["api", "v1", "namespaces", _, "pods"]:

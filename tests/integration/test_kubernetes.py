@@ -14,10 +14,8 @@ import pytest
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.kubernetes_api import Api
-from pipeline.cluster.launchers.kubernetes_errors import UnansweredError
+from pipeline.cluster.launchers.kubernetes_api import KINDS, Api, UnansweredError
 from pipeline.cluster.launchers.kubernetes_job import PodsJob
-from pipeline.cluster.launchers.kubernetes_manifest import KINDS
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, Killed, TrainingError
 from pipeline.core.signals import Stop
@@ -67,7 +65,7 @@ def test_an_operator_that_is_not_installed_is_told_with_the_kinds_that_work(
     assert error.what == (
         "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there"
     )
-    assert error.hint == "cluster.kind=job, which it knows"
+    assert error.hint == "cluster.kind=job works on every cluster"
 
 
 def test_a_namespace_that_is_not_there_is_told(bench: Bench) -> None:

@@ -18,7 +18,9 @@ from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.kubernetes_manifest import KINDS, Manifest, PodJob, manifest, text
+from pipeline.cluster.launchers.kubernetes import PodJob, manifest
+from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
+from pipeline.cluster.launchers.kubernetes_job import yaml_of
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
@@ -69,11 +71,11 @@ def test_the_manifest_is_the_one_that_was_read_by_a_person(kind: str) -> None:
     made = manifest(job(kind=kind, **FULL))
     for words in (value for value in _lists(made) if value[:2] == ["sh", "-c"]):
         assert words[2:4] == ['exec "$$@" < "$$0"', "/shared/it's a $$(touch x) run/request"], "the API reads $(NAME)"
-    shown = yaml.safe_load(text(made).replace("$$", "$"))
+    shown = yaml.safe_load(yaml_of(made).replace("$$", "$"))
     for words in (value for value in _lists(shown) if value[:2] == ["sh", "-c"]):
         assert words[-1] == BOOTSTRAP
         words[-1] = "BOOTSTRAP"
-    assert text(shown) == (GOLDEN / f"kubernetes_{kind}.yaml").read_text()
+    assert yaml_of(shown) == (GOLDEN / f"kubernetes_{kind}.yaml").read_text()
 
 
 def _lists(value: Any) -> list[list[Any]]:
@@ -99,10 +101,10 @@ def test_a_manifest_has_only_fields_and_types_of_the_published_schemas(
     assert _same(getattr(models, model), made)
 
 
-def _same(model: Any, value: Manifest) -> bool:
+def _same(model: Any, value: Object) -> bool:
     """Whether nothing is lost on the way through the model, as a field that it doesn't know would be."""
     read = model.from_dict(json.loads(json.dumps(value)))
-    kept: Manifest = read.to_dict()
+    kept: Object = read.to_dict()
     return kept == value
 
 
@@ -219,8 +221,10 @@ def test_root_is_asked_for_by_name() -> None:
         ({"image": None}, r"cluster\.image is not set, and pods need it: a container image"),
         ({"pvc": None}, r"cluster\.pvc is not set"),
         ({"mount_path": "shared"}, r"cluster\.mount_path='shared' must be an absolute path"),
-        ({"mount_path": "/shared/../etc"}, r"mount_path='/shared/\.\./etc' must be a path without"),
-        ({"image": "a" * 501}, r"cluster\.image='a{60}…' \(501 characters\) must be an image's name"),
+        (
+            {"mount_path": "/shared/../etc"},
+            r"mount_path='/shared/\.\./etc' must be an absolute path without a colon, \. and",
+        ),
         ({"pvc": "$(id)"}, r"cluster\.pvc='\$\(id\)' must be a name"),
         ({"memory": "64 GB"}, r"cluster\.memory='64 GB' must be a quantity of Kubernetes"),
         ({"image": "Torch:2.9"}, r"cluster\.image='Torch:2\.9' must be an image's name: .*, the name in lower case"),

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.launchers.kubernetes_errors import UnansweredError, refused
-from pipeline.cluster.launchers.kubernetes_manifest import KINDS
-from pipeline.cluster.launchers.kubernetes_pods import Pod, helps, is_over, parse, waiting, why_it_ended
+from pipeline.cluster.launchers.kubernetes_api import KINDS, UnansweredError, help_for, refusal
+from pipeline.cluster.launchers.kubernetes_job import Pod, is_over, pod_of, waiting, why_it_ended
 
 
 # ------------------------------------------------------------------------------------------ what the API tells of pods
 def told(name: str = "a-0", *, phase: str = "Running", gone: bool = False, **status: Any) -> Pod:
     """A pod as the API tells it."""
     meta = {"name": name, "uid": f"uid-{name}", **({"deletionTimestamp": "now"} if gone else {})}
-    return parse({"metadata": meta, "spec": {"nodeName": "gpu7"}, "status": {"phase": phase, **status}})
+    return pod_of({"metadata": meta, "spec": {"nodeName": "gpu7"}, "status": {"phase": phase, **status}})
 
 
 def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
@@ -66,8 +65,8 @@ def test_a_waiting_job_tells_why_and_what_would_let_it_start(
 ) -> None:
     said = waiting(pods, 2, warnings)
     assert words in said
-    assert hint in helps(said)
-    assert bool(hint) == bool(helps(said))
+    assert hint in help_for(said)
+    assert bool(hint) == bool(help_for(said))
 
 
 PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "b"}
@@ -111,9 +110,7 @@ def test_what_became_of_pods_is_named_by_who_went_first(now: list[Pod], text: st
     assert (outcome.cause, outcome.again) == (cause, again)
 
 
-@pytest.mark.parametrize(
-    ("condition", "over"), [("Complete", True), ("Succeeded", True), ("Failed", True), ("Suspended", False)]
-)
+@pytest.mark.parametrize(("condition", "over"), [("Complete", True), ("Failed", True), ("Suspended", False)])
 def test_the_end_of_a_job_of_any_kind_is_known(condition: str, over: bool) -> None:
     row = {"type": condition, "status": "True"}
     assert is_over({"metadata": {}, "status": {"conditions": [row]}}) == over
@@ -146,7 +143,7 @@ INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Requi
         (
             (404, "404 page not found\n"),
             "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there",
-            "cluster.kind=job, which it knows",
+            "cluster.kind=job works on every cluster",
         ),
         (
             status(422, "Job is invalid", causes=INVALID),
@@ -164,7 +161,7 @@ INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Requi
 )  # fmt: skip
 def test_a_refusal_is_the_apis_own_word_and_what_helps(answer: tuple[int, str], what: str, hint: str) -> None:
     code, body = answer
-    error = refused(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab", lambda: ["job"])
+    error = refusal(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab")
     assert what in error.what
     assert hint in (error.hint or "")
     assert isinstance(error, UnansweredError) == (code == 503)

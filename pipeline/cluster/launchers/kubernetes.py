@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,75 @@ from typing import Any, ClassVar
 
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.kubernetes_api import Api
-from pipeline.cluster.launchers.kubernetes_job import PodsJob, release, vanish
-from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, MANIFEST, Manifest, PodJob, manifest, text
-from pipeline.cluster.launchers.kubernetes_pods import claimed
+from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
+from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object
+from pipeline.cluster.launchers.kubernetes_job import (
+    FOLDERS,
+    MANIFEST,
+    PodsJob,
+    claim_words,
+    release,
+    vanish,
+    yaml_of,
+)
+from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
+from trainers.contract import variables
 from trainers.core.config import ConfigError
+
+# Which values settings may have, by the API's rules ("Object Names and IDs", "Labels and Selectors") and, for an image,
+# by the grammar of the package ``reference`` of github.com/distribution.
+_FORMS = {
+    "label": ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of at most 63 letters a-z, digits and -"),
+    "name": ("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name of letters a-z, digits, - and ."),
+    "key": (
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
+        "NAME or DOMAIN/NAME, such as nvidia.com/gpu",
+    ),
+    "value": (
+        r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?",
+        "a label's value: at most 63 letters, digits, -, _ and .",
+    ),
+    "quantity": (r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?", "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
+    "image": (
+        r"([A-Za-z0-9.-]+(:\d+)?/|\[[0-9A-Fa-f:]+\](:\d+)?/)?[a-z0-9]+(([._/]|__|-+)[a-z0-9]+)*(:\w[\w.-]{0,127})?"
+        r"(@[A-Za-z][\w+.-]*:[0-9a-fA-F]{32,})?",
+        "an image's name: [host[:port]/]name[:tag][@digest], the name in lower case",
+    ),
+    "path": (
+        r"(/+(?!\.{1,2}(/|$))[^/:\x00-\x1f\x7f]+)+/*|/",
+        "an absolute path without a colon, . and .., such as /shared",
+    ),
+    "secret": (
+        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z_]\w*",
+        "SECRET/NAME, the name of a Secret and that of its key, which becomes the variable's",
+    ),
+}
+_FORM_OF = {
+    "namespace": "label",
+    "image": "image",
+    "pvc": "name",
+    "mount_path": "path",
+    "service_account": "name",
+    "runtime": "name",
+    "gpu_resource": "key",
+    "cpu": "quantity",
+    "memory": "quantity",
+    "shm_size": "quantity",
+    "env_from": "secret",
+    "registry_logins": "name",
+}
+_NEEDED = {
+    "image": "a container image with Python and torch",
+    "pvc": "the claim of the volume that holds paths.runs",
+    "mount_path": "where that volume is mounted, here and in the pods",
+}
+_KINDS = ("job", "trainjob")
+_LARGEST_ID = 2147483647
 
 
 @dataclass(kw_only=True)
@@ -78,30 +136,205 @@ class KubernetesConfig(ClusterConfig):
     runtime: str = "torch-distributed"
 
     def __post_init__(self) -> None:
-        from pipeline.cluster.launchers.kubernetes_rules import problems  # settings are read without their module
+        if problems := list(self._problems()):
+            raise ConfigError("\n".join(problems))
 
-        if found := problems(self):
-            raise ConfigError("\n".join(found))
+    def _problems(self) -> Iterator[str]:
+        """A line for each value that no manifest can hold, with the value seen and the form that it must have."""
+        if self.kind not in _KINDS:
+            yield f"cluster.kind={self.kind!r} is not an option; {suggestion(self.kind, _KINDS)}"
+        for name, what in _NEEDED.items():
+            if not getattr(self, name):
+                yield f"cluster.{name} is not set, and pods need it: {what}"
+        for place, value, form in self._texts():
+            pattern, words = _FORMS[form]
+            if not re.fullmatch(pattern, value, 0 if form == "path" else re.ASCII):
+                yield f"{place}{value!r} must be {words}"
+        if self.gpus is not None and self.gpus < 0:
+            yield f"cluster.gpus={self.gpus} must be at least 0"
+        if self.run_as_user is not None and not 0 <= self.run_as_user <= _LARGEST_ID:
+            yield f"cluster.run_as_user={self.run_as_user} must be a user's id from 0 to {_LARGEST_ID}"
+
+    def _texts(self) -> Iterator[tuple[str, str, str]]:
+        """Each text that must have a form: the beginning of a message about it, the text, the form."""
+        for name, form in _FORM_OF.items():
+            value = getattr(self, name)
+            if isinstance(value, list):
+                yield from ((f"cluster.{name}: ", item, form) for item in value)
+            elif value or (value is not None and name not in _NEEDED):
+                yield f"cluster.{name}=", value, form
+        for name in ("node_selector", "labels"):
+            for key, value in getattr(self, name).items():
+                yield f"cluster.{name}: ", key, "key"
+                yield f"cluster.{name}.{key}=", value, "value"
 
 
+# ------------------------------------------------------------------------------------------------ the manifest (pure)
+_KEPT_S = 3600  # a job that is over, for a look at its pods; TrainJobs have no such field
+_GRACE_S = 60  # for a checkpoint, before SIGKILL
+_PATCHED = (
+    *("serviceAccountName", "nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "volumes"),
+    "terminationGracePeriodSeconds",
+)
+"""What a TrainJob may change of its runtime's pods."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodJob:
+    """One job before it is created. ``folder`` is the one that it shares with the controller, ``gpus`` a node's;
+    ``uid`` and ``gid`` are those of its processes."""
+
+    name: str
+    run: str
+    folder: str
+    python: str
+    nnodes: int
+    nproc_per_node: int
+    gpus: int
+    uid: int
+    gid: int
+    settings: KubernetesConfig
+
+
+def manifest(job: PodJob) -> Object:
+    """The whole object for ``cluster.kind``. Both kinds run the same pod on each node: one agent, whose request comes
+    from a file on the volume that all mount."""
+    kind = KINDS[job.settings.kind]
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {"name": job.name, "labels": {**job.settings.labels, RUN: job.run}},
+        "spec": _trainjob(job) if job.settings.kind == "trainjob" else _indexed_job(job),
+    }
+
+
+def _indexed_job(job: PodJob) -> Object:
+    """One pod a node, which the API itself numbers. None is tried again alone: torchrun's others would wait for it."""
+    return {
+        "completionMode": "Indexed",
+        "completions": job.nnodes,
+        "parallelism": job.nnodes,
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": _KEPT_S,
+        "template": _pod_template(job),
+    }
+
+
+def _trainjob(job: PodJob) -> Object:
+    """The runtime's pod with our container in it, and as a patch of the runtime what a trainer has no field for."""
+    template = _pod_template(job)
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    trainer = {
+        "image": container["image"],
+        "numNodes": job.nnodes,
+        "numProcPerNode": job.nproc_per_node,
+        "command": container["command"],
+        "env": container["env"],
+        **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
+    }
+    patch = {
+        "metadata": template["metadata"],
+        "spec": {
+            **{name: pod[name] for name in _PATCHED if name in pod},
+            "containers": [{name: container[name] for name in ("name", "volumeMounts", "securityContext")}],
+        },
+    }
+    jobs = [{"name": "node", "template": {"spec": {"template": patch}}}]
+    return {
+        "runtimeRef": {"name": job.settings.runtime},
+        "trainer": trainer,
+        "runtimePatches": [
+            {"manager": "paceline/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+        ],
+    }
+
+
+def _pod_template(job: PodJob) -> Object:
+    settings = job.settings
+    chosen = {
+        "serviceAccountName": settings.service_account,
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": [dict(item) for item in settings.tolerations],
+        "imagePullSecrets": [{"name": name} for name in settings.registry_logins],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,  # nothing in the pod speaks to the API
+        "terminationGracePeriodSeconds": _GRACE_S,
+        **{name: value for name, value in chosen.items() if value},
+        "securityContext": {
+            "runAsNonRoot": job.uid != 0,
+            "runAsUser": job.uid,
+            "runAsGroup": job.gid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": settings.pvc}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
+        ],
+        "containers": [_container(job)],
+    }
+    return {"metadata": {"labels": {JOB: job.name}}, "spec": spec}
+
+
+def _container(job: PodJob) -> Object:
+    settings = job.settings
+    request = f"{job.folder}/{REQUEST}"
+    command = ["sh", "-c", 'exec "$@" < "$0"', request, job.python, "-E", "-c", BOOTSTRAP]
+    limits = {
+        "cpu": settings.cpu,
+        "memory": settings.memory,
+        settings.gpu_resource: str(job.gpus) if job.gpus else None,
+    }
+    resources = {name: value for name, value in limits.items() if value is not None}
+    return {
+        "name": "node",
+        "image": settings.image,
+        "command": [word.replace("$", "$$") for word in command],  # the API expands $(NAME) itself
+        "env": _environment(settings),
+        **({"resources": {"limits": resources, "requests": resources.copy()}} if resources else {}),
+        "volumeMounts": [
+            {"name": "runs", "mountPath": settings.mount_path},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _environment(settings: KubernetesConfig) -> list[Object]:
+    """Who the pod is; a home and a user's name, which torch's caches want of a user that the image doesn't know;
+    and the variables that come from Secrets, by name."""
+    fields = {variables.POD_NAME: "metadata.name", variables.POD_IP: "status.podIP"}
+    secrets = [place.partition("/") for place in settings.env_from]
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        {"name": "HOME", "value": "/tmp"},
+        {"name": "USER", "value": "paceline"},
+        *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}} for secret, _, name in secrets),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- the launcher
 class KubernetesLauncher(GrantedLauncher):
-    """Creates one job for an attempt, or finds the one that an earlier command has created for the same run."""
+    """Creates one job for an attempt, or takes up the one that an earlier command has created for the same run."""
 
     scheduler = "kubernetes_pod"
     _api: Api | None = None
 
     @property
     def api(self) -> Api:
-        """Made when first needed: rendering asks nobody. Raises HostError."""
+        """Made on first use, because rendering needs no cluster. Raises HostError."""
         if self._api is None:
             settings, connect_s = self.cluster.settings, self.cluster.connect_timeout_s
             self._api = Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
         return self._api
 
     def submission(self, spec: AttemptSpec) -> str:
-        return text(self._manifest(spec.run_key, spec.run_dir, "<random>"))
+        return yaml_of(self._manifest(spec.run_key, spec.run_dir, "<random>"))
 
-    def _manifest(self, run_key: str, run_dir: Path, nonce: str) -> Manifest:
+    def _manifest(self, run_key: str, run_dir: Path, nonce: str) -> Object:
         """Raises UsageError: pods can't work in this run folder, or as this user."""
         host, settings = self.cluster.hosts[0], self.cluster.settings
         _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
@@ -128,15 +361,14 @@ class KubernetesLauncher(GrantedLauncher):
         if spec.pack is not None:
             _refuse_elsewhere("paths.data", spec.pack.path, self.cluster.settings.mount_path)
         write, run = partial(self._manifest, spec.run_key, spec.run_dir), _label(spec.run_key, spec.run_dir)
-        write("check")  # before anybody is asked
+        write("check")  # before the cluster is asked for anything
         request = {
             **self.request(spec, modules),
             "env_from": [place.rpartition("/")[2] for place in self.cluster.settings.env_from],
             "hide": rules(),
         }
         job = self._job = PodsJob(self.api, write, run=run, run_dir=spec.run_dir, nnodes=self.cluster.nnodes)
-        found = job.find(say)
-        if not found:
+        if not job.find(say):
             job.submit(request, say)
         while not job.wait(say, check):
             job.submit(request, say)
@@ -146,10 +378,14 @@ class KubernetesLauncher(GrantedLauncher):
     def rehearse(self) -> list[str]:
         settings, kind = self.cluster.settings, self.api.kind
         self.api.create(self._manifest("preflight", Path(settings.mount_path), "rehearsal"), dry_run=True)
-        _refuse_absent(settings.mount_path)
+        if not os.access(settings.mount_path, os.W_OK | os.X_OK):
+            raise HostError(
+                f"cluster.mount_path={settings.mount_path} isn't there on this computer, or can't be written",
+                hint="mount the volume there; this command and the pods speak through it",
+            )
         return [
             f"namespace {self.api.namespace} would take such a {kind.name}",
-            f"cluster.pvc={settings.pvc}: {claimed(self.api.claim(settings.pvc), self.cluster.nnodes)}",
+            f"cluster.pvc={settings.pvc}: {claim_words(self.api.claim(settings.pvc), self.cluster.nnodes)}",
             f"cluster.mount_path={settings.mount_path} is there and can be written",
         ]
 
@@ -172,7 +408,7 @@ class KubernetesLauncher(GrantedLauncher):
 
 
 def _label(run_key: str, run_dir: Path) -> str:
-    """What all jobs of one run folder are labelled with."""
+    """The label of all jobs of one run folder."""
     return _word(attempts.prefix(run_key, run_dir))
 
 
@@ -186,14 +422,6 @@ def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:
         raise UsageError(
             f"{name} is {path}, which is not on the volume that pods mount at cluster.mount_path={mount_path}; "
             f"mount the volume there on this computer too, and set {name} to a folder below it"
-        )
-
-
-def _refuse_absent(mount_path: str) -> None:
-    if not os.access(mount_path, os.W_OK | os.X_OK):
-        raise HostError(
-            f"cluster.mount_path={mount_path} isn't there on this computer, or can't be written",
-            hint="mount the volume there; this command and the pods speak through it",
         )
 
 

@@ -1,4 +1,4 @@
-"""The cluster's API through its official client: what is asked of it, and what its refusals mean."""
+"""The cluster's API through its official client: requests about one kind of job, and what its refusals mean."""
 
 from __future__ import annotations
 
@@ -7,25 +7,60 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pipeline.cluster.launchers.kubernetes_errors import RefusalError, UnansweredError, refused
-from pipeline.cluster.launchers.kubernetes_manifest import JOB, KINDS, RUN, Kind, Manifest
 from pipeline.core.errors import HostError, suggestion
 from pipeline.core.printable import printable
 from trainers.core.installer import install
 
 Object = dict[str, Any]
-T = TypeVar("T")
+"""A resource, as the API reads and writes it."""
+
+RUN, JOB = "paceline/run", "paceline/job"
+"""Labels: of a job, which run it is for; of its pods, the job's name."""
 
 _READ_S = 30.0
 _SHOWN = 100  # characters of an answer that isn't understood
 _LOG_LINES = 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One resource of the API that runs a number of pods to their end."""
+
+    name: str
+    group: str
+    version: str
+    plural: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}"
+
+
+KINDS = {
+    "job": Kind(name="Job", group="batch", version="v1", plural="jobs"),
+    "trainjob": Kind(name="TrainJob", group="trainer.kubeflow.org", version="v1alpha1", plural="trainjobs"),
+}
+"""``cluster.kind=`` → the resource."""
+
+
+class UnansweredError(HostError):
+    """The API can't be reached, or is too busy: it may answer later."""
+
+
+class RefusalError(HostError):
+    """A request that the API refuses, with the HTTP status."""
+
+    def __init__(self, what: str, *, hint: str | None, status: int) -> None:
+        super().__init__(what, hint=hint)
+        self.status = status
+
+
 class Api:
-    """One namespace of one cluster, and one kind of job in it.
+    """One namespace of one cluster, and one kind of job in it. Every method may raise HostError.
 
     Args:
         context: of kubectl's configuration; None: its current one, or the cluster around this pod.
@@ -38,65 +73,55 @@ class Api:
         self._context, self._timeout = context, (connect_s, _READ_S)
         client, own = _connected(context)
         self.namespace = namespace or own
-        from kubernetes.client import CoreV1Api, CustomObjectsApi
+        from kubernetes.client import CoreV1Api, CustomObjectsApi  # an extra, which _connected asks for
 
         self._core, self._custom = CoreV1Api(client), CustomObjectsApi(client)
         self._server = client.configuration.host
+        self._place = (self.kind.group, self.kind.version, self.namespace, self.kind.plural)
 
     @property
     def kubectl(self) -> str:
-        """How a person's command for this namespace begins."""
+        """The first words of a kubectl command for this namespace."""
         context = f" --context {self._context}" if self._context else ""
         return f"kubectl{context} -n {self.namespace}"
 
-    # -------------------------------------------------------------------------------------- jobs
-    def create(self, manifest: Manifest, *, dry_run: bool = False) -> None:
-        """Raises HostError: it is refused. ``dry_run``: everything but that it is kept."""
-        kind = self.kind
-        options: Object = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
-        create = self._custom.create_namespaced_custom_object
-        self._ask(lambda: create(*self._place(kind), manifest, **self._raw(), **options), "metadata")
+    def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+        """Create a job; ``dry_run``: only check whether it would be accepted."""
+        options = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
+        self._object("metadata", self._custom.create_namespaced_custom_object, *self._place, manifest, **options)
 
     def get(self, name: str) -> Object | None:
-        """The job; None: there is none of that name. Raises HostError."""
-        get = self._custom.get_namespaced_custom_object
+        """The job; None: there is none of that name."""
         try:
-            return self._ask(lambda: get(*self._place(self.kind), name, **self._raw()), "metadata")
+            return self._object("metadata", self._custom.get_namespaced_custom_object, *self._place, name)
         except RefusalError as error:
             if error.status == 404:
                 return None
             raise
 
     def jobs(self, run: str) -> list[Object]:
-        """The jobs that are labelled for this run, the newest last. Raises HostError."""
+        """The jobs that are labelled for this run, the newest last."""
         listed = self._custom.list_namespaced_custom_object
-        selector = f"{RUN}={run}"
-        jobs = self._items(lambda: listed(*self._place(self.kind), label_selector=selector, **self._raw()))
+        jobs = self._items(listed, *self._place, label_selector=f"{RUN}={run}")
         return sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
     def delete(self, name: str) -> None:
-        """Let the API end a job and its pods; one that is gone is no error. Raises HostError."""
+        """Let the API end a job and its pods; one that is gone is no error."""
         delete = self._custom.delete_namespaced_custom_object
         try:
-            self._do(lambda: delete(*self._place(self.kind), name, propagation_policy="Background", **self._raw()))
+            self._call(delete, *self._place, name, propagation_policy="Background")
         except RefusalError as error:
             if error.status != 404:
                 raise
 
-    def _place(self, kind: Kind) -> tuple[str, str, str, str]:
-        return kind.group, kind.version, self.namespace, kind.plural
-
-    # -------------------------------------------------------------------------------- what it makes
     def pods(self, job: str) -> list[Object]:
-        """A job's pods. Raises HostError."""
-        listed, selector = self._core.list_namespaced_pod, f"{JOB}={job}"
-        return self._items(lambda: listed(self.namespace, label_selector=selector, **self._raw()))
+        """A job's pods."""
+        return self._items(self._core.list_namespaced_pod, self.namespace, label_selector=f"{JOB}={job}")
 
     def warnings(self, job: str) -> list[str]:
-        """What the API's events complain of in a job and what it made, the newest last; [] where they can't be read."""
-        listed = self._core.list_namespaced_event
+        """The warnings among the events of a job and its pods, the newest last; [] where they can't be read."""
         try:
-            rows = self._items(lambda: listed(self.namespace, field_selector="type=Warning", **self._raw()))
+            rows = self._items(self._core.list_namespaced_event, self.namespace, field_selector="type=Warning")
         except HostError:
             return []
         mine = [row for row in rows if ((row.get("involvedObject") or {}).get("name") or "").startswith(job)]
@@ -105,18 +130,16 @@ class Api:
 
     def log(self, pod: str) -> list[str]:
         """The last lines that a pod has printed; [] where they can't be read."""
-        read = self._core.read_namespaced_pod_log
         try:
-            answer = self._do(lambda: read(pod, self.namespace, tail_lines=_LOG_LINES, **self._raw()))
+            text = self._call(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=_LOG_LINES)
         except HostError:
             return []
-        return [line for line in bytes(answer.data).decode(errors="replace").splitlines() if line.strip()]
+        return [line for line in text.splitlines() if line.strip()]
 
     def claim(self, name: str) -> Object | None:
-        """A volume claim; None: it may not be read. Raises HostError: there is none of that name."""
-        read = self._core.read_namespaced_persistent_volume_claim
+        """A volume claim; None: it may not be read."""
         try:
-            return self._ask(lambda: read(name, self.namespace, **self._raw()), "spec")
+            return self._object("spec", self._core.read_namespaced_persistent_volume_claim, name, self.namespace)
         except RefusalError as error:
             if error.status == 403:
                 return None
@@ -127,31 +150,14 @@ class Api:
                 hint=f"{self.kubectl} get pvc shows the claims that are",
             ) from error
 
-    def served(self) -> list[str]:
-        """The names for ``cluster.kind=`` of which the cluster knows the resource; [] where it doesn't tell."""
-        from kubernetes.client import ApisApi
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            answer = json.loads(ApisApi(self._core.api_client).get_api_versions(**self._raw()).data)
-        except (ApiException, HTTPError, ValueError):
-            return []
-        known = {version["groupVersion"] for group in answer["groups"] for version in group["versions"]}
-        return [name for name, kind in KINDS.items() if kind.api_version in known]
-
-    def _raw(self) -> Object:
-        """The answer as it came: the client's models refuse what a newer server has."""
-        return {"_preload_content": False, "_request_timeout": self._timeout}
-
-    def _items(self, ask: Callable[[], Any]) -> list[Object]:
-        items: list[Object] | None = self._ask(ask, "items")["items"]
+    def _items(self, method: Callable[..., Any], *args: Any, **options: Any) -> list[Object]:
+        items: list[Object] | None = self._object("items", method, *args, **options)["items"]
         return items or []
 
-    def _ask(self, ask: Callable[[], Any], holds: str) -> Object:
+    def _object(self, holds: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
         """The object that the API answers with, which has the field ``holds``. Raises RefusalError, UnansweredError:
-        also where something else answers, such as a proxy's page of login."""
-        said = bytes(self._do(ask).data).decode(errors="replace")
+        also where something else answers, such as the login page of a proxy."""
+        said = self._call(method, *args, **options)
         try:
             answer = json.loads(said)
         except ValueError:
@@ -163,29 +169,29 @@ class Api:
             )
         return answer
 
-    def _do(self, ask: Callable[[], T]) -> T:
-        """Raises RefusalError, UnansweredError."""
-        from kubernetes.client.exceptions import ApiException
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> str:
+        """The text of the answer: the client's own models refuse what a newer server has.
+
+        Raises RefusalError, UnansweredError.
+        """
+        from kubernetes.client.exceptions import ApiException  # an extra
         from urllib3.exceptions import HTTPError
 
         try:
-            return ask()
+            answer = method(*args, **options, _preload_content=False, _request_timeout=self._timeout)
         except ApiException as error:
-            raise refused(
-                int(error.status or 0), str(error.reason), error.body, self.kind, self.kubectl, self.served
-            ) from error
+            raise refusal(int(error.status or 0), str(error.reason), error.body, self.kind, self.kubectl) from error
         except HTTPError as error:
+            # urllib3 hides the reason behind the address and the number of tries
+            reason = str(getattr(error, "reason", None) or error).rpartition(">: ")[2]
             raise UnansweredError(
-                f"the cluster's API server {self._server} can't be reached: {_reason(error)}",
+                f"the cluster's API server {self._server} can't be reached: {reason}",
                 hint=f"{self.kubectl} get pods shows whether it answers; cluster.context= names another cluster",
             ) from error
+        return bytes(answer.data).decode(errors="replace")
 
 
-def _reason(error: Exception) -> str:
-    """urllib3 hides what happened behind the address and the number of tries."""
-    return str(getattr(error, "reason", None) or error).rpartition(">: ")[2]
-
-
+# --------------------------------------------------------------------------------------------------- the connection
 def _connected(context: str | None) -> tuple[Any, str]:
     """A client and the namespace that its configuration names. Raises HostError."""
     try:
@@ -200,15 +206,19 @@ def _connected(context: str | None) -> tuple[Any, str]:
     settings = client.Configuration()
     settings.retries = Retry(1, respect_retry_after_header=False)  # it would sleep for as long as the server likes
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-    if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
-        if "KUBERNETES_SERVICE_HOST" not in os.environ or context is not None:
-            raise HostError(
-                f"kubectl's configuration {files} isn't there, so no cluster is known",
-                hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
-            )
-        config.load_incluster_config(client_configuration=settings)
-        return client.ApiClient(settings), _own_namespace()
-    return client.ApiClient(settings), _load(config, files, context, settings)
+    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
+        return client.ApiClient(settings), _load(config, files, context, settings)
+    if "KUBERNETES_SERVICE_HOST" not in os.environ or context is not None:
+        raise HostError(
+            f"kubectl's configuration {files} isn't there, so no cluster is known",
+            hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
+        )
+    config.load_incluster_config(client_configuration=settings)
+    try:  # the namespace of the pod around this process
+        own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        own = "default"
+    return client.ApiClient(settings), own
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
@@ -218,15 +228,15 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
         config: the client's module.
     """
     try:
-        known, current = config.list_kube_config_contexts(files)
-        rows = {row["name"]: row["context"] for row in known}
-        if context is not None and context not in rows:
-            raise HostError(f"cluster.context={context} is not in {files}; {suggestion(context, rows)}")
-        with _complaints() as failed:
+        rows, current = config.list_kube_config_contexts(files)
+        contexts = {row["name"]: row["context"] for row in rows}
+        if context is not None and context not in contexts:
+            raise HostError(f"cluster.context={context} is not in {files}; {suggestion(context, contexts)}")
+        with _logged_errors() as errors:  # of a login program: the client logs them and goes on without a login
             config.load_kube_config(files, context=context, client_configuration=settings)
-        if failed:
+        if errors:
             raise HostError(
-                f"the login that kubectl's configuration {files} names failed: {'; '.join(failed)}",
+                f"the login that kubectl's configuration {files} names failed: {'; '.join(errors)}",
                 hint="kubectl get pods, which may log you in again",
             )
         if not "".join(settings.api_key.values()).isprintable():  # the client's own error would show it
@@ -236,29 +246,109 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
             )
     except HostError:
         raise
-    except Exception as error:  # the loader lets whatever a damaged file causes through
+    except Exception as error:  # the loader passes on whatever a damaged file causes
         said = " ".join(str(error).split())
         raise HostError(f"kubectl's configuration {files} can't be used: {said}", hint="kubectl config view") from error
-    chosen: Object = rows[context] if context is not None else current["context"]
+    chosen: Object = contexts[context] if context is not None else current["context"]
     return str(chosen.get("namespace") or "default")
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """What the client logs meanwhile: a login program that fails is an error line there, and then it asks as nobody."""
-    said = list[str]()
-    heard, root = logging.Handler(logging.ERROR), logging.getLogger()
-    heard.emit = lambda record: said.append(printable(" ".join(record.getMessage().split())))  # type: ignore[method-assign]
-    root.addHandler(heard)
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect the errors that are logged meanwhile."""
+    errors = list[str]()
+    handler, root = logging.Handler(logging.ERROR), logging.getLogger()
+    handler.emit = lambda record: errors.append(printable(" ".join(record.getMessage().split())))  # type: ignore[method-assign]
+    root.addHandler(handler)
     try:
-        yield said
+        yield errors
     finally:
-        root.removeHandler(heard)
+        root.removeHandler(handler)
 
 
-def _own_namespace() -> str:
-    """That of the pod around this process."""
+# ----------------------------------------------------------------------------------------- what refusals mean (pure)
+_FIELDS = {
+    "image": "cluster.image",
+    "resources": "cluster.cpu, cluster.memory, cluster.gpus, cluster.gpu_resource",
+    "tolerations": "cluster.tolerations",
+    "nodeSelector": "cluster.node_selector",
+    "claimName": "cluster.pvc",
+    "mountPath": "cluster.mount_path",
+    "sizeLimit": "cluster.shm_size",
+    "runAs": "cluster.run_as_user",
+    "secretKeyRef": "cluster.env_from",
+    "env": "cluster.env_from",
+    "imagePullSecrets": "cluster.registry_logins",
+    "serviceAccountName": "cluster.service_account",
+    "labels": "cluster.labels",
+    "runtimeRef": "cluster.runtime",
+    "numNodes": "cluster.nnodes",
+}
+"""A part of a field's path → the setting from which the field comes."""
+
+STUCK = {
+    "ImagePullBackOff": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
+    "ErrImagePull": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
+    "InvalidImageName": "cluster.image=",
+    "CreateContainerConfigError": "cluster.env_from=, cluster.run_as_user=",
+    "CreateContainerError": "kubectl describe pod shows more",
+    "CrashLoopBackOff": "kubectl logs shows what it prints",
+    "persistentvolumeclaim": "cluster.pvc=; kubectl get pvc shows yours",
+    "FailedMount": "cluster.pvc=; kubectl get pvc shows yours",
+    "affinity/selector": "cluster.node_selector=; kubectl get nodes --show-labels",
+    "untolerated taint": "cluster.tolerations=",
+    "exceeded quota": "cluster.cpu=, cluster.memory= and cluster.gpus= within what kubectl describe quota shows",
+    "must specify": "cluster.cpu= and cluster.memory=, which the quota of this namespace asks for",
+    "violates PodSecurity": "cluster.run_as_user= another than 0",
+    "serviceaccount": "cluster.service_account=; kubectl get serviceaccounts shows yours",
+}
+"""Words in the reason for which a pod may never start → what helps."""
+
+
+def help_for(reason: str) -> str:
+    """What helps against a reason for which a pod may wait for ever; '' where it may only take its time."""
+    return next((hint for words, hint in STUCK.items() if words in reason), "")
+
+
+def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> HostError:
+    """The refusal in the API's own words; an UnansweredError where the same request may succeed later.
+
+    Args:
+        body: the answer, which is a ``Status`` where the API itself has made it.
+        kubectl: the first words of a command for the same namespace.
+    """
+    said = _status(body)
+    message, details = str(said.get("message") or reason).strip(), said.get("details") or {}
+    absent = str(details.get("kind") or "") if details.get("name") else ""  # '': not an object, but the whole resource
+    causes = [(str(cause.get("field")), cause.get("message")) for cause in details.get("causes") or []]
+    if status == 401:
+        what = "the cluster's API doesn't know who this is (401)"
+        hint = f"{kubectl} get pods, which may log you in again"
+    elif status == 404 and absent in ("namespaces", "namespace"):
+        what, hint = f"the cluster has no such namespace: {message}", "cluster.namespace=; kubectl get namespaces"
+    elif status == 404 and not absent:
+        what = f"the cluster doesn't know {kind.name} ({kind.api_version}): its operator isn't installed there"
+        hint = "cluster.kind=job works on every cluster"
+    elif status == 403:
+        what = f"the cluster's API refuses it: {message}"
+        hint = help_for(message) or f"{kubectl} auth can-i create {kind.plural}.{kind.group} shows what you may"
+    elif status == 422:
+        words = "; ".join(f"{field}: {why}" for field, why in causes)
+        what = f"the cluster's API refuses the manifest: {words or message}"
+        hint = ", ".join(dict.fromkeys(name for field, _ in causes for part, name in _FIELDS.items() if part in field))
+    elif status == 400 and "unknown field" in message:
+        what = f"the {kind.name} of this cluster is another version: {message}"
+        hint = "cluster.kind=job works on every cluster; Kubeflow Trainer has what is used here from 2.2 on"
+    elif status == 429 or status >= 500:
+        return UnansweredError(f"the cluster's API can't answer now ({status}): {message}")
+    else:
+        what, hint = f"the cluster's API answers {status}: {message}", ""
+    return RefusalError(what, hint=hint or None, status=status)
+
+
+def _status(body: Any) -> Object:
     try:
-        return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8").strip()
-    except OSError:
-        return "default"
+        value = json.loads(body)
+    except (TypeError, ValueError):
+        return {}
+    return value if isinstance(value, dict) and value.get("kind") == "Status" else {}

@@ -1,4 +1,4 @@
-"""One job of Kubernetes: created or found, waited for, and what became of it."""
+"""One job of Kubernetes: created or found, waited for, and what became of it and of its pods."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.kubernetes_api import Api
-from pipeline.cluster.launchers.kubernetes_errors import UnansweredError
-from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, MANIFEST, Manifest, text
-from pipeline.cluster.launchers.kubernetes_pods import (
-    Pod,
-    conditions,
-    helps,
-    is_over,
-    parse,
-    waiting,
-    why_it_ended,
-)
+from pipeline.cluster.launchers.kubernetes_api import Api, Object, UnansweredError, help_for
 from pipeline.core.errors import HostError
+from pipeline.core.printable import printable
+
+FOLDERS, MANIFEST = "kubernetes", "job.yaml"
+"""The folder below a run's for those of its jobs, and the file in such a folder with the manifest."""
 
 _LOOK_S = 0.2
 _END_S = 75.0  # a pod has 60 s for its end
 _DECIDED_S = 10.0  # from a node's last word until the API knows what took it
+_STARTING = ("ContainerCreating", "PodInitializing")
+
+
+def yaml_of(manifest: Object) -> str:
+    """A manifest as a file that kubectl takes."""
+    text: str = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 class PodsJob:
-    """The job of one run folder, through all attempts that it serves. It has one life: what is taken away ends it.
+    """The job of one run folder, through all attempts that it serves. It has one life: a job whose pods are taken away
+    ends.
 
     Args:
         write: a job's own part of its name → its manifest.
@@ -43,107 +47,112 @@ class PodsJob:
 
     life = 0
 
-    def __init__(self, api: Api, write: Callable[[str], Manifest], *, run: str, run_dir: Path, nnodes: int) -> None:
+    def __init__(self, api: Api, write: Callable[[str], Object], *, run: str, run_dir: Path, nnodes: int) -> None:
         self._api, self._write, self._run, self._run_dir, self._nnodes = api, write, run, run_dir, nnodes
         self.name = ""
         self.folder = JobFolder(run_dir, MANIFEST)
         self.doing = "asking Kubernetes"
         self.standing = ""  # pods can't be suspended
-        self._pods: dict[str, Pod] = {}  # all that were ever there, as they were seen last
+        self._pods: dict[str, Pod] = {}  # uid → each pod that ever was there, as it was seen last
+
+    @property
+    def _title(self) -> str:
+        return f"{self._api.kind.name} {self.name}"
+
+    @property
+    def _delete_command(self) -> str:
+        return f"{self._api.kubectl} delete {self._api.kind.name.lower()} {self.name}"
 
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; others are deleted. Raises HostError."""
         for job in reversed(self._api.jobs(self._run)):
             name = job["metadata"]["name"]
-            folder = folder_of(self._run_dir, name)
-            same = folder.script == text(self._write(folder.path.name)) and not folder.was_left()
+            nonce = name.rpartition("-")[2]
+            folder = JobFolder(self._run_dir / FOLDERS / nonce, MANIFEST)
+            same = folder.script == yaml_of(self._write(nonce)) and not folder.was_left()
             if self.name or not same or is_over(job) or _broken(self._look(name)):
                 release(self._api, folder, name)
                 continue
             self.name, self.folder = name, folder
-            say(f"{self._title()} of this run is there already; going on with it")
+            say(f"{self._title} of this run is there already; going on with it")
             folder.end(self.life)  # what an earlier command has started in it
         return bool(self.name)
 
-    def submit(self, request: dict[str, Any], say: Callable[[str], None]) -> None:
-        """A new job; ``request`` is what its agents are asked first. Raises HostError: it is refused."""
+    def submit(self, request: Object, say: Callable[[str], None]) -> None:
+        """Create a job, whose agents get ``request`` first. Raises HostError: it is refused."""
         nonce = secrets.token_hex(3)
         manifest = self._write(nonce)
         folder = JobFolder(self._run_dir / FOLDERS / nonce, MANIFEST)
-        folder.make(text(manifest), {**request, "folder": str(folder.path)}, self._nnodes)
+        folder.make(yaml_of(manifest), {**request, "folder": str(folder.path)}, self._nnodes)
         self._api.create(manifest)
         self.name, self.folder, self._pods = manifest["metadata"]["name"], folder, {}
         say(
-            f"{self._title()} was created; {self._api.kubectl} get pods -l paceline/job={self.name} shows its pods, "
-            f"{self._api.kubectl} delete {self._api.kind.name.lower()} {self.name} ends it"
+            f"{self._title} was created; {self._api.kubectl} get pods -l paceline/job={self.name} shows its pods, "
+            f"{self._delete_command} ends it"
         )
 
-    def _title(self) -> str:
-        return f"{self._api.kind.name} {self.name}"
-
     def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Until all nodes have told their facts; False: its pods were taken away before.
+        """Wait until all nodes have reported; False: the pods were taken away before.
 
         Raises:
-            HostError: it ended for another reason.
+            HostError: the job ended for another reason.
         """
-        pause_s, told = 0.5, ""
+        pause_s, warned = 0.5, ""
         while True:
             try:
                 job, pods = self._api.get(self.name), self._look(self.name)
                 if outcome := self._ended_early(job, pods):
                     say(f"{outcome.text.partition(';')[0]}; another job is created")
                     return False
-                self.doing, hint = self._words(job or {}, pods)
-                if hint and self.doing != told:
-                    told = self.doing
+                self.doing, hint = self._state(job or {}, pods)
+                if hint and self.doing != warned:
+                    warned = self.doing
                     say(f"WARNING: {self.doing}; {hint}")
             except UnansweredError as error:  # it may have waited for hours, and the API answers again
-                self.doing = f"waiting for {self._title()}: {error.what}"
+                self.doing = f"waiting for {self._title}: {error.what}"
             self.folder.beat()  # pods that run already wait for the others
             until = time.monotonic() + pause_s
             while time.monotonic() < until:
                 check()
                 if len(self.facts()) == self._nnodes and self.folder.is_idle(self.life, self._nnodes):
-                    self.doing = f"starting torchrun in {self._title()}"
+                    self.doing = f"starting torchrun in {self._title}"
                     return True
                 time.sleep(_LOOK_S)
             pause_s = min(10.0, pause_s * 1.5)
 
-    def facts(self) -> list[dict[str, Any]]:
-        """What the nodes have told, in the order of their numbers."""
+    def facts(self) -> list[Object]:
+        """The nodes' facts, in the order of their numbers."""
         return self.folder.facts(self.life, self._nnodes)
 
     def described(self) -> str:
-        """Which pod each node of the run is, and where."""
+        """Each node of the run with its pod and the cluster's node."""
         with contextlib.suppress(HostError):  # the agents have answered, which matters more
             self._pods |= {pod.uid: pod for pod in self._look(self.name)}
         nodes = {pod.name: pod.node for pod in self._pods.values()}
-        rows = [f"{label} is {name} on {nodes.get(name) or '?'}" for name, label in self._labels().items()]
-        return ", ".join(rows)
+        return ", ".join(f"{label} is {name} on {nodes.get(name) or '?'}" for name, label in self._labels().items())
 
     def _labels(self) -> dict[str, str]:
-        """A pod's name → what its node is called in this run."""
+        """A pod's name → its node's name in this run."""
         facts = self.facts()
         return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == self._nnodes}
 
     def _look(self, name: str) -> list[Pod]:
-        return [parse(pod) for pod in self._api.pods(name)]
+        return [pod_of(pod) for pod in self._api.pods(name)]
 
-    def _words(self, job: dict[str, Any], pods: Sequence[Pod]) -> tuple[str, str]:
-        """Why it doesn't run yet, and what a person has to do, if anything."""
+    def _state(self, job: Object, pods: Sequence[Pod]) -> tuple[str, str]:
+        """Why it doesn't run yet, and what the user has to do, if anything."""
         if suspended := conditions(job).get("Suspended"):
-            return f"waiting for {self._title()}: {suspended}", ""
+            return f"waiting for {self._title}: {suspended}", ""
         running = sum(pod.phase == "Running" for pod in pods)
         warnings = self._api.warnings(self.name) if running < self._nnodes else []
         why = waiting(pods, self._nnodes, warnings)
-        return f"waiting for {self._title()}: {why}", helps(why)
+        return f"waiting for {self._title}: {why}", help_for(why)
 
-    def _ended_early(self, job: dict[str, Any] | None, pods: Sequence[Pod]) -> Outcome | None:
-        """What took its pods away; None where it goes on. Raises HostError: it ended otherwise."""
+    def _ended_early(self, job: Object | None, pods: Sequence[Pod]) -> Outcome | None:
+        """How its pods were taken away; None: it goes on. Raises HostError: it ended otherwise."""
         if job is None:
             raise HostError(
-                f"{self._title()} was deleted before the run began",
+                f"{self._title} was deleted before the run began",
                 hint=f"the same command creates another one; {self._api.kubectl} get events shows who may have done it",
             )
         outcome = self._judged(pods)
@@ -152,17 +161,17 @@ class PodsJob:
         if outcome.again and not job["metadata"].get("deletionTimestamp"):
             release(self._api, self.folder, self.name)
             return outcome
-        if removed := self.folder.removed(self._title()):
+        if removed := self.folder.removed(self._title):
             raise removed
         lines = [line for pod in pods if pod.code for line in [*pod.said.splitlines(), *self._api.log(pod.name)]]
         said = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
         why = outcome.text or "; ".join(filter(None, conditions(job).values())) or "it doesn't say why"
         raise HostError(
-            "\n".join([f"{self._title()} ended before the run began: {why}", *(f"  {line}" for line in said)]),
+            "\n".join([f"{self._title} ended before the run began: {why}", *(f"  {line}" for line in said)]),
             hint=_early_hint(said, outcome),
         )
 
-    def start(self, request: dict[str, Any]) -> None:
+    def start(self, request: Object) -> None:
         """Tell all nodes to start torchrun. Raises OSError."""
         self.folder.order(restart=self.life, start=request)
 
@@ -173,12 +182,12 @@ class PodsJob:
         except HostError:
             return ""
         if job is None or job["metadata"].get("deletionTimestamp"):
-            return f"was taken away: {self._title()} was deleted"
+            return f"was taken away: {self._title} was deleted"
         silent = [pod for pod in pods if pod.phase == "Succeeded" and pod.name not in self._end_times()]
         return self._judged(pods).text or next((f"{pod.words} ended without a word" for pod in silent), "")
 
     def _judged(self, now: Sequence[Pod]) -> Outcome:
-        """What became of the pods; why one is taken off its node is remembered, as it may soon be gone.
+        """What became of the pods: of those that were seen before, too, as the API soon forgets one that is taken away.
 
         The pod that ended first comes first: it has taken the others with it.
         """
@@ -192,41 +201,36 @@ class PodsJob:
         names, ends = [fact["host"] for fact in self.facts()], self._ends()
         return {name: float(end["now"]) for name, end in zip(names, ends, strict=False) if end is not None}
 
-    def _ends(self) -> list[dict[str, Any] | None]:
-        """How each node has told that the newest start ended; None: not yet."""
+    def _ends(self) -> list[Object | None]:
+        """Each node's report of how the newest start ended; None: not yet."""
         started = [order["start"]["run_id"] for order in self.folder.orders() if "start" in order]
         return [self.folder.end_of(number, started[-1]) for number in range(self._nnodes)] if started else []
 
     def outcome(self) -> Outcome:
         """What became of the job in which a start ended badly; waits until the API knows what took a node away."""
-        if not self.folder.path.is_dir() or self.folder.was_left():  # the start tells the one, a person the other
+        if not self.folder.path.is_dir() or self.folder.was_left():  # removed, which the start reports; or stopped
             return Outcome()
-        deadline = time.monotonic() + (_DECIDED_S if self._lost_nodes() else 0.0)
-        while True:
-            found = self._outcome_now()
-            if found.text or time.monotonic() >= deadline:
-                break
+        # a node that reported no end, or one by a signal from outside, was lost
+        lost = any(end is None or end.get("terminated") for end in self._ends())
+        deadline = time.monotonic() + (_DECIDED_S if lost else 0.0)
+        while not (outcome := self._outcome_now()).text and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        if found.again:
+        if outcome.again:
             release(self._api, self.folder, self.name)
             vanish(self._api, [self.name])
-        return found
+        return outcome
 
     def _outcome_now(self) -> Outcome:
         try:
             job = self._api.get(self.name)
             if job is None or job["metadata"].get("deletionTimestamp"):
-                return Outcome(text=f"{self._title()} was deleted", hint="the same command creates another one")
+                return Outcome(text=f"{self._title} was deleted", hint="the same command creates another one")
             return self._judged(self._look(self.name))
         except HostError as error:
             return Outcome(text=error.what)
 
-    def _lost_nodes(self) -> bool:
-        """Whether a node has not told how its newest start ended, or was ended by a signal from outside."""
-        return any(end is None or end.get("terminated") for end in self._ends())
-
     def end_start(self) -> dict[str, str]:
-        """End what runs; the job stays. Job → what is said of one that doesn't end it."""
+        """End the start that runs; the job stays. Job → why it doesn't end it."""
         deadline = time.monotonic() + _END_S
         self.folder.end(self.life)
         while time.monotonic() < deadline:
@@ -239,31 +243,23 @@ class PodsJob:
             except HostError:
                 pass
             time.sleep(_LOOK_S)
-        return {self._title(): f"{NOT_ENDED}its pods don't answer; {self._delete()}"}
-
-    def _delete(self) -> str:
-        return f"{self._api.kubectl} delete {self._api.kind.name.lower()} {self.name}"
-
-
-def folder_of(run_dir: Path, name: str) -> JobFolder:
-    """The folder of the job of that name."""
-    return JobFolder(run_dir / FOLDERS / name.rpartition("-")[2], MANIFEST)
+        return {self._title: f"{NOT_ENDED}its pods don't answer; {self._delete_command}"}
 
 
 def release(api: Api, folder: JobFolder, name: str) -> None:
-    """Let the agents leave and delete the job; nothing is waited for. Raises HostError."""
+    """Let the agents leave and delete the job, without waiting. Raises HostError."""
     folder.leave()
     api.delete(name)
 
 
 def vanish(api: Api, names: Sequence[str]) -> dict[str, str]:
-    """Wait until deleted jobs have no pods any more; job → what is said of one that has. Raises HostError."""
+    """Wait until deleted jobs have no pods any more; job → the pods of one that has. Raises HostError."""
     deadline, left = time.monotonic() + _END_S, {name: api.pods(name) for name in names}
     while any(left.values()) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         left = {name: api.pods(name) for name, pods in left.items() if pods}
     return {
-        name: f"{NOT_ENDED}{', '.join(parse(pod).words for pod in pods)} goes on; "
+        name: f"{NOT_ENDED}{', '.join(pod_of(pod).words for pod in pods)} goes on; "
         f"{api.kubectl} delete pods --force -l paceline/job={name}"
         for name, pods in left.items()
         if pods
@@ -271,7 +267,7 @@ def vanish(api: Api, names: Sequence[str]) -> dict[str, str]:
 
 
 def _broken(pods: Sequence[Pod]) -> bool:
-    """Whether a pod will not do its part any more."""
+    """Whether a pod ended, or is about to."""
     return any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in pods)
 
 
@@ -281,3 +277,171 @@ def _early_hint(said: Sequence[str], outcome: Outcome) -> str | None:
     if any("not found" in line or "No such file" in line for line in said):
         return "cluster.python=<an interpreter that the image has>"
     return outcome.hint if outcome.cause == "memory" else None
+
+
+# -------------------------------------------------------------------------- what the API says of the pods (pure)
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod of a job. Empty texts: the API doesn't say.
+
+    ``waits``: why it doesn't run yet. ``ended``, ``code``, ``said``: how its container ended, and its last words.
+    ``taken``: why it is taken off its node. ``leaving``: it is about to be deleted, perhaps only as its job has failed.
+    """
+
+    name: str
+    uid: str
+    node: str = ""
+    phase: str = ""
+    waits: str = ""
+    ended: str = ""
+    code: int = 0
+    said: str = ""
+    taken: str = ""
+    leaving: bool = False
+
+    @property
+    def words(self) -> str:
+        """``pod NAME on NODE``."""
+        return f"pod {self.name}" + (f" on {self.node}" if self.node else "")
+
+
+def pod_of(value: Mapping[str, Any]) -> Pod:
+    """Read one pod of the API's."""
+    meta, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+    states = [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]
+    ended = _ended(states)
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        node=spec.get("nodeName") or "",
+        phase=status.get("phase") or "",
+        waits=_waits(status, states),
+        ended=ended.get("reason") or "",
+        code=int(ended.get("exitCode") or 0),
+        said=(ended.get("message") or "").strip(),
+        taken=_taken(status),
+        leaving=bool(meta.get("deletionTimestamp")),
+    )
+
+
+def _waits(status: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> str:
+    """Why the first container waits for more than its start, else why no node was chosen."""
+    for state in states:
+        waiting = (state.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] not in _STARTING:
+            return _words(waiting)
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _words(condition)
+    return ""
+
+
+def _ended(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """How the last container that ended did, in this life or the one before."""
+    for state in reversed(states):
+        for name in ("state", "lastState"):
+            terminated: Mapping[str, Any] | None = (state.get(name) or {}).get("terminated")
+            if terminated:
+                return terminated
+    return {}
+
+
+def _taken(status: Mapping[str, Any]) -> str:
+    """A disruption in the API's words."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return _words(condition)
+    if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, Preempting, NodeShutdown, NodeLost, …
+        return _words(status)
+    return ""
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    reason, message = said.get("reason") or "", printable(" ".join((said.get("message") or "").split()))
+    return f"{reason}: {message}" if reason and message else reason or message
+
+
+def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
+    """Why a job doesn't run yet, in a few words; ``warnings`` are those of the API's events, the newest last."""
+    running = sum(pod.phase == "Running" for pod in pods)
+    for pod in pods:
+        if pod.waits:
+            return f"{running} of {nnodes} pods run; {pod.words}: {pod.waits}"
+    if len(pods) < nnodes or running < nnodes:
+        why = f": {warnings[-1]}" if warnings else ""
+        return f"{running} of {nnodes} pods run, {len(pods)} were made{why}"
+    return f"all {nnodes} pods run; their agents have not answered yet"
+
+
+def conditions(job: Mapping[str, Any]) -> dict[str, str]:
+    """The conditions of a job that hold, with their words."""
+    rows = (job.get("status") or {}).get("conditions") or []
+    return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
+
+
+def claim_words(claim: Mapping[str, Any] | None, nnodes: int) -> str:
+    """The state of a volume claim, and whether pods on several nodes may share it; None: it may not be read."""
+    if claim is None:
+        return "may not be looked at"
+    modes = (claim.get("spec") or {}).get("accessModes") or []
+    alone = nnodes > 1 and "ReadWriteMany" not in modes
+    held = "; pods on several nodes can't share it, which takes ReadWriteMany" if alone else ""
+    return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{held}"
+
+
+def is_over(job: Mapping[str, Any]) -> bool:
+    """Whether nothing more becomes of a job of any kind."""
+    ends = ("Complete", "Failed", "FailureTarget")
+    return bool(job["metadata"].get("deletionTimestamp")) or not conditions(job).keys().isdisjoint(ends)
+
+
+def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str, str]) -> Outcome:
+    """What became of a job's pods in which a start ended badly; empty where all are as they were.
+
+    A job that fails for one pod deletes the others, so a pod that was only deleted comes last.
+
+    Args:
+        before: the pods as they were seen last.
+        labels: a pod's name → its node's name in this run.
+    """
+    current = {pod.uid: pod for pod in now}
+    gone = [old for old in before if old.uid not in current]
+    pods = [current[old.uid] for old in before if old.uid in current]
+    deleted = [*gone, *(pod for pod in pods if pod.leaving)]
+    for judged in (
+        *(_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
+        *(_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),
+        *(_taken_away(pod, "it was deleted", labels) for pod in deleted),
+    ):
+        return judged
+    return Outcome()
+
+
+def _taken_away(pod: Pod, why: str, labels: Mapping[str, str]) -> Outcome:
+    return Outcome(
+        text=f"{_who(pod, labels)} was taken away ({why}); another job takes the place of this one, and the run will "
+        "go on from its last checkpoint",
+        again=True,
+    )
+
+
+def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
+    if pod.ended == "OOMKilled":
+        return Outcome(
+            text=f"{_who(pod, labels)} was out of memory (OOMKilled)",
+            hint="cluster.memory=<memory of each node>, or a smaller trainer.global_batch_size",
+            cause="memory",
+        )
+    said = f": {pod.said.splitlines()[-1]}" if pod.said else ""
+    return Outcome(
+        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){said}",
+        hint="the same command continues from the last checkpoint",
+        cause="host",
+    )
+
+
+def _who(pod: Pod, labels: Mapping[str, str]) -> str:
+    return f"{labels[pod.name]}, {pod.words}," if pod.name in labels else pod.words
