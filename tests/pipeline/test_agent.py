@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import follow, log_lines, probe, processes, processors, reasons, staging
-from pipeline.cluster.launchers import login_errors
 from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.host_errors import agent_error
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.small_disk import mounted
@@ -301,7 +301,7 @@ def test_one_line_longer_than_a_message_does_not_silence_the_rest(
 
 def test_a_limit_of_a_logins_files_is_told_with_the_command_that_shows_it() -> None:
     text = reasons.reason(OSError(errno.EFBIG, "File too large", "/w/.try-1"))
-    assert login_errors.told(text, "ssh node1") == (
+    assert agent_error(text, "ssh node1") == (
         "a limit of its login keeps files small ([Errno 27] File too large: '/w/.try-1'): see its start files",
         "ssh node1 -t 'ulimit -f'",
     )

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cluster.agent import logins, mesh
 from pipeline.cluster.agent.reasons import reason
-from pipeline.cluster.launchers.login_errors import told
+from pipeline.cluster.launchers.host_errors import agent_error
 
 OURS = "ssh-ed25519 AAAAours root@node1 (doit mesh)"
 OFFER = {"check": False}
@@ -108,7 +108,7 @@ def test_what_stands_where_the_folder_is_to_be_is_named(ssh: Path, kind: str, se
         ssh.symlink_to("/nowhere")
     with pytest.raises(SystemExit) as hit:
         mesh.mesh_offer(OFFER)
-    what, command = told(reason(hit.value), "ssh node1")
+    what, command = agent_error(reason(hit.value), "ssh node1")
     assert f"~/.ssh there {seen}" in what
     assert command == "ssh node1 -t 'mv ~/.ssh ~/.ssh.old'"
 
@@ -118,7 +118,7 @@ def test_a_folder_where_lines_are_to_be_added_is_named_before_anything_is(ssh: P
     (ssh / name).mkdir(parents=True)
     with pytest.raises(SystemExit) as hit:
         mesh.mesh_offer(OFFER)
-    what, command = told(reason(hit.value), "ssh node1")
+    what, command = agent_error(reason(hit.value), "ssh node1")
     assert f"~/.ssh/{name} there is a folder" in what
     assert command == f"ssh node1 -t 'mv ~/.ssh/{name} ~/.ssh/{name}.old'"
     assert [path.name for path in ssh.iterdir()] == [name]
@@ -142,7 +142,7 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_the_command_that_shows_it
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError) as hit:
         (tmp_path / "file").mkdir()
-    what, command = told(reason(hit.value), "ssh node1")
+    what, command = agent_error(reason(hit.value), "ssh node1")
     assert f"no folder is in the way of {tmp_path}/file there" in what
     assert command == f"ssh node1 -t 'ls -ld {tmp_path}/file'"
 

@@ -11,8 +11,7 @@ from pipeline.cluster import launchers
 from pipeline.cluster.agent.node import address_towards
 from pipeline.cluster.hostfile import parse_mpi
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.mpi import unfit_for_mpirun
-from pipeline.cluster.launchers.mpi_command import Mpirun, began_beside_another, brief, explain, refused
+from pipeline.cluster.launchers.mpi import Mpirun, brief, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -143,8 +142,8 @@ def test_what_is_no_interface_and_no_option_is_refused_by_name(change: dict[str,
     ],
 )
 def test_which_mpirun_it_is(version: str, why: str) -> None:
-    assert refused(version).startswith(why)
-    assert bool(refused(version)) is bool(why)
+    assert not_open_mpi(version).startswith(why)
+    assert bool(not_open_mpi(version)) is bool(why)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +226,9 @@ def test_of_a_framed_message_the_first_lines_stay() -> None:
 
 def test_a_daemon_that_met_another_in_its_folder_is_told_from_an_answer() -> None:
     said = "[vm:1] ORTE_ERROR_LOG: Error in file ../../../orte/util/session_dir.c at line 346"
-    assert began_beside_another(Output(stderr=said, code=1))
-    assert not began_beside_another(Output(stderr=said, code=0))
-    assert not began_beside_another(Output(stderr="session ended", code=1))
+    assert lost_its_folder(Output(stderr=said, code=1))
+    assert not lost_its_folder(Output(stderr=said, code=0))
+    assert not lost_its_folder(Output(stderr="session ended", code=1))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.ssh_settings import shares_already
+from pipeline.cluster.launchers.pssh import shares_already
+from pipeline.core.specs import Host
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt-get install openssh-client")
 
@@ -18,21 +19,21 @@ Shares = Callable[[str], tuple[bool, int]]
 
 @pytest.fixture
 def shares(tmp_path: Path) -> Shares:
-    """The answer for hosts a, b and c with that configuration, and how often ssh was asked."""
+    """Whether hosts a, b and c share with that configuration, and how often ssh ran."""
 
-    def found(config: str) -> tuple[bool, int]:
+    def shared(config: str) -> tuple[bool, int]:
         (tmp_path / "config").write_text(config.replace("INCLUDED", str(tmp_path / "included")))
-        asked: list[str] = []
+        calls: list[str] = []
 
-        def told(label: str, more: Sequence[str]) -> tuple[str, str]:
-            asked.append(label)
-            argv = ["ssh", "-F", str(tmp_path / "config"), *more, "-G", "--", label]
+        def settings_of(host: Host, *options: str) -> tuple[str, str]:
+            calls.append(host.name)
+            argv = ["ssh", "-F", str(tmp_path / "config"), *options, "-G", "--", host.name]
             done = subprocess.run(argv, capture_output=True, text=True, check=True)
             return done.stdout, done.stderr
 
-        return shares_already(["a", "b", "c"], told, at_once=1), len(asked)
+        return shares_already([Host(name=name) for name in "abc"], settings_of), len(calls)
 
-    return found
+    return shared
 
 
 def test_one_host_is_asked_where_no_file_mentions_it(shares: Shares) -> None:
@@ -51,14 +52,13 @@ def test_one_host_is_asked_where_no_file_mentions_it(shares: Shares) -> None:
 )
 def test_all_hosts_are_asked_where_a_file_mentions_it(shares: Shares, tmp_path: Path, config: str, own: bool) -> None:
     (tmp_path / "included").write_text("ControlPath ~/%C\n")
-    found, asked = shares(config)
-    assert found is own
-    assert asked > 1
+    shared, calls = shares(config)
+    assert shared is own
+    assert calls > 1
 
 
 def test_all_hosts_are_asked_where_ssh_does_not_say_what_it_reads() -> None:
     """Another program of that name, or one without any configuration."""
-    assert shares_already(
-        ["a", "b"], lambda label, _: (f"controlpath {'/x' if label == 'b' else 'none'}\n", ""), at_once=1
-    )
-    assert not shares_already(["a", "b"], lambda *_: ("controlpath none\n", ""), at_once=1)
+    hosts = [Host(name="a"), Host(name="b")]
+    assert shares_already(hosts, lambda host, *_: (f"controlpath {'/x' if host.name == 'b' else 'none'}\n", ""))
+    assert not shares_already(hosts, lambda *_: ("controlpath none\n", ""))

@@ -10,7 +10,7 @@ from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Place
-from pipeline.cluster.launchers.login_errors import quoted, too_old
+from pipeline.cluster.launchers.host_errors import quoted, too_old
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig

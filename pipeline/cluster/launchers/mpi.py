@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from pipeline.cluster.launchers import mpi_command
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.connection import Connection
+from pipeline.cluster.launchers.host_errors import agent_error, interpreter_error, quoted, ssh_command, ssh_error
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
-from pipeline.cluster.launchers.replies import Answer, Output
+from pipeline.cluster.launchers.replies import LATE, Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
@@ -34,6 +34,13 @@ _STARTS_S = 5.0  # mpirun and its daemon on a host that is busy; alone they take
 _SUBNET = re.compile(r"\d+(\.\d+){3}/\d+")
 _NAME_MARK = re.compile(r"[\w.-]")
 _PLAIN = re.compile(r"[\w./+-]+")  # what mpirun, which splits ssh's arguments at spaces, passes on as it is
+_VERSION = re.compile(r"\(Open MPI\) (\d[\w.]*)")
+_MPICH = re.compile(r"HYDRA|MPICH|Intel\(R\) MPI")
+_LATE = re.compile(  # ssh's words; those of mpirun's own links end with an errno
+    r"(?:Connection|Operation) timed out(?: during banner exchange)?(?! \()|Connection to \S+ port \d+ timed out"
+)
+_FRAME = re.compile(r"-{10,}\s*")
+_MOST_LINES = 4  # of one of its framed messages: what follows is advice for every case there is
 
 
 @dataclass(kw_only=True)
@@ -64,9 +71,36 @@ class MpiConfig(ClusterConfig):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mpirun:
+    """How mpirun is called.
+
+    ``tmp``: a folder that this call alone has. ``ssh_args``: further arguments of its ssh. ``network``: that of its own
+    connections, an interface or a subnet; None: mpirun chooses. ``options``: further ones of mpirun.
+    """
+
+    program: str
+    tmp: str
+    as_root: bool
+    ssh_args: Sequence[str] = ()
+    network: str | None = None
+    options: Sequence[str] = ()
+
+    def command(self, host: Host, agent: Sequence[str]) -> list[str]:
+        """The argv that runs ``agent`` once on ``host``. mpirun gives it to the host without a shell, and its stdin."""
+        argv = [self.program, "--host", host.name, "-n", "1", "--wdir", "/"]
+        argv += ["--bind-to", "none"]  # else all ranks of the host had the agent's one core
+        argv += ["--mca", "orte_local_tmp_base", self.tmp]  # two mpiruns at once remove each other's folders in /tmp
+        argv += ["--allow-run-as-root"] if self.as_root else []
+        argv += ["--mca", "plm_rsh_args", " ".join(self.ssh_args)] if self.ssh_args else []
+        if self.network:
+            argv += ["--mca", "btl_tcp_if_include", self.network, "--mca", "oob_tcp_if_include", self.network]
+        return [*argv, *self.options, *agent]
+
+
 class MpiLauncher(RemoteLauncher):
-    """One mpirun a host and command: one for all would end all hosts' processes when it loses a host, and nobody
-    could be asked to stop any more."""
+    """One mpirun a host and command: one for all would end all hosts' processes when it loses a host, and nothing
+    could stop them any more."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
@@ -108,11 +142,11 @@ class MpiLauncher(RemoteLauncher):
         """A host that wasn't reached over ssh knows its address by the way to the others."""
         return {"local": False, "names": [host.name for host in self.cluster.hosts]}
 
-    def _mpirun(self, program: str, tmp: str, ssh_config: str | None) -> mpi_command.Mpirun:
+    def _mpirun(self, program: str, tmp: str, ssh_config: str | None) -> Mpirun:
         within = f"ConnectTimeout={math.ceil(self.cluster.connect_timeout_s)}"
         args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", within) if ssh_config else ()
         settings = self.cluster.settings
-        return mpi_command.Mpirun(
+        return Mpirun(
             program=program,
             tmp=tmp,
             as_root=os.geteuid() == 0,
@@ -122,7 +156,7 @@ class MpiLauncher(RemoteLauncher):
         )
 
     def submission(self, spec: AttemptSpec) -> str:
-        """The command that reaches each host; nothing was looked for. Raises UsageError: mpirun can't be given one."""
+        """The command that reaches each host. Raises UsageError: mpirun can't take one of the hosts' names."""
         self._refuse_unfit_names()
         command = self._mpirun("mpirun", "<a folder of its own>", self.cluster.ssh_config).command
         rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in self.cluster.hosts]
@@ -153,13 +187,13 @@ class MpiLauncher(RemoteLauncher):
     def _ask(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
         for _ in range(_TRIES):
             output = _run(self.stream_argv(host), stdin, timeout_s)
-            if not mpi_command.began_beside_another(output):
+            if not lost_its_folder(output):
                 break
         return output
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         network = self.cluster.settings.btl_tcp_if_include
-        return mpi_command.explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
+        return explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
 
 
 def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
@@ -169,12 +203,12 @@ def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
             done = process.run_apart(argv, stdin=own, timeout_s=timeout_s)
     except PacelineError as error:
         late = "still running" in error.what
-        return Output(code=None, note=f"it hadn't answered after {timeout_s:g} s" if late else error.what)
+        return Output(code=None, note=f"{LATE} {timeout_s:g} s" if late else error.what)
     return Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
 
 
 def unfit_for_mpirun(host: Host) -> str:
-    """Why mpirun can't be given the host, as words behind its name; '': it can."""
+    """Why mpirun can't take the host's name, as words behind it; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
     unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]  # ^a: not on a; +n0: the first node
@@ -192,6 +226,86 @@ def _open_mpi() -> str:
             hint=INSTALL,
         )
     said = process.run([program, "--version"], timeout_s=20.0)
-    if why := mpi_command.refused(said.stdout + said.stderr):
+    if why := not_open_mpi(said.stdout + said.stderr):
         raise HostError(f"cluster.launcher=mpi needs Open MPI's mpirun; {program} {why}", hint=INSTALL)
     return program
+
+
+# --------------------------------------------------------------------------------- what its messages mean (pure)
+def not_open_mpi(said: str) -> str:
+    """Why this isn't Open MPI's mpirun, from what ``mpirun --version`` says; '': it is."""
+    if _VERSION.search(said):
+        return ""
+    if _MPICH.search(said):
+        return "is MPICH's, which ends when it has to pass on some megabytes of standard input (4.0.2 does)"
+    first = said.strip().partition("\n")[0]
+    return f"isn't Open MPI's: `mpirun --version` says {first!r}"
+
+
+def lost_its_folder(output: Output) -> bool:
+    """Whether another daemon of the user's, which was just leaving the host, removed the folder in /tmp that both
+    share there: nothing was started, and a second try does better."""
+    return bool(output.code) and "session_dir" in output.stderr
+
+
+def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str | None) -> tuple[str, str | None]:
+    """Why a host gave no answer, and what mends it."""
+    ssh, whole = ssh_command(host, ssh_config), answer.output
+    if answer.told is not None:
+        return agent_error(answer.told, ssh)
+    stdout = brief(whole.stdout.decode(errors="replace")).encode()
+    output = dataclasses.replace(whole, stdout=stdout, stderr=brief(whole.stderr))
+    said = quoted(output, host.secrets.values())
+    if output.code is None:
+        slow = "cluster.connect_timeout_s= if it is only slow"
+        return f"mpirun: {output.note}{said}", f"{ssh} true; {slow}"
+    return (
+        ssh_error(host, output, ssh_config)
+        or interpreter_error(host, output, ssh)
+        or _mpirun_error(output, ssh, network)
+        or (f"mpirun ended with exit code {output.code} and no answer{said}", f"{ssh} true")
+    )
+
+
+def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, str] | None:
+    if late := _LATE.search(output.stderr):
+        return f"unreachable: {late[0].strip()}", f"{ssh} true; cluster.connect_timeout_s= if it is only slow"
+    said = output.stdout.decode(errors="replace") + output.stderr
+    if absent := re.search(r"^.*?([\w./-]*(?:orted|prted)): .*(?:not found|No such file).*$", said, re.MULTILINE):
+        return (
+            f"Open MPI isn't there, or not on the PATH of its login: {absent[0].strip()}",
+            f"{ssh}, then apt install openmpi-bin; or cluster.mpirun=[--prefix,/path/of/openmpi/there]",
+        )
+    if "None of the TCP networks specified" in said:
+        return (
+            f"it has nothing of cluster.btl_tcp_if_include={network}",
+            "cluster.btl_tcp_if_include=<a subnet that this computer and all hosts have, such as 10.0.0.0/24>",
+        )
+    if "are already filled" in said or "not enough slots" in said:
+        return (
+            "it is none of the hosts that mpirun may use here (a batch job's, or those of openmpi-default-hostfile): "
+            + " ".join(line for line in said.splitlines() if line.strip()),
+            "hosts of the job, or a shell outside of it",
+        )
+    if "unable to complete a TCP connection" in said or "unable to reliably start" in said:
+        return (
+            "mpirun's daemon didn't come up there, or can't connect back to this computer, as it must over TCP at any "
+            "port",
+            f"no firewall between them, or cluster.btl_tcp_if_include=<their common subnet>; {ssh} orted --version",
+        )
+    return None
+
+
+def brief(text: str) -> str:
+    """mpirun's output without frames, and of each framed message the first lines."""
+    lines: list[str] = []
+    left: int | None = None  # of the lines of a frame; None outside
+    for line in text.splitlines():
+        if _FRAME.fullmatch(line):
+            left = _MOST_LINES if left is None else None
+        elif left is None:
+            lines.append(line)
+        elif left and line.strip():
+            lines.append(line)
+            left -= 1
+    return "\n".join(lines)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
@@ -25,12 +26,11 @@ from typing import IO, Any
 from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
-from pipeline.cluster.launchers.pssh_output import fills_the_disk, output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
-from pipeline.cluster.launchers.replies import Answer, Output
+from pipeline.cluster.launchers.replies import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.cluster.launchers.ssh_settings import shares_already
 from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
@@ -40,10 +40,12 @@ INSTALL = {
     "darwin": "brew install pssh",
     "linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
-MOST_HOSTS = 200
-"""Of one pssh. It looks at all of its ssh in a signal handler, which each ssh that ends meanwhile calls within itself:
-of a thousand that end at once more than Python nests (RecursionError)."""
-_AT_ONCE = 8  # ssh clients that ask or end something here
+# Of one pssh. It looks at all of its ssh in a signal handler, which each ssh that ends meanwhile calls within itself:
+# of a thousand that end at once more than Python nests (RecursionError).
+_MOST_HOSTS = 200
+_MOST_BYTES = 32 << 20  # no answer is so long, and nothing that a login prints before one
+_SHOWN_BYTES = 4096  # of an output that was cut off
+_AT_ONCE = 8  # ssh clients that connect or end something here
 _FILES, _FILES_OF_HOST = 512, 16  # pssh was seen to open nine for each host, the live streams have three
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
@@ -100,17 +102,15 @@ class PsshLauncher(RemoteLauncher):
     def _shared_connection(self) -> dict[str, str]:
         """ssh options that let all later commands share the probe's connection to each host.
 
-        A handshake costs 0.2 to 0.5 s, and many at once meet sshd's MaxStartups. Who configured shared
-        connections himself keeps his: they may be the only way past a second factor.
+        A handshake costs 0.2 to 0.5 s, and many at once meet sshd's MaxStartups. Shared connections of the user's own
+        configuration are kept: they may be the only way past a second factor.
         """
 
-        hosts = {host.label: host for host in self.cluster.hosts}
-
-        def told(label: str, more: Sequence[str]) -> tuple[str, str]:
-            done = process.run([*self._ssh(hosts[label], {}), *more, "-G", "--", hosts[label].name])
+        def settings_of(host: Host, *options: str) -> tuple[str, str]:
+            done = process.run([*self._ssh(host, {}), *options, "-G", "--", host.name])
             return done.stdout, done.stderr
 
-        if shares_already([*hosts], told, at_once=_AT_ONCE):
+        if shares_already(self.cluster.hosts, settings_of):
             return {}
         return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
 
@@ -143,7 +143,7 @@ class PsshLauncher(RemoteLauncher):
         return super().probe(pack, modules, warm)
 
     def python_of(self, host: Host) -> str | None:
-        """The interpreter that is asked for there; None: what is found."""
+        """The interpreter that is configured for the host; None: whichever is there."""
         return self._pythons.get(host.label, host.python)
 
     @property
@@ -156,67 +156,66 @@ class PsshLauncher(RemoteLauncher):
     def _options(self) -> dict[str, str]:
         return {
             **self._sharing,
-            "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
+            "BatchMode": "yes",  # no questions: nobody could answer for many hosts at once
             "ConnectTimeout": str(max(1, round(self._connect_s))),
             "ServerAliveInterval": "1",
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
-            "RemoteCommand": "none",  # one of the user's config can't be had beside ours
+            "RemoteCommand": "none",  # one of the user's config excludes ours
             "RequestTTY": "no",  # a terminal would echo what is sent, and change what comes back
             "LogLevel": "INFO",  # ssh says why it failed, and no more
         }
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """As a rule one pssh for all of them."""
+        """By one pssh for each group of hosts, as a rule for all of them."""
         groups = self._groups(hosts)
         if len(groups) == 1:
             return self._pssh_run(stdin, groups[0], timeout_s)
         with contextlib.ExitStack() as stack:
-            copies = [stack.enter_context(copy_of(stdin)) for _ in groups]
+            copies = [stack.enter_context(_copy_of(stdin)) for _ in groups]
             pool = stack.enter_context(ThreadPoolExecutor(len(groups)))
-            told = pool.map(self._pssh_run, copies, groups, repeat(timeout_s))
-            return {label: output for outputs in told for label, output in outputs.items()}
+            groups_outputs = pool.map(self._pssh_run, copies, groups, repeat(timeout_s))
+            return {label: output for outputs in groups_outputs for label, output in outputs.items()}
 
     def _groups(self, hosts: Sequence[Host]) -> list[list[Host]]:
-        """Those of each pssh: it has one command, and so one interpreter, and can't watch any number of hosts."""
+        """Group hosts by interpreter: one pssh runs one command, and on a limited number of hosts."""
         pythons = dict.fromkeys(map(self.python_of, hosts))
         alike = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
-        return [group[at : at + MOST_HOSTS] for group in alike for at in range(0, len(group), MOST_HOSTS)]
+        return [group[at : at + _MOST_HOSTS] for group in alike for at in range(0, len(group), _MOST_HOSTS)]
 
     def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
-            argv = self._pssh_argv(folder, "hosts", hosts, timeout_s, "-I")
+            argv = self._pssh_argv(folder, hosts, timeout_s)
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
-                fills = partial(fills_the_disk, folder / "out")
-                done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5, enough=fills)
+                is_endless = partial(_is_endless, folder / "out")
+                done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5, enough=is_endless)
             except PacelineError as error:
                 return {host.label: Output(code=None, note=error.what) for host in hosts}
             report = done.stdout + done.stderr
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
-    def _pssh_argv(self, folder: Path, listed: str, hosts: Sequence[Host], timeout_s: float, *more: str) -> list[str]:
-        """The command that runs the agent on ``hosts`` (one group), which are ``listed`` in a file of that name, and
-        whose answers come in files below ``folder``."""
+    def _pssh_argv(self, folder: Path, hosts: Sequence[Host], timeout_s: float) -> list[str]:
+        """The command that runs the agent on one group of hosts; its files lie in ``folder``."""
         self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
-        (folder / listed).write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
-        argv = [self._pssh, "-h", str(folder / listed), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
-        argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), *more]
+        (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+        argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
+        argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
         argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
         if self.cluster.ssh_config:
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
         return [*argv, remote_command(self.python_of(hosts[0]))]
 
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
-        told = {}
+        arrived = {}
         for label in labels:
             with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
-                told[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
-        return told
+                arrived[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
+        return arrived
 
     def starting(self) -> str:
-        """With what has arrived at each host, where one has told of anything yet."""
+        """With the bytes that have arrived at each host, once one has reported any."""
         arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
         if self.transfer is None or not any(arrived.values()):
             return "sending code and data to the hosts and starting torchrun there"
@@ -235,20 +234,95 @@ class PsshLauncher(RemoteLauncher):
         return self._ssh(host, options)
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        from pipeline.cluster.launchers.ssh_errors import explain  # not before: as a rule nobody asks
-
         first = self.slow_s is None
-        return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
+        return explain_over_ssh(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
 
 
-def copy_of(file: IO[bytes]) -> IO[bytes]:
+def _copy_of(file: IO[bytes]) -> IO[bytes]:
     """A temporary file with the same content, and a position of its own."""
-    copy = tempfile.TemporaryFile(prefix="paceline-")  # noqa: SIM115  (whoever asks for it closes it)
+    copy = tempfile.TemporaryFile(prefix="paceline-")  # noqa: SIM115  (the caller closes it)
     file.seek(0)
     shutil.copyfileobj(file, copy)
     return copy
 
 
 def remote_command(python: str | None) -> str:
-    """What the remote login shell is given."""
+    """The command line for the remote login shell."""
     return shlex.join(["exec", *agent_argv(python)])
+
+
+# ---------------------------------------------------------------------------------------------------- what pssh leaves
+def pssh_name(host: Host) -> str:
+    """A host's line in pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
+    if ":" in host.name and host.port is None:
+        return f"{host.label}:22"
+    return host.label
+
+
+def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
+    """What one host's command wrote, and how it ended, as pssh's report says.
+
+    Args:
+        name: of the host in pssh's host file, and so of its two files.
+        timeout_s: the limit that pssh was given.
+    """
+    out, err = folder / "out" / name, folder / "err" / name
+    stderr = err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""
+    stdout = b""
+    if out.exists():
+        with out.open("rb") as file:
+            stdout = file.read(_MOST_BYTES)
+    if len(stdout) == _MOST_BYTES:
+        note = f"{ENDLESS} ({_MOST_BYTES >> 20} MiB so far)"
+        return Output(stdout=stdout[-_SHOWN_BYTES:], stderr=stderr, code=None, note=note)
+    end = _ends(report).get(name)
+    if end is None or "Timed out" in end:
+        note = "pssh has not asked it" if end is None else f"{LATE} {timeout_s:g} s"
+        return Output(stdout=stdout, stderr=stderr, code=None, note=note)
+    code, number = re.search(r"error code (\d+)", end), re.search(r"signal (\d+)", end)
+    return Output(stdout=stdout, stderr=stderr, code=int(code[1]) if code else -int(number[1]) if number else 0)
+
+
+@lru_cache(maxsize=1)
+def _ends(report: str) -> dict[str, str]:
+    """Each host's name → what the report says of its end. Read once for all hosts: it has a line of each."""
+    lines = re.finditer(r"\[(?:SUCCESS|FAILURE)\] (\S+)(?: (.*))?$", report, re.MULTILINE)
+    return {line[1]: line[2] or "" for line in lines}
+
+
+def _is_endless(folder: Path) -> bool:
+    """Whether a host has written more into ``folder`` than is ever read, and would fill the disk."""
+    with contextlib.suppress(OSError):  # there is nothing yet
+        return any(path.stat().st_size > 2 * _MOST_BYTES for path in folder.iterdir())
+    return False
+
+
+# ------------------------------------------------------------------------------------ the user's own ssh configuration
+_READ = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
+_MENTIONED = re.compile(r"controlpath|include.*[%$]", re.IGNORECASE)  # an include that depends on the host
+_SET = re.compile(r"^controlpath (?!none$)", re.MULTILINE)
+
+
+def shares_already(hosts: Sequence[Host], settings_of: Callable[..., tuple[str, str]]) -> bool:
+    """Whether the user's ssh configuration shares connections to one of these hosts.
+
+    ``ssh -G`` takes ten milliseconds of a core for a host. So for one host ssh names the files that it reads: they are
+    the same for all hosts, since it reads those of other hosts' blocks, too. Only where one of them mentions shared
+    connections, ``ssh -G`` runs for all of them.
+
+    Args:
+        settings_of: a host, further options of ``ssh -G`` → its output and its errors.
+    """
+    files = _READ.findall(settings_of(hosts[0], "-v")[1])
+    if files and not any(map(_MENTIONED.search, _texts(files))):
+        return False
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        return any(pool.map(lambda host: _SET.search(settings_of(host)[0]), hosts))
+
+
+def _texts(files: Sequence[str]) -> Iterator[str]:
+    for name in files:
+        try:
+            yield Path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError:  # ssh cuts long names, and may read what this process can't
+            yield "controlpath"

@@ -8,7 +8,9 @@ from typing import Any
 from pipeline.cluster.launchers.answers import parse_answer
 
 ENDLESS = "its login prints without end"
-"""How the note of an output begins that was cut off."""
+"""The beginning of the note of an output that was cut off."""
+LATE = "it hadn't answered after"
+"""The beginning of the note of a command that the time limit ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.environments import Environment, Wanted
+from pipeline.cluster.launchers.host_errors import ssh_command
 from pipeline.cluster.launchers.replies import Answer
-from pipeline.cluster.launchers.ssh_errors import ssh_words
 from pipeline.cluster.sync import bringing
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError
@@ -63,7 +63,7 @@ def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
         if answer.value is None or "repeat" not in answer.value:
             return launcher.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
-        return str(answer.told), f"{ssh_words(host, launcher.cluster.ssh_config)} '{repeat}'"
+        return str(answer.told), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
     rows, hints = launcher.failures(answers, explained)
     if rows:

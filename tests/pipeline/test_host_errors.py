@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent import reasons, staging
-from pipeline.cluster.launchers.pssh import remote_command
-from pipeline.cluster.launchers.pssh_output import output_of
+from pipeline.cluster.launchers.host_errors import explain_over_ssh
+from pipeline.cluster.launchers.pssh import output_of, remote_command
 from pipeline.cluster.launchers.replies import Answer, Output
-from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core.cluster import Host
 
 GPU1 = Host(name="gpu1")
@@ -20,14 +19,14 @@ GPU1 = Host(name="gpu1")
 
 def told(error: str) -> tuple[str, str | None]:
     """Of what the agent itself has answered."""
-    return explain(GPU1, Answer(value={"error": error}), None, connect_s=20.0)
+    return explain_over_ssh(GPU1, Answer(value={"error": error}), None, connect_s=20.0)
 
 
 def without_answer(
     stdout: str = "", stderr: str = "", *, code: int | None, note: str = "", host: Host = GPU1, is_setting: bool = True
 ) -> tuple[str, str | None]:
     output = Output(stdout=stdout.encode(), stderr=stderr, code=code, note=note)
-    return explain(host, Answer(value=None, output=output), None, connect_s=20.0, is_setting=is_setting)
+    return explain_over_ssh(host, Answer(value=None, output=output), None, connect_s=20.0, is_setting=is_setting)
 
 
 def test_a_folder_that_the_login_cannot_write_is_no_matter_of_keys() -> None:
