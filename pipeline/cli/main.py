@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
+from pipeline.core import signals
 
-from pipeline.cli import clone, new_project
-from pipeline.cli.loader import leave
-from pipeline.cli.output import TYPED
-from pipeline.core import places
-from pipeline.core.errors import PacelineError
+signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
+
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from pipeline.cli import clone, new_project  # noqa: E402
+from pipeline.cli.loader import leave  # noqa: E402
+from pipeline.cli.output import TYPED  # noqa: E402
+from pipeline.core import places  # noqa: E402
+from pipeline.core.errors import PacelineError  # noqa: E402
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.cli import clone
 from pipeline.config.override_words import NAME_A_SCRIPT, quoted_run
 from pipeline.core.errors import UsageError
+from pipeline.core.hydra_value import hydra_value
 
 _PATHS = ("program.script", "program.data")
 _TEXTS = ("program.args", "program.env")
@@ -56,11 +57,12 @@ def _refuse_hydra(word: str) -> None:
 
 
 def _placed(word: str, folder: Path) -> str:
-    field, _, value = word.partition("=")
+    field, _, typed = word.partition("=")
+    value = typed.strip("'\"")
     if folder == clone.ROOT or field not in _PATHS or Path(value).is_absolute() or not (folder / value).exists():
         return word
     path = Path(os.path.abspath(folder / value))  # noqa: PTH100
-    return f"{field}={path.relative_to(clone.ROOT) if path.is_relative_to(clone.ROOT) else path}"
+    return f"{field}={hydra_value(str(path.relative_to(clone.ROOT) if path.is_relative_to(clone.ROOT) else path))}"
 
 
 def _quoted(word: str) -> str:

@@ -78,7 +78,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise explain_interpolation(error) from error
+        raise explain_interpolation(error, config) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
     names = redact.referenced(OmegaConf.to_container(config, resolve=False))
     values = [value for name in names if (value := os.environ.get(name)) and redact.tells(value)]

@@ -18,12 +18,15 @@ from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config import file_errors
+from pipeline.config.program_section import refuse_unseen_seed
 from pipeline.config.schema import OPTIONS, PROGRAMS
+from pipeline.config.step_source import named_step
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.hydra_value import shell_word
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.printable import printable, shell_line
+from pipeline.core.program import SCRIPT, SECTION
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -40,6 +43,8 @@ _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_k
 _NO_HOSTS = re.compile(
     f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
 )
+_NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
+_NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
 _BLANK = re.compile(r"\s")
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
 _HOSTS_ARE = (
@@ -61,6 +66,8 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if isinstance(cause, UnicodeDecodeError):
             return _not_text(cause)
     culprit = _culprit(overrides, composed)
+    if culprit.lstrip("+~").startswith("="):
+        return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
     text = " ".join(str(cause) for cause in _chain(error))
     if of_file := file_errors.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
         return of_file
@@ -76,7 +83,15 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         return _not_of_a_host(found.group(1), culprit)
     if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
         return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
+    if found := _NO_TEXT.search(text):
+        kind = "list" if found[1] == "list" else "mapping"
+        quoted = _in_quotes(culprit.removeprefix("++"))
+        return UsageError(
+            f"{culprit} must be one text, and this is a {kind}; if all of it is a text, it needs quotes: {quoted}"
+        )
     if "Ambiguous value" in text or "requires --multirun" in text:
+        if unseen := _unseen_seed(culprit, [item for item in overrides if item != culprit], composed):
+            return unseen
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
             "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "
@@ -97,6 +112,8 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
     if not settings:
         return UsageError(f"{place}: {field}: {file_errors.value_reason(error)}")
     group, _, name = field.rpartition(".")
+    if group == SECTION:
+        return _of_program(place, name, settings)
     options = OPTIONS.get(group)
     of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
     if of_option:
@@ -105,6 +122,17 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
     config = composed([])
     known = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
+
+
+def _of_program(place: str, name: str, settings: str) -> UsageError:
+    """A field of ``program`` in a file: one that the settings class hasn't, as no script has it or none was chosen."""
+    names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
+    if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
+        return UsageError(
+            f"{place}: {SECTION}.{name} is a field of program=script, which nothing chooses",
+            hint="- override /program: script, in the defaults list of the file",
+        )
+    return UsageError(f"{place}: unknown key '{SECTION}.{name}'; {_within(SECTION, name, names)}")
 
 
 def _groups() -> list[str]:
@@ -134,7 +162,15 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
     key, _, value = typed.partition("=")
     if _BLANK.search(key):
         return UsageError(f"{shown} can't be read: write key=value, and a key has no blanks")
-    quoted = shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
+    if not all(parts := key.split(".")):
+        named = ".".join(part or "NAME" for part in parts)
+        return UsageError(f"{shown} can't be read: a name is missing beside a dot; write {named}={printable(value)}")
+    quoted = _in_quotes(typed)
+    if value.startswith("="):
+        once = printable(f"{key}={value.lstrip('=')}")
+        return UsageError(
+            f"{shown} can't be read: = stands twice; write {once}, or for a text that begins with =: {quoted}"
+        )
     if value.startswith("~"):  # Hydra's mark of a deletion
         return UsageError(f"{shown} can't be read: a value that begins with ~ needs quotes: {quoted}")
     if _BEGINS_AN_EXPRESSION.match(value):
@@ -148,6 +184,28 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
         f"{shown} can't be read: a text with blanks or signs needs quotes of its own, inside the shell's quotes: "
         f"{quoted}"
     )
+
+
+def _in_quotes(override: str) -> str:
+    """The same with its value as one text, for a shell."""
+    key, _, value = override.partition("=")
+    return shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
+
+
+def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageError | None:
+    """Of several seeds for a script that sees none, which a sweep would refuse; None: nothing of that."""
+    config = composed(others) if culprit.startswith("seed=") else None
+    if config is None or config.program.name != SCRIPT.name:
+        return None
+    try:
+        resolved = _plain(config, resolve=True)
+        if named_step(resolved) is None:
+            refuse_unseen_seed([culprit], resolved)
+    except OmegaConfBaseException:  # told once the words themselves can be composed
+        return None
+    except UsageError as error:
+        return error
+    return None
 
 
 def _once(compose: Composer) -> Composer:
@@ -198,15 +256,27 @@ def _shown(name: str) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
 
 
-def explain_interpolation(error: OmegaConfBaseException) -> UsageError:
-    """A value that is missing or refers to something that is not there, by its full key."""
+def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
+    """A value of ``config`` that is missing or refers to something that is not there, by its full key."""
     if type(error).__name__ == "MissingMandatoryValue":
         if _of_hosts(str(error.full_key)):
             return UsageError(f"{error.full_key} is missing: every host has a name; {_HOSTS_ARE}")
         return UsageError(
             f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…"
         )
+    if found := _NO_FIELD.search(str(error)):
+        field, written = str(error.full_key), f"${{{found[1]}}}"
+        place = file_errors.place_of_value(field, written)
+        close = nearest(found[1], field_names(_plain(config)))
+        meant = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
+        return UsageError(f"{place and f'{place}: '}{field}: {written} names no field; {meant}")
     return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
+
+
+def _plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    found = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(found, dict)  # the root of a Hydra configuration is a mapping
+    return {str(name): value for name, value in found.items()}
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

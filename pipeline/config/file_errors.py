@@ -18,6 +18,7 @@ _FIELD = re.compile(r"full_key: (\S+)")
 _NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
 _NOT_FOUND = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
+_INDEX = re.compile(r"\[\d+\]")
 _TWICE = re.compile(r"Multiple values for (\S+)\. ")
 
 
@@ -38,6 +39,11 @@ class ConfigFile:
     def is_global(self) -> bool:
         return any(PACKAGE.lstrip("# ") in line for line in self.lines if line.startswith("#"))
 
+    @property
+    def root(self) -> yaml.Node | None:
+        """What it holds; None of an empty one."""
+        return yaml.compose("\n".join(self.lines), Loader=yaml.SafeLoader)
+
     def entry(self, group: str) -> int:
         """The line of its defaults list that chooses an option of ``group``; 0: none does."""
         wanted = re.compile(rf"\s*-\s*(override\s+)?/?{re.escape(group)}(@\S+)?\s*:")
@@ -45,15 +51,27 @@ class ConfigFile:
 
     def line_of(self, field: str) -> int:
         """Where it sets ``trainer.epochs``; the line of the nearest section where that key isn't written as it is."""
+        return next((key.start_mark.line + 1 for key, _ in reversed(self._entries(field)) if key is not None), 0)
+
+    def line_in(self, field: str, text: str) -> int:
+        """The line of ``text`` in the value of the field; 0: it doesn't set the field so."""
+        _, value = self._entries(field)[-1]
+        if value is None:
+            return 0
+        start = value.start_mark.line
+        inside = enumerate(self.lines[start : value.end_mark.line + 1], start=start + 1)
+        return next((number for number, line in inside if text in line), 0)
+
+    def _entries(self, field: str) -> list[tuple[yaml.Node | None, yaml.Node | None]]:
+        """The key and the value of each section on the way to the field, and of the field; None: it isn't there."""
         inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
-        node, line = yaml.compose("\n".join(self.lines), Loader=yaml.SafeLoader), 0
+        found: list[tuple[yaml.Node | None, yaml.Node | None]] = []
+        node = self.root
         for part in inside.split("."):
-            keys = node.value if isinstance(node, yaml.MappingNode) else []
-            found = next(((key, value) for key, value in keys if str(key.value) == part), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        return line
+            entries = node.value if isinstance(node, yaml.MappingNode) else []
+            found.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
+            node = found[-1][1]
+        return found
 
 
 def of(text: str, culprit: str) -> Iterator[ConfigFile]:
@@ -78,6 +96,10 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
     """
     for file in of(text, culprit):
         group = file.group
+        if (root := file.root) is not None and not isinstance(root, yaml.MappingNode):
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+            place = file.at(root.start_mark.line + 1)
+            return UsageError(f"{place}: {kind} stands there, and a file of conf/ has fields, as in seed: 3")
         if group and not file.is_global and (f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text):
             return UsageError(
                 f"{file.at(1)}: without {PACKAGE!r} all that it sets would be fields of {group}, which has none",
@@ -123,6 +145,19 @@ def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
     field = found[1]
     unread = _NO_KEY.search(text)
     return file.at(file.line_of(field)), field, unread[1] if unread else ""
+
+
+def place_of_value(field: str, text: str) -> str:
+    """``conf/experiment/x.yaml, line 3`` where a file sets the field to a value that holds ``text``; else ''."""
+    for folder in conf_dirs(ROOT):
+        for path in sorted(folder.rglob("*.yaml")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+            if not any(text in line for line in lines):
+                continue
+            file = ConfigFile(path=path, group=path.relative_to(folder).parent.as_posix().strip("."), lines=lines)
+            if line := file.line_in(_INDEX.sub("", field), text):
+                return file.at(line)
+    return ""
 
 
 def value_reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from pipeline.config import data_arguments
 from pipeline.core import program as programs
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
-from pipeline.core.program import SCRIPT
+from pipeline.core.program import CLASSIFIER, SCRIPT
 from pipeline.keys import process_groups, script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import ScriptFiles
@@ -51,6 +51,11 @@ def with_script(
         UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
     """
     section = dict(resolved[programs.SECTION])
+    if section["name"] not in (SCRIPT.name, CLASSIFIER.name):
+        raise UsageError(
+            f"program.name={section['name']}: that name says which kind of program runs, {CLASSIFIER.name} or "
+            f"{SCRIPT.name}, and program.script=FILE sets it; leave it out"
+        )
     if section["name"] != SCRIPT.name:
         others = [name for name in section if name != "name"]
         if others and not must_exist:  # whose runs are looked for: these fields choose them
@@ -61,7 +66,7 @@ def with_script(
     words = [*words]
     _refuse_words_of_the_classifier(words)
     if must_exist and not has_step:
-        _refuse_unseen_seed(words, resolved)
+        refuse_unseen_seed(words, resolved)
     try:
         told = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
@@ -96,7 +101,7 @@ def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
             )
 
 
-def _refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:
+def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:
     """Several seeds of a script that sees none are one run, several times. Raises UsageError.
 
     A script sees the seed where {seed} stands, or where ${seed} stood: the key has its value there.

@@ -225,6 +225,11 @@ def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
 def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
     path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
     if must_exist and not path.exists():
+        bare = name.strip("'\"")
+        if bare != name and (root / bare).exists():
+            raise UsageError(
+                f"{field}={name}: the quotes are part of that name; one pair will do: \"{field}='{bare}'\""
+            )
         close = nearest(path.name, _names_beside(path), _LIKENESS)
         raise UsageError(f"{field}={name}: there is no {path}" + (f"; did you mean {close}?" if close else ""))
     return path

@@ -60,7 +60,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     except OmegaConfBaseException as error:
         from pipeline.config.explain import explain_interpolation  # it imports Hydra
 
-        raise StepError(f"step {name}: {explain_interpolation(error).what}") from error
+        raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
     assert isinstance(fields, dict)
     return checked(
         name,

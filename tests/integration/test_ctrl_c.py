@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -21,6 +22,7 @@ LONG = pytest.mark.long  # another moment of the same kind
     ("module", "argv"),
     [
         ("pipeline.core.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
+        ("doit.plugin", [sys.executable, "-m", "pipeline.cli.main", "runs"]),  # paceline
         pytest.param("pipeline.cli.invocation", [DOIT, "runs"], marks=LONG),
         ("hydra", [DOIT, "train", *WORDS]),
         pytest.param("pipeline.data.manifest", [DOIT, "fetch", *WORDS], marks=LONG),

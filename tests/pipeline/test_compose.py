@@ -222,6 +222,12 @@ def test_composes_what_hydra_main_composes(
         ("tracking.experiment=$x 'y'", ["quotes: \"tracking.experiment='\\$x \\'y\\''\""]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),
+        ("=3", ["=3: the name of a field is missing before the =; write NAME=3"]),
+        ("=abc", ["write NAME=abc"]),
+        ("program.script==3", ["= stands twice; write program.script=3, or ", "\"program.script='=3'\""]),
+        ("program.args.=3", ["a name is missing beside a dot; write program.args.NAME=3"]),
+        ("++cluster.env.A=[1,2]", ["A=[1,2] must be one text, and this is a list; ", "\"cluster.env.A='[1,2]'\""]),
+        ("dataset.source={a: 1}", ["must be one text, and this is a mapping; "]),
     ],
 )
 def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: list[str]) -> None:
@@ -268,7 +274,8 @@ def test_the_quotes_that_are_named_for_a_text_are_those_that_a_shell_and_hydra_t
     ("override", "said"),
     [
         ("~model", "model is missing"),
-        ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+        ("trainer.epochs=${seeed}", "trainer.epochs: ${seeed} names no field; did you mean ${seed}?"),
+        ("seed=${zzz}", "seed: ${zzz} names no field; doit config shows all fields"),
         ("seed=${oc.env:PACELINE_UNSET}", "PACELINE_UNSET"),
     ],
 )
@@ -339,6 +346,15 @@ HEAD = "# @package _global_\n"
          "  try: - override /dataset: digits"),
         ("experiment/x", HEAD + "defaults:\n  - override /datset: digits\n",
          ", line 3: there is no group 'datset' to override; did you mean dataset? valid: cluster, dataset, "),
+        ("experiment/x", HEAD + "program: {script: a.py, argz: {lr: 1}}\n",
+         ", line 2: program.script is a field of program=script, which nothing chooses\n"
+         "  try: - override /program: script, in the defaults list of the file"),
+        ("experiment/x", HEAD + "defaults:\n  - override /program: script\nprogram: {script: a.py, argz: {lr: 1}}\n",
+         ", line 4: unknown key 'program.argz'; did you mean program.args? valid in program: args, command, "),
+        ("experiment/x", HEAD + "- a\n- b\n", ", line 2: a list stands there, and a file of conf/ has fields, as in "),
+        ("dataset/x", "abc\n", ", line 1: a single value stands there, "),
+        ("experiment/x", HEAD + "trainer:\n  epochs: 1\ndataset: {holdout: '${seeed}'}\n",
+         ", line 4: dataset.holdout: ${seeed} names no field; did you mean ${seed}?"),
         ("experiment/x", HEAD + "defaults:\n  - override /dataset: digitss\n",
          ", line 3: dataset has no option 'digitss'; did you mean digits? valid: arrays, "),
     ],
@@ -353,7 +369,7 @@ def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(
     path = tmp_path / "conf" / f"{name}.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        compose.compose_config(["seed=1", name.replace("/", "="), "tracking=none"])
+        resolve(compose.compose_config(["seed=1", name.replace("/", "="), "tracking=none"]))
     assert str(caught.value).startswith(f"conf/{name}.yaml{said}"), caught.value
 
 

@@ -232,6 +232,11 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
         ),
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
         (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
+        (["program.script=dodo.py", "program.name=x"], "program.name=x: that name says which kind of program runs, "),
+        (
+            ["program.script='\"dodo.py\"'"],
+            "the quotes are part of that name; one pair will do: \"program.script='dodo.py'\"",
+        ),
         (["program=script"], "nothing says what to run"),
         (["program.script=setup.py", "program.env.PYTHONPATH=/x"], "take cluster.env.PYTHONPATH, whose"),
         (["program.script=setup.py", "program.env.RANK=3"], "program.env.RANK is set by what starts the ranks"),
@@ -357,8 +362,12 @@ def test_each_path_in_the_arguments_has_a_placeholder_and_a_line(folder: Path, t
 
 def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path) -> None:
     script = f"program.script='{folder}/train.py'"
-    with pytest.raises(UsageError, match=r"seed=1: the script never sees it.*\n.*program\.args\.seed='\{seed\}'"):
-        configured(script, "seed=1")
+    for word in ("seed=1", "seed=0,1"):
+        said = rf"{word}: the script never sees it.*\n.*program\.args\.seed='\{{seed\}}'"
+        with pytest.raises(UsageError, match=said):
+            configured(script, word)
+    with pytest.raises(UsageError, match="seed=0,1: several values are a sweep"):
+        configured(script, "seed=0,1", "program.env.SEED='{seed}'")
     assert "seed" not in configured(script).key_parts.canonical
     assert configured(script, "seed=1", "program.env.SEED='{seed}'").key_parts.canonical["seed"] == 1
 

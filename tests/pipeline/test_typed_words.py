@@ -38,7 +38,11 @@ def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypat
     words = ("program.script=train.py", "program.script=dodo.py")
     assert typed_words.for_project(words) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
     monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / "trainers")
-    assert typed_words.for_project(["program.script=entry.py"])[0] == "program.script=trainers/entry.py"
+    for typed in ("entry.py", "'entry.py'", '"entry.py"'):
+        assert typed_words.for_project([f"program.script={typed}"])[0] == "program.script=trainers/entry.py"
+    (tmp_path / "a b.py").touch()
+    monkeypatch.setattr(clone, "started_in", lambda: tmp_path)
+    assert typed_words.for_project(["program.script='a b.py'"])[0] == f"program.script='{tmp_path}/a b.py'"
 
 
 @pytest.mark.parametrize(
