@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -143,6 +143,13 @@ def processes_of(folder: Path) -> Iterator[psutil.Process]:
             continue
         if "trainers.classifier" in words and f"{folder}/" in words:
             yield process
+
+
+def running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; psutil takes one that nobody has waited for yet for running."""
+    rows = psutil.process_iter(["status"])
+    alive = {one for one in rows if one.info["status"] != psutil.STATUS_ZOMBIE}
+    return [one for one in processes if one in alive]
 
 
 def interrupt(child: subprocess.Popen[str], number: signal.Signals) -> tuple[str, float]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import Project, interrupt, wait_for_step
+from tests.integration.commands import Project, interrupt, running, wait_for_step
 from tests.waiting import HANG_S, wait_until
 
 STEPS = 30
@@ -134,6 +134,32 @@ def test_the_killed_parent_of_a_script_that_runs_alone_is_named(tmp_path: Path) 
     said, _ = child.communicate(timeout=HANG_S)
     assert "the parent of the script (trainers.script.start) ended with signal 9 (SIGKILL)" in said
     assert "torchrun" not in said
+
+
+@pytest.mark.parametrize(
+    ("killed", "ended"),
+    [
+        (
+            "parent",
+            "training failed on localhost: the parent of the script (trainers.script.start) ended with signal 9",
+        ),
+        ("torchrun", "training failed on localhost: torchrun was ended by SIGKILL"),
+        ("rank", "training failed on localhost, rank 1: ended with signal 9 (SIGKILL)"),
+    ],
+)
+def test_of_a_script_with_torchrun_the_killed_process_is_named(tmp_path: Path, killed: str, ended: str) -> None:
+    project = of_script(tmp_path, SCRIPT)
+    project.words[-3:] = ["cluster.nproc_per_node=2", "tracking=none"]
+    child = project.start("train")
+    wait_for_step(project, 3, child)
+    (torchrun,) = processes(project, child)[0][-1].children()
+    ranks = sorted(torchrun.children(), key=lambda one: one.environ()["RANK"])
+    {"parent": torchrun.parent(), "torchrun": torchrun, "rank": ranks[1]}[killed].kill()
+    said, _ = child.communicate(timeout=HANG_S)
+    assert ended in said
+    assert "often that is" not in said
+    assert "SignalException" not in said, "how its children were ended afterwards is no cause"
+    assert not running((torchrun, *ranks))
 
 
 @pytest.mark.lab

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import Project, wait_for_step, with_readings
+from tests.integration.commands import Project, running, wait_for_step, with_readings
 from tests.shared_fixture import made_once
 from tests.waiting import HANG_S
 
@@ -62,13 +62,13 @@ def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Projec
     orphans = ranks_of(f"{project.folder}/")
     assert len(orphans) == 2
     end(child, [*{*orphans[0].parents()[:2], psutil.Process(entry["pid"])}])
-    assert all(one.is_running() for one in orphans)
+    assert running(orphans) == orphans
     done = project.doit("train", *words)
     assert done.returncode == 0, done.stdout
     pids = ", ".join(str(one.pid) for one in sorted(orphans, key=lambda one: one.pid))
     over = "attempt 1 is over on localhost: its agent is gone; what lives on of it is ended first: processes"
     assert f"{over} {pids}\n" in done.stdout
-    assert not any(one.is_running() for one in orphans)
+    assert not running(orphans)
     assert weights(project) == undisturbed
 
 
@@ -85,11 +85,11 @@ def test_orphaned_ranks_on_hosts_are_ended_before_the_next_attempt_trains(
     assert len(orphans) == 2
     on_hosts = [one for host in lab.hosts for one in psutil.Process(host.init_pid).children(recursive=True)]
     end(child, [one for one in on_hosts if one not in orphans and one.name().startswith("python")])
-    assert all(one.is_running() for one in orphans)
+    assert running(orphans) == orphans
     done = project.doit("train", *words)
     assert done.returncode == 0, done.stdout
     for host in ("node0", "node1"):
         over = f"attempt 1 is over on {host}: its agent is gone; what lives on of it is ended first: processes "
         assert over in done.stdout
-    assert not any(one.is_running() for one in orphans)
+    assert not running(orphans)
     assert weights(project) == undisturbed

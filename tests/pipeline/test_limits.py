@@ -82,18 +82,30 @@ def test_what_the_kernel_ended_for_want_of_memory_is_told_so(small_group: Path) 
     assert done.stdout.startswith(why)
 
 
-def test_a_sigkill_of_nobody_known_names_the_usual_one(tmp_path: Path) -> None:
-    memory = OutOfMemory()
+def test_a_sigkill_is_laid_to_want_of_memory_only_where_a_counter_has_risen(tmp_path: Path) -> None:
+    memory, killed = OutOfMemory(), "train.py was ended by SIGKILL"
     assert memory.explained("ended with exit code 1") == "ended with exit code 1"
-    usual = "often that is the kernel's out-of-memory killer: dmesg there names what it has ended"
-    assert memory.explained("train.py was ended by SIGKILL") == f"train.py was ended by SIGKILL; {usual}"
+    group, host = tmp_path / "group", tmp_path / "host"
+    memory.group, memory.host, memory.before = str(group), str(host), (2, 5)
+    assert memory.explained(killed) == killed, "nothing counts here"
+    host.write_text("oom_kill 5\n")
+    assert memory.explained(killed) == f"{killed}; the kernel has counted no out-of-memory kill on that host"
+    host.write_text("oom_kill 6\n")
+    assert memory.explained(killed).startswith(f"{killed}: the kernel ended a process there, as the host had no memory")
+    group.write_text("oom_kill 2\n")
+    assert memory.explained(killed) == f"{killed}; the kernel has counted no out-of-memory kill in its control group"
+    group.write_text("oom_kill 3\n")
+    assert memory.explained(killed).startswith(f"{killed}: the kernel ended it, as its control group had no memory")
+
+
+def test_the_counters_of_both_versions_of_control_groups_are_read(tmp_path: Path) -> None:
     own, table = tmp_path / "cgroup", tmp_path / "table"
     own.write_text("0::/user.slice\n")
     assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/user.slice/memory.events"
     own.write_text("5:cpu:/\n4:memory:/docker/a\n")
     assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/memory/docker/a/memory.oom_control"
     table.write_text("oom 3\noom_kill 2\noom_kill_disable 1\n")
-    assert (count(str(table)), count("")) == (2, 0)
+    assert (count(str(table)), count("")) == (2, None)
 
 
 def test_a_disk_without_inodes_is_told_so_by_everybody(tmp_path: Path) -> None:

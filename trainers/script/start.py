@@ -126,8 +126,8 @@ class Attempt:
         code = self.follow(command, env, recorder)
         seen = observed.seen()
         unkeyed = seen.unkeyed(places, ended_well=code == 0)
-        if code and not self.settings.torchrun:
-            say(f"error: {self.name} {how_it_ended(code)}")
+        if code < 0 or (code and not self.settings.torchrun):  # an exit code of torchrun's is explained by its ranks
+            say(f"error: {'torchrun' if self.settings.torchrun else self.name} {how_it_ended(code)}")
         for line in dependencies.message(unkeyed):  # of a good end the controller tells it
             say(line if code == 0 else f"{WARNING}{line}")
         if code == 0 and self.is_first and (ranks := self.ranks_alone()):

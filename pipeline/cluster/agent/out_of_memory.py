@@ -19,14 +19,22 @@ class OutOfMemory:
         self.before = count(self.group), count(self.host)
 
     def explained(self, message: str) -> str:
-        """``message``, with what SIGKILL probably was where it ends with that; nothing is added to another one."""
+        """``message``, with what the counters say of memory where it ends with SIGKILL; another message as it is.
+
+        The group counts what was ended in it, also where the whole host had no memory left: the host's counter decides
+        only where the group has none.
+        """
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
-        if count(self.group) > self.before[0]:
+        in_group, on_host = increase(self.before[0], count(self.group)), increase(self.before[1], count(self.host))
+        if in_group:
             return f"{message}: the kernel ended it, as its control group had no memory left; {MENDS}"
-        if count(self.host) > self.before[1]:
+        if in_group is None and on_host:
             return f"{message}: the kernel ended a process there, as the host had no memory left; {MENDS}"
-        return f"{message}; often that is the kernel's out-of-memory killer: dmesg there names what it has ended"
+        if in_group is None and on_host is None:
+            return message
+        where = "on that host" if in_group is None else "in its control group"
+        return f"{message}; the kernel has counted no out-of-memory kill {where}"
 
     def explain(self, error: Json) -> Json:
         """The same of a rank's error."""
@@ -45,8 +53,13 @@ def group_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> 
     return ""
 
 
-def count(path: str) -> int:
-    """The number behind ``oom_kill`` in a table of the kernel's; 0 where it has none."""
+def count(path: str) -> int | None:
+    """The number behind ``oom_kill`` in a table of the kernel's; None where it has none."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    return 0
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+    return None
+
+
+def increase(before: int | None, after: int | None) -> int | None:
+    """None where one of the two could not be read."""
+    return None if before is None or after is None else after - before

@@ -60,6 +60,7 @@ class Supervisor:
         self.rules = Rules(request.get("hide", []))
         self.chatter = Tail(self.path("torchrun.log"), self.rules)
         self.said: list[str] = []
+        self.last_words: list[str] | None = None  # of a process that a signal ended
         self.failed: dict[int, Json] = {}
         self.code = 0
         self.early_exits = EarlyExits(self.state)
@@ -74,12 +75,14 @@ class Supervisor:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
         return self.rules.hide(text)
 
-    @property
-    def started(self) -> str:
-        """What a person calls the process that was started: of a script without torchrun the one that starts it."""
+    def ended_process(self, code: int) -> str:
+        """Name the process that ended with ``code``: torchrun, or the parent of a script, which has torchrun's exit
+        code but not the signal that ended it."""
         argv = self.node["argv"]
-        is_alone = "--" in argv and argv.index("--") == len(argv) - 2  # the interpreter alone stands behind it
-        return "the parent of the script (trainers.script.start)" if is_alone else "torchrun"
+        if "--" not in argv:  # what starts a script stands behind it
+            return "torchrun"
+        is_alone = argv.index("--") == len(argv) - 2  # the interpreter, without torchrun
+        return "the parent of the script (trainers.script.start)" if is_alone or code < 0 else "torchrun"
 
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
@@ -97,6 +100,10 @@ class Supervisor:
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
             code = self.watch(child)
             self.early_exits.torchrun_ended(code)
+            if code < 0:  # its children are ended next, and what they say of that is no cause
+                with contextlib.suppress(OSError):
+                    self.pump()
+                self.last_words = self.said
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
             self.end(f"the node agent could not go on: {reason(error)}")
@@ -282,11 +289,12 @@ class Supervisor:
 
     def finish(self, code: int, gone: bool) -> None:
         reason = self.reason or (
-            "" if code == 0 else self.memory.explained(f"{self.started} ended with {describe(code)}")
+            "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
         )
         if not gone:
             reason += "; some processes could not be ended"
-        tail = [self.memory.explained(text) for text in self.said if text.strip()][-12:] if code else []
+        said = self.said if self.last_words is None else self.last_words
+        tail = [self.memory.explained(text) for text in said if text.strip()][-12:] if code else []
         errors = [] if code == 0 else self.errors()
         write_json(
             self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
