@@ -11,7 +11,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,8 @@ import pytest
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers import slurm as slurm_launcher
 from pipeline.cluster.launchers.slurm import SlurmLauncher
-from pipeline.cluster.launchers.slurm_job import BatchJob
-from pipeline.cluster.launchers.slurm_queue import Queue
+from pipeline.cluster.launchers.slurm_job import BatchJob, Queue
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import Cluster
@@ -58,7 +55,7 @@ def test_variables_of_the_persons_shell_make_no_other_job_and_hide_none(
     monkeypatch.setenv("SCANCEL_STATE", "COMPLETED")
     script = "#!/bin/bash\n#SBATCH --job-name=paceline-x\n#SBATCH --partition=debug\nsleep 60\n"
     queue = Queue()
-    job = queue.submit(script, folder=str(tmp_path), output=str(tmp_path / "out"), secrets={})
+    job = queue.submit(script, folder=str(tmp_path), output=str(tmp_path / "out"), environ={})
     assert queue.mine("paceline-x") == [(job, "paceline-x")]
     assert (shown := queue.show(job)) is not None
     assert shown.partition == "debug"
@@ -286,9 +283,7 @@ def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
 
     def batch(launcher: SlurmLauncher, run_dir: Path) -> BatchJob:
         run_dir.mkdir(parents=True, exist_ok=True)
-        make = partial(launcher._job_of, run_dir.name, run_dir)
-        name = slurm_launcher._name(run_dir.name, run_dir)
-        return BatchJob(launcher._arrays, make, name=name, run_dir=run_dir, nnodes=cluster.nnodes)
+        return launcher.batch_job(run_dir.name, run_dir)
 
     with ThreadPoolExecutor(2) as pool:
         jobs = list(map(batch, (first, second), folders))

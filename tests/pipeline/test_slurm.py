@@ -19,9 +19,8 @@ from pipeline.cluster.launchers import LAUNCHERS, job_follow
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
-from pipeline.cluster.launchers.slurm_array import Arrays
-from pipeline.cluster.launchers.slurm_job import BatchJob
-from pipeline.cluster.launchers.slurm_queue import (
+from pipeline.cluster.launchers.slurm_job import (
+    BatchJob,
     JobState,
     Queue,
     job_id,
@@ -32,7 +31,6 @@ from pipeline.cluster.launchers.slurm_queue import (
     waiting,
     why_it_ended,
 )
-from pipeline.cluster.launchers.slurm_script import Job
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeLost
 from tests.pipeline.test_launch_first_error import PLAN
@@ -48,8 +46,13 @@ SHOWN = (
 )
 
 
-def no_job(nonce: str) -> Job:
-    raise AssertionError(f"{nonce} is submitted")
+def batch_job(queue: Any, run_dir: Path) -> BatchJob:
+    """One that is never submitted."""
+
+    def refuse(nonce: str, *_: Any) -> str:
+        raise AssertionError(f"{nonce} is submitted")
+
+    return BatchJob(queue, script=refuse, submit=refuse, name="paceline-x", run_dir=run_dir, nnodes=1)
 
 
 def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> JobState:
@@ -100,13 +103,13 @@ def test_a_job_is_known_by_its_name_whatever_a_sites_own_sbatch_says(
 ) -> None:
     queue = site(sbatch=sbatch, squeue="echo 12 paceline-xx; echo 13 paceline-x-1; echo 14 other")
     script = "#!/bin/bash\n#SBATCH --job-name=paceline-x-1\n"
-    assert queue.submit(script, folder=str(tmp_path), output="out", secrets={}) == "13"
+    assert queue.submit(script, folder=str(tmp_path), output="out", environ={}) == "13"
 
 
 def test_a_refusal_on_standard_output_is_told(site: Callable[..., Queue], tmp_path: Path) -> None:
     queue = site(sbatch="echo 'no budget left in 2027'; exit 1")
     with pytest.raises(HostError, match="Slurm refused the job: no budget left in 2027"):
-        queue.submit("#SBATCH --job-name=paceline-x-1\n", folder=str(tmp_path), output="out", secrets={})
+        queue.submit("#SBATCH --job-name=paceline-x-1\n", folder=str(tmp_path), output="out", environ={})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
 ) -> None:
     queue = site(scontrol=scontrol)
     assert queue.show("42") is None
-    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = batch_job(queue, tmp_path)
     batch.state = shown("PENDING")
 
     def check() -> None:
@@ -145,7 +148,7 @@ def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable
 
 def test_a_job_whose_folder_was_removed_while_it_waited_says_so(tmp_path: Path) -> None:
     queue: Any = SimpleNamespace(show=lambda _: shown("FAILED"))
-    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = batch_job(queue, tmp_path)
     batch.state, batch.folder = shown("PENDING"), JobFolder(tmp_path / "slurm" / "1", "job.sh")
     with pytest.raises(HostError, match=r"^job 42 found its folder .*/slurm/1 removed") as caught:
         batch.wait(lambda _: None, lambda: None)
@@ -157,26 +160,24 @@ def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.setenv("SLURM_NODEID", "1")
-    assert slurm_node.secrets({"is_told": False}) == {}
+    assert slurm_node.secrets({"has_secrets": False}) == {}
     with pytest.raises(SystemExit):
-        slurm_node.secrets({"is_told": True})
+        slurm_node.secrets({"has_secrets": True})
     assert "node1: the ranks' secret variables did not come" in (said := capsys.readouterr().err)
     assert "--export=ALL takes it along" in said
 
 
 def test_a_job_is_read_from_what_scontrol_prints() -> None:
-    found = shown("PENDING", "Resources")
-    assert found == JobState(
+    job = shown("PENDING", "Resources")
+    assert job == JobState(
         id="42",
-        name="paceline-x",
         state="PENDING",
         reason="Resources",
         partition="gpu",
         time_limit="00:10:00",
-        exit_code="0:15",
         nodes="node[0-1]",
     )
-    assert not found.ended
+    assert not job.ended
     assert parse_job("42", "").ended
     said = " Comment=x JobState=FAILED Reason=TimeLimit WorkDir=/a Restarts=7"
     assert parse_job("42", SHOWN.format(state="RUNNING", reason="None", restarts=0, preempted="None") + said) == shown(
@@ -294,7 +295,7 @@ def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch:
         return shown("SUSPENDED")
 
     queue: Any = SimpleNamespace(show=show)
-    batch = BatchJob(Arrays(queue), no_job, name="paceline-x", run_dir=tmp_path, nnodes=1)
+    batch = batch_job(queue, tmp_path)
     batch.state = shown("RUNNING")
     plan = dataclasses.replace(
         PLAN, nodes=tuple(dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.launchers import LAUNCHERS, slurm_array
+from pipeline.cluster.launchers import LAUNCHERS, slurm
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.slurm_array import Arrays
-from pipeline.cluster.launchers.slurm_queue import RefusedError
-from pipeline.cluster.launchers.slurm_script import FOLDERS, SCRIPT, Job, array_script, script
+from pipeline.cluster.launchers.slurm import Arrays, Job, array_script, script
+from pipeline.cluster.launchers.slurm_job import FOLDERS, SCRIPT, RefusedError
 
 
 class Sbatch:
@@ -24,7 +23,7 @@ class Sbatch:
         self.outputs: list[str] = []
         self.refuses, self.most = refuses, most
 
-    def submit(self, text: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
+    def submit(self, text: str, *, folder: str, output: str, environ: Mapping[str, str]) -> str:
         if (self.refuses and "--array" in text) or len(self.texts) == self.most:
             raise RefusedError(self.refuses)
         self.texts.append(text)
@@ -34,7 +33,7 @@ class Sbatch:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_array, "_QUIET_S", 0.2)
+    monkeypatch.setattr(slurm, "_QUIET_S", 0.2)
 
 
 def job(runs: Path, key: str, nnodes: int = 1) -> Job:
@@ -46,10 +45,12 @@ def job(runs: Path, key: str, nnodes: int = 1) -> Job:
     return Job(name=f"paceline-{key}", folder=str(folder), settings=settings, **common)
 
 
-def submitted(queue: Sbatch, jobs: list[Job], side_by_side: int, told: list[dict[str, str]] | None = None) -> list[str]:
+def submitted(
+    queue: Sbatch, jobs: list[Job], side_by_side: int, environs: list[dict[str, str]] | None = None
+) -> list[str]:
     arrays = Arrays(queue, side_by_side)  # type: ignore[arg-type]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(arrays.submit, jobs, told or [{}] * len(jobs)))
+        return list(pool.map(arrays.submit, jobs, environs or [{}] * len(jobs)))
 
 
 def test_jobs_that_are_submitted_together_are_one_array_whose_elements_print_into_their_own_folders(
@@ -71,7 +72,7 @@ def test_jobs_that_are_submitted_together_are_one_array_whose_elements_print_int
 
 def test_jobs_that_are_not_alike_or_have_other_secrets_are_no_array(tmp_path: Path) -> None:
     queue, jobs = Sbatch(), [job(tmp_path, "a"), job(tmp_path, "b", nnodes=2), job(tmp_path, "c")]
-    ids = submitted(queue, jobs, 3, told=[{}, {}, {"SECRETS": "x"}])
+    ids = submitted(queue, jobs, 3, environs=[{}, {}, {"SECRETS": "x"}])
     assert sorted(ids) == ["1", "2", "3"]
     assert not any("--array" in text for text in queue.texts)
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.cluster.agent.nodelist import expand
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.slurm_script import Job, script
+from pipeline.cluster.launchers.slurm import Job, script
 from pipeline.execution import dry_run
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError

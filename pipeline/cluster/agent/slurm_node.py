@@ -26,7 +26,7 @@ def secrets(request: Json) -> Json:
 
     Raises SystemExit: they didn't come, and ranks would take the *** in the request for their values.
     """
-    if variables.SECRETS not in os.environ and request["is_told"]:
+    if variables.SECRETS not in os.environ and request["has_secrets"]:
         refuse(
             f"{who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the job's "
             "environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from abc import abstractmethod
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.agent_requests import ENV_NAMES
-from pipeline.cluster.launchers.base import AttemptSpec, Launcher, Outcome, PackSource, Place
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, Outcome, PackSource, Place
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
 from pipeline.cluster.launchers.probe_answer import node_facts
@@ -23,44 +24,97 @@ from pipeline.keys import rank_environment
 from pipeline.runs import attempts
 from trainers.contract import run_folder
 
+LOOK_S = 0.2
+"""Between two looks at what the nodes have written."""
 
-class GrantedJob(Protocol):
-    """The scheduler's job that serves the attempts of one run."""
 
-    folder: JobFolder
-    doing: str
-    """What is waited for, for who waits: words that follow "still"."""
-    standing: str
-    """Why its ranks stand still, as the scheduler told when it was last asked; '': they don't."""
+class GrantedJob(ABC):
+    """The scheduler's job that serves the attempts of one run.
+
+    ``doing``: what is waited for, as words that follow "still". ``standing``: why its ranks stand still, by the
+    scheduler's newest answer; '': they don't. ``end_s``: how long the end of a start may take.
+    """
+
+    standing = ""
+    end_s = 20.0
+
+    def __init__(self, folder: JobFolder, nnodes: int, *, doing: str) -> None:
+        self.folder, self._nnodes, self.doing = folder, nnodes, doing
 
     @property
+    @abstractmethod
     def life(self) -> int:
         """How often the scheduler has taken its nodes away and granted it others."""
-        ...
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """How messages name the job."""
+
+    @property
+    @abstractmethod
+    def end_command(self) -> str:
+        """The command with which the user may end it."""
+
+    def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
+        """Wait until all nodes have reported; False: they were taken away before, and another job is needed.
+
+        Raises:
+            HostError: the job ended before; and what ``check`` raises, which is called all the time.
+        """
+        pause_s = 0.5
+        while self._goes_on(say):
+            until = time.monotonic() + pause_s
+            while time.monotonic() < until:
+                check()
+                if self._is_ready():
+                    self.doing = f"starting torchrun in {self.title}"
+                    return True
+                time.sleep(LOOK_S)
+            pause_s = min(10.0, pause_s * 1.5)
+        return False
+
+    @abstractmethod
+    def _goes_on(self, say: Callable[[str], None]) -> bool:
+        """Ask the scheduler for the job's state, and set ``doing``. False, HostError: as ``wait``."""
+
+    def _is_ready(self) -> bool:
+        """Whether all nodes have reported, and nothing runs on them."""
+        return len(self.facts()) == self._nnodes and self.folder.is_idle(self.life, self._nnodes)
 
     def facts(self) -> list[dict[str, Any]]:
-        """What the nodes have told in this life of the job, in the order of their numbers."""
-        ...
+        """The facts of the nodes that have reported in this life of the job, in the order of their numbers."""
+        return self.folder.facts(self.life, self._nnodes)
 
     def start(self, request: dict[str, Any]) -> None:
-        """Tell all nodes to start torchrun. Raises OSError."""
-        ...
+        """Let all nodes start torchrun. Raises OSError."""
+        self.folder.order(restart=self.life, start=request)
 
+    @abstractmethod
     def gone(self, life: int) -> str:
         """Why the job is no longer in that life of it; '' while it is, or while the scheduler doesn't answer."""
-        ...
 
+    @abstractmethod
     def outcome(self) -> Outcome:
-        """What the scheduler has done to the job in which a start ended badly; waits until that is decided."""
-        ...
+        """What the scheduler did to the job in which a start ended badly; waits until that is decided."""
 
     def end_start(self) -> dict[str, str]:
-        """End what runs in this life of the job; the job stays. Job → what is said of one that doesn't end it."""
-        ...
+        """End the start that runs in this life of the job; the job stays. Job → why the start goes on."""
+        life, deadline = self.life, time.monotonic() + self.end_s
+        self.folder.end(life)
+        while time.monotonic() < deadline:
+            if (self.folder.path.is_dir() and self.folder.is_idle(life, self._nnodes)) or self._is_off(life):
+                return {}
+            time.sleep(LOOK_S)
+        return {self.title: f"{NOT_ENDED}its nodes don't answer; {self.end_command}"}
+
+    @abstractmethod
+    def _is_off(self, life: int) -> bool:
+        """Whether the scheduler says that nothing runs in that life of the job any more."""
 
 
 class GrantedLauncher(Launcher):
-    """Asks a scheduler for a job; on each of its nodes an agent waits for starts, told through ``JobFolder``.
+    """Asks a scheduler for a job; on each of its nodes an agent waits for starts, which come through ``JobFolder``.
 
     After a bad end the agents wait for another start for half a minute, so that a further attempt needn't queue again.
     ``scheduler`` names the agent's module that knows which node of the job it is on.
@@ -85,7 +139,7 @@ class GrantedLauncher(Launcher):
 
     @abstractmethod
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
-        """End all jobs of a run folder; job → what is said of one that doesn't end."""
+        """End all jobs of a run folder; job → why one that goes on does."""
 
     def named(self, names: Sequence[str]) -> Cluster:
         """The cluster with its hosts' names, which it has from now on."""
@@ -99,7 +153,7 @@ class GrantedLauncher(Launcher):
         return self._job.doing if self._job is not None else f"asking {self.cluster.launcher} for hosts"
 
     def request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
-        """What every node of the job is asked first."""
+        """The first request to every node of the job."""
         return {
             "do": "job",
             "scheduler": self.scheduler,
@@ -199,5 +253,5 @@ class GrantedLauncher(Launcher):
 
 def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:
     """A node's answer with what the configuration says on top."""
-    told = node_facts(host.label, value)
-    return dataclasses.replace(told, interface=host.interface or told.extra["interfaces"].get(told.address))
+    facts = node_facts(host.label, value)
+    return dataclasses.replace(facts, interface=host.interface or facts.extra["interfaces"].get(facts.address))

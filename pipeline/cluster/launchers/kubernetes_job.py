@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
+from pipeline.cluster.launchers.granted_launcher import LOOK_S, GrantedJob
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import Api, Object, UnansweredError, help_for
 from pipeline.core.errors import HostError
@@ -24,8 +25,6 @@ from pipeline.core.printable import printable
 FOLDERS, MANIFEST = "kubernetes", "job.yaml"
 """The folder below a run's for those of its jobs, and the file in such a folder with the manifest."""
 
-_LOOK_S = 0.2
-_END_S = 75.0  # a pod has 60 s for its end
 _DECIDED_S = 10.0  # from a node's last word until the API knows what took it
 _STARTING = ("ContainerCreating", "PodInitializing")
 
@@ -36,9 +35,9 @@ def yaml_of(manifest: Object) -> str:
     return text
 
 
-class PodsJob:
+class PodsJob(GrantedJob):
     """The job of one run folder, through all attempts that it serves. It has one life: a job whose pods are taken away
-    ends.
+    ends. Its ranks never stand still, as pods can't be suspended.
 
     Args:
         write: a job's own part of its name → its manifest.
@@ -46,21 +45,20 @@ class PodsJob:
     """
 
     life = 0
+    end_s = 75.0  # a pod has 60 s for its end
 
     def __init__(self, api: Api, write: Callable[[str], Object], *, run: str, run_dir: Path, nnodes: int) -> None:
-        self._api, self._write, self._run, self._run_dir, self._nnodes = api, write, run, run_dir, nnodes
-        self.name = ""
-        self.folder = JobFolder(run_dir, MANIFEST)
-        self.doing = "asking Kubernetes"
-        self.standing = ""  # pods can't be suspended
+        super().__init__(JobFolder(run_dir, MANIFEST), nnodes, doing="asking Kubernetes")
+        self._api, self._write, self._run, self._run_dir = api, write, run, run_dir
+        self.name = self._warned = ""
         self._pods: dict[str, Pod] = {}  # uid → each pod that ever was there, as it was seen last
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
         return f"{self._api.kind.name} {self.name}"
 
     @property
-    def _delete_command(self) -> str:
+    def end_command(self) -> str:
         return f"{self._api.kubectl} delete {self._api.kind.name.lower()} {self.name}"
 
     def find(self, say: Callable[[str], None]) -> bool:
@@ -74,7 +72,7 @@ class PodsJob:
                 release(self._api, folder, name)
                 continue
             self.name, self.folder = name, folder
-            say(f"{self._title} of this run is there already; going on with it")
+            say(f"{self.title} of this run is there already; going on with it")
             folder.end(self.life)  # what an earlier command has started in it
         return bool(self.name)
 
@@ -87,42 +85,24 @@ class PodsJob:
         self._api.create(manifest)
         self.name, self.folder, self._pods = manifest["metadata"]["name"], folder, {}
         say(
-            f"{self._title} was created; {self._api.kubectl} get pods -l paceline/job={self.name} shows its pods, "
-            f"{self._delete_command} ends it"
+            f"{self.title} was created; {self._api.kubectl} get pods -l paceline/job={self.name} shows its pods, "
+            f"{self.end_command} ends it"
         )
 
-    def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Wait until all nodes have reported; False: the pods were taken away before.
-
-        Raises:
-            HostError: the job ended for another reason.
-        """
-        pause_s, warned = 0.5, ""
-        while True:
-            try:
-                job, pods = self._api.get(self.name), self._look(self.name)
-                if outcome := self._ended_early(job, pods):
-                    say(f"{outcome.text.partition(';')[0]}; another job is created")
-                    return False
-                self.doing, hint = self._state(job or {}, pods)
-                if hint and self.doing != warned:
-                    warned = self.doing
-                    say(f"WARNING: {self.doing}; {hint}")
-            except UnansweredError as error:  # it may have waited for hours, and the API answers again
-                self.doing = f"waiting for {self._title}: {error.what}"
-            self.folder.beat()  # pods that run already wait for the others
-            until = time.monotonic() + pause_s
-            while time.monotonic() < until:
-                check()
-                if len(self.facts()) == self._nnodes and self.folder.is_idle(self.life, self._nnodes):
-                    self.doing = f"starting torchrun in {self._title}"
-                    return True
-                time.sleep(_LOOK_S)
-            pause_s = min(10.0, pause_s * 1.5)
-
-    def facts(self) -> list[Object]:
-        """The nodes' facts, in the order of their numbers."""
-        return self.folder.facts(self.life, self._nnodes)
+    def _goes_on(self, say: Callable[[str], None]) -> bool:
+        self.folder.beat()  # pods that run already wait for the others
+        try:
+            job, pods = self._api.get(self.name), self._look(self.name)
+            if outcome := self._ended_early(job, pods):
+                say(f"{outcome.text.partition(';')[0]}; another job is created")
+                return False
+            self.doing, hint = self._state(job or {}, pods)
+            if hint and self.doing != self._warned:
+                self._warned = self.doing
+                say(f"WARNING: {self.doing}; {hint}")
+        except UnansweredError as error:  # it may have waited for hours, and the API answers again
+            self.doing = f"waiting for {self.title}: {error.what}"
+        return True
 
     def described(self) -> str:
         """Each node of the run with its pod and the cluster's node."""
@@ -142,17 +122,17 @@ class PodsJob:
     def _state(self, job: Object, pods: Sequence[Pod]) -> tuple[str, str]:
         """Why it doesn't run yet, and what the user has to do, if anything."""
         if suspended := conditions(job).get("Suspended"):
-            return f"waiting for {self._title}: {suspended}", ""
+            return f"waiting for {self.title}: {suspended}", ""
         running = sum(pod.phase == "Running" for pod in pods)
         warnings = self._api.warnings(self.name) if running < self._nnodes else []
         why = waiting(pods, self._nnodes, warnings)
-        return f"waiting for {self._title}: {why}", help_for(why)
+        return f"waiting for {self.title}: {why}", help_for(why)
 
     def _ended_early(self, job: Object | None, pods: Sequence[Pod]) -> Outcome | None:
         """How its pods were taken away; None: it goes on. Raises HostError: it ended otherwise."""
         if job is None:
             raise HostError(
-                f"{self._title} was deleted before the run began",
+                f"{self.title} was deleted before the run began",
                 hint=f"the same command creates another one; {self._api.kubectl} get events shows who may have done it",
             )
         outcome = self._judged(pods)
@@ -161,28 +141,23 @@ class PodsJob:
         if outcome.again and not job["metadata"].get("deletionTimestamp"):
             release(self._api, self.folder, self.name)
             return outcome
-        if removed := self.folder.removed(self._title):
+        if removed := self.folder.removed(self.title):
             raise removed
         lines = [line for pod in pods if pod.code for line in [*pod.said.splitlines(), *self._api.log(pod.name)]]
         said = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
         why = outcome.text or "; ".join(filter(None, conditions(job).values())) or "it doesn't say why"
         raise HostError(
-            "\n".join([f"{self._title} ended before the run began: {why}", *(f"  {line}" for line in said)]),
+            "\n".join([f"{self.title} ended before the run began: {why}", *(f"  {line}" for line in said)]),
             hint=_early_hint(said, outcome),
         )
 
-    def start(self, request: Object) -> None:
-        """Tell all nodes to start torchrun. Raises OSError."""
-        self.folder.order(restart=self.life, start=request)
-
     def gone(self, life: int) -> str:
-        """Why a pod no longer runs its start; '' while all do, or while the API doesn't answer."""
         try:
             job, pods = self._api.get(self.name), self._look(self.name)
         except HostError:
             return ""
         if job is None or job["metadata"].get("deletionTimestamp"):
-            return f"was taken away: {self._title} was deleted"
+            return f"was taken away: {self.title} was deleted"
         silent = [pod for pod in pods if pod.phase == "Succeeded" and pod.name not in self._end_times()]
         return self._judged(pods).text or next((f"{pod.words} ended without a word" for pod in silent), "")
 
@@ -207,14 +182,13 @@ class PodsJob:
         return [self.folder.end_of(number, started[-1]) for number in range(self._nnodes)] if started else []
 
     def outcome(self) -> Outcome:
-        """What became of the job in which a start ended badly; waits until the API knows what took a node away."""
         if not self.folder.path.is_dir() or self.folder.was_left():  # removed, which the start reports; or stopped
             return Outcome()
         # a node that reported no end, or one by a signal from outside, was lost
         lost = any(end is None or end.get("terminated") for end in self._ends())
         deadline = time.monotonic() + (_DECIDED_S if lost else 0.0)
         while not (outcome := self._outcome_now()).text and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         if outcome.again:
             release(self._api, self.folder, self.name)
             vanish(self._api, [self.name])
@@ -224,26 +198,17 @@ class PodsJob:
         try:
             job = self._api.get(self.name)
             if job is None or job["metadata"].get("deletionTimestamp"):
-                return Outcome(text=f"{self._title} was deleted", hint="the same command creates another one")
+                return Outcome(text=f"{self.title} was deleted", hint="the same command creates another one")
             return self._judged(self._look(self.name))
         except HostError as error:
             return Outcome(text=error.what)
 
-    def end_start(self) -> dict[str, str]:
-        """End the start that runs; the job stays. Job → why it doesn't end it."""
-        deadline = time.monotonic() + _END_S
-        self.folder.end(self.life)
-        while time.monotonic() < deadline:
-            if self.folder.path.is_dir() and self.folder.is_idle(self.life, self._nnodes):
-                return {}
-            try:
-                job = self._api.get(self.name)
-                if job is None or is_over(job) or not any(pod.phase == "Running" for pod in self._look(self.name)):
-                    return {}
-            except HostError:
-                pass
-            time.sleep(_LOOK_S)
-        return {self._title: f"{NOT_ENDED}its pods don't answer; {self._delete_command}"}
+    def _is_off(self, life: int) -> bool:
+        try:
+            job = self._api.get(self.name)
+            return job is None or is_over(job) or not any(pod.phase == "Running" for pod in self._look(self.name))
+        except HostError:
+            return False
 
 
 def release(api: Api, folder: JobFolder, name: str) -> None:
@@ -254,9 +219,9 @@ def release(api: Api, folder: JobFolder, name: str) -> None:
 
 def vanish(api: Api, names: Sequence[str]) -> dict[str, str]:
     """Wait until deleted jobs have no pods any more; job → the pods of one that has. Raises HostError."""
-    deadline, left = time.monotonic() + _END_S, {name: api.pods(name) for name in names}
+    deadline, left = time.monotonic() + PodsJob.end_s, {name: api.pods(name) for name in names}
     while any(left.values()) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
         left = {name: api.pods(name) for name, pods in left.items() if pods}
     return {
         name: f"{NOT_ENDED}{', '.join(pod_of(pod).words for pod in pods)} goes on; "

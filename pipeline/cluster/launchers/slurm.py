@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import re
+import secrets
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST
+from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.slurm_array import Arrays
-from pipeline.cluster.launchers.slurm_job import BatchJob, cancel_all
-from pipeline.cluster.launchers.slurm_queue import Queue
-from pipeline.cluster.launchers.slurm_script import FOLDERS, NAME_PREFIX, Job, script
+from pipeline.cluster.launchers.slurm_job import (
+    ELEMENT,
+    FOLDERS,
+    NAME_PREFIX,
+    BatchJob,
+    Queue,
+    RefusedError,
+    cancel_all,
+)
+from pipeline.core import cache
 from pipeline.core.errors import HostError, PacelineError
+from pipeline.core.files import write_atomic
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
 from trainers.core.config import ConfigError
+
+_DECIDED = (
+    (("-N", "--nodes"), "cluster.nnodes="),
+    (("-n", "--ntasks", "--ntasks-per-node"), "cluster.nnodes= cluster.nproc_per_node="),
+    (("-a", "--array"), "the trials of a sweep that start together are one array already"),
+    (("-J", "--job-name"), "by its name the job is found again"),
+    (("-o", "--output", "--open-mode"), "what it prints lies in the run folder"),
+    (("-D", "--chdir"), "it starts in the run folder"),
+    (("-M", "--clusters"), "SLURM_CONF= names the cluster"),
+    (("-W", "--wait", "--wrap", "--test-only", "-h", "--help", "-V", "--version"), "leave it out"),
+    (("-Q", "--quiet"), "then it doesn't tell the number of the job"),
+)
+"""Options of sbatch that would make another job than a run's, and what is said of them."""
 
 
 @dataclass(kw_only=True)
@@ -58,33 +86,237 @@ class SlurmConfig(ClusterConfig):
     setup: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise ConfigError("\n".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        """What no script can hold."""
         for name in ("partition", "account", "qos", "constraint", "gres", "mem"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s'\"\\#]+", value):
-                raise ConfigError(f"cluster.{name}={value!r} can't stand in a line of sbatch: no spaces, quotes or #")
+                yield f"cluster.{name}={value!r} can't stand in a line of sbatch: no spaces, quotes or #"
         if self.cpus_per_task is not None and self.cpus_per_task < 1:
-            raise ConfigError(f"cluster.cpus_per_task={self.cpus_per_task} must be null or a whole number from 1")
+            yield f"cluster.cpus_per_task={self.cpus_per_task} must be null or a whole number from 1"
         if self.mem is not None and not re.fullmatch(r"\d+[KMGT]?", self.mem, re.IGNORECASE):
-            raise ConfigError(
-                f"cluster.mem={self.mem!r} must be a size that sbatch knows, such as 64G (0: all of a node)"
-            )
+            yield f"cluster.mem={self.mem!r} must be a size that sbatch knows, such as 64G (0: all of a node)"
         if self.time_limit is not None and not re.fullmatch(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}", self.time_limit):
-            raise ConfigError(
+            yield (
                 f"cluster.time_limit={self.time_limit!r} must be minutes:seconds, hours:minutes:seconds or days-hours "
                 "(in a file in quotes: YAML takes 1:00:00 for the number 3600)"
             )
-        from pipeline.cluster.launchers.slurm_script import unfit  # settings are read without their module
-
         for option in self.sbatch:
-            if why := unfit(option):
-                raise ConfigError(f"cluster.sbatch: {option!r} {why}")
+            if why := self._unfit(option):
+                yield f"cluster.sbatch: {option!r} {why}"
         for line in self.setup:
             if line.startswith("#SBATCH"):
-                raise ConfigError(f"cluster.setup: {line!r} is an option of sbatch; write it into cluster.sbatch")
+                yield f"cluster.setup: {line!r} is an option of sbatch; write it into cluster.sbatch"
+
+    @staticmethod
+    def _unfit(option: str) -> str:
+        """Why an option can't stand in the script; '' where it can."""
+        if not option.startswith("-") or not option.isprintable():
+            return "is no option of sbatch; write [--exclusive]"
+        try:
+            words = shlex.split(option, comments=True)
+        except ValueError as error:
+            return f"is not quoted as a shell would read it: {error}"
+        name, equals, _ = words[0].partition("=")
+        if len(words) > 2 or (len(words) == 2 and (equals or words[1].startswith("-"))):  # sbatch runs the last word
+            return (
+                "is more than one option; write [--exclusive,--comment=x], a value with spaces as [\"--comment='a b'\"]"
+            )
+        is_long = name.startswith("--")
+        for names, instead in _DECIDED:  # getopt takes long names shortened (--arr=0-3), short ones with values (-N4)
+            if any(known.startswith(name) if is_long else known == name[:2] for known in names):
+                return f"would make another job of it than the run needs; {instead}"
+        return ""
 
 
+# -------------------------------------------------------------------------------------------------- the script (pure)
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job before it is submitted. ``folder`` is the one that it shares with the controller, ``gpus`` a node's."""
+
+    name: str
+    folder: str
+    python: str
+    nnodes: int
+    nproc_per_node: int
+    gpus: int
+    settings: SlurmConfig
+
+
+def script(job: Job) -> str:
+    """The input of sbatch: one agent on each node, whose request comes from a file that all of them see."""
+    return _text(job, request=shlex.quote(f"{job.folder}/{REQUEST}"))
+
+
+def array_script(jobs: Sequence[Job], name: str) -> str:
+    """The same for an array of that name, whose elements differ only in their folders."""
+    folders = (f"{number}) folder={shlex.quote(job.folder)};;" for number, job in enumerate(jobs))
+    choose = ["case $SLURM_ARRAY_TASK_ID in", *folders, "esac", 'cd "$folder/../.."']  # the run folder
+    array = replace(jobs[0], name=name)
+    return _text(array, f"--array=0-{len(jobs) - 1}", before=choose, request=f'"$folder/{REQUEST}"')
+
+
+def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str:
+    agent = shlex.join([job.python, "-E", "-c", BOOTSTRAP])
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in (*_options(job), *more)),
+        *before,
+        *job.settings.setup,
+        # 1 task a node has all of the job's cores there; a node that fails takes the others with it
+        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {agent} < {request}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(job: Job) -> list[str]:
+    """The options of sbatch, without those that the configuration leaves open."""
+    settings = job.settings
+    gpus = job.gpus if job.gpus and settings.gres is None else None
+    chosen: dict[str, object] = {
+        "job-name": job.name,
+        "nodes": job.nnodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": settings.cpus_per_task or job.nproc_per_node,
+        "gpus-per-node": gpus,
+        "gres": settings.gres,
+        "mem": settings.mem,
+        "time": settings.time_limit,
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+    }
+    options = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    return [*options, "--requeue", "--open-mode=append", *settings.sbatch]
+
+
+# ------------------------------------------------------------------------------------------- trials as one job array
+_QUIET_S = 0.5  # no other trial has submitted anything for so long
+_LONGEST_S = 3.0
+
+
+@dataclass
+class _Batch:
+    """Jobs that wait to be submitted together."""
+
+    environ: Mapping[str, str]
+    jobs: list[Job] = field(default_factory=list)
+    newest: float = 0.0
+    done: threading.Event = field(default_factory=threading.Event)
+    results: list[str | PacelineError] = field(default_factory=list)  # each job's id, or why it has none
+
+    def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
+        """Whether the elements would be alike: an array has one script and one environment."""
+        first = self.jobs[0]
+        return environ == self.environ and replace(job, name=first.name, folder=first.folder) == first
+
+
+class Arrays:
+    """Submits jobs: those that trials side by side submit within a moment as one array, which is one entry in Slurm's
+    queue. Safe to use from threads.
+
+    Args:
+        side_by_side: how many trials run at a time; 1: no job waits for others.
+    """
+
+    def __init__(self, queue: Queue, side_by_side: int = 1) -> None:
+        self._queue, self._most = queue, side_by_side
+        self._lock = threading.Lock()
+        self._batch: _Batch | None = None
+
+    def submit(self, job: Job, environ: Mapping[str, str]) -> str:
+        """The job's id, ``ARRAY_NUMBER`` for an element. Raises HostError: Slurm refuses it.
+
+        Args:
+            environ: further variables of the job's environment.
+        """
+        if self._most == 1:
+            return self._alone(job, environ)
+        with self._lock:
+            if self._batch is None or not self._batch.takes(job, environ):
+                self._batch = _Batch(environ=environ)
+            batch = self._batch
+            batch.jobs.append(job)
+            batch.newest = time.monotonic()
+            number = len(batch.jobs) - 1
+        if number == 0:
+            self._lead(batch)
+        batch.done.wait()
+        result = batch.results[number]
+        if isinstance(result, PacelineError):
+            raise HostError(result.what, hint=result.hint)
+        return result
+
+    def _lead(self, batch: _Batch) -> None:
+        """Wait for further jobs, then submit all of them, in the thread of the first."""
+        began = time.monotonic()
+        try:
+            while len(batch.jobs) < self._most and time.monotonic() - began < _LONGEST_S:
+                if time.monotonic() - batch.newest >= _QUIET_S:
+                    break
+                time.sleep(0.02)
+            with self._lock:
+                if self._batch is batch:
+                    self._batch = None
+            batch.results = self._submitted(batch)
+        except PacelineError as error:
+            batch.results = [error] * len(batch.jobs)
+        except BaseException as error:
+            batch.results = [HostError(f"the job could not be submitted: {error}")] * len(batch.jobs)
+            raise
+        finally:
+            batch.done.set()
+
+    def _submitted(self, batch: _Batch) -> list[str | PacelineError]:
+        if len(batch.jobs) > 1:
+            try:
+                return [*self._together(batch)]
+            except RefusedError:  # a site may allow no array, or fewer jobs than this one has elements
+                for job in batch.jobs:
+                    (Path(job.folder) / ELEMENT).unlink(missing_ok=True)
+        results: list[str | PacelineError] = []
+        for job in batch.jobs:
+            try:
+                results.append(self._alone(job, batch.environ))
+            except PacelineError as error:
+                results.append(error)
+        return results
+
+    def _alone(self, job: Job, environ: Mapping[str, str]) -> str:
+        folder = Path(job.folder)
+        output = str(folder / OUTPUT).replace("%", "%%")
+        return self._queue.submit(script(job), folder=str(folder.parents[1]), output=output, environ=environ)
+
+    def _together(self, batch: _Batch) -> list[str]:
+        name = f"{NAME_PREFIX}array-{secrets.token_hex(4)}"
+        runs = Path(batch.jobs[0].folder).parents[2]
+        outputs = runs / cache.FOLDER / "arrays" / name
+        _remove_dangling(outputs.parent)
+        outputs.mkdir(parents=True)  # sbatch takes one pattern for the outputs of all elements
+        for number, job in enumerate(batch.jobs):
+            (outputs / str(number)).symlink_to(Path(job.folder) / OUTPUT)
+            write_atomic(Path(job.folder) / ELEMENT, f"{name} {number}")
+        pattern = f"{outputs}/".replace("%", "%%") + "%a"
+        text = array_script(batch.jobs, name)
+        array = self._queue.submit(text, folder=str(runs), output=pattern, environ=batch.environ)
+        return [f"{array}_{number}" for number in range(len(batch.jobs))]
+
+
+def _remove_dangling(arrays: Path) -> None:
+    """Remove the folders of arrays all of whose runs are removed."""
+    for folder in arrays.glob("*/"):
+        with suppress(OSError):  # another command removes it, too
+            if not any(link.exists() for link in folder.iterdir()):
+                shutil.rmtree(folder)
+
+
+# ------------------------------------------------------------------------------------------------------- the launcher
 class SlurmLauncher(GrantedLauncher):
-    """Submits one job for an attempt, or finds the one that an earlier command has submitted for the same run."""
+    """Submits one job for an attempt, or takes up the one that an earlier command has submitted for the same run."""
 
     scheduler = "slurm_node"
 
@@ -112,26 +344,37 @@ class SlurmLauncher(GrantedLauncher):
             settings=self.cluster.settings,
         )
 
+    def batch_job(self, run_key: str, run_dir: Path) -> BatchJob:
+        """The job of a run folder, before it is submitted or found."""
+        job_of, arrays = partial(self._job_of, run_key, run_dir), self._arrays
+        return BatchJob(
+            self._queue,
+            script=lambda nonce: script(job_of(nonce)),
+            submit=lambda nonce, environ: arrays.submit(job_of(nonce), environ),
+            name=_name(run_key, run_dir),
+            run_dir=run_dir,
+            nnodes=self.cluster.nnodes,
+        )
+
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> Cluster:
-        make = partial(self._job_of, spec.run_key, spec.run_dir)
-        name, nnodes = _name(spec.run_key, spec.run_dir), self.cluster.nnodes
-        job = self._job = BatchJob(self._arrays, make, name=name, run_dir=spec.run_dir, nnodes=nnodes)
-        found = job.find(say)
+        job = self._job = self.batch_job(spec.run_key, spec.run_dir)
+        request, hidden = self.request(spec, modules), self._secrets()
+        is_new = not job.find(say)
+        if is_new:
+            job.submit(request, hidden, say)
         try:
-            if not found:
-                job.submit(self.request(spec, modules), self._told(), say)
             job.wait(say, check)
         except HostError:
-            if not found:
+            if is_new:
                 raise
-            job.submit(self.request(spec, modules), self._told(), say)  # the one that was found has just ended
+            job.submit(request, hidden, say)  # the one that was there has just ended
             job.wait(say, check)
         return self.named([fact["host"] for fact in job.facts()])
 
-    def _told(self) -> dict[str, Any]:
-        """The ranks' secret variables, and what hides these in their output."""
+    def _secrets(self) -> dict[str, Any]:
+        """The ranks' secret variables, and the rules that hide these in their output."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
         return {"env": dict(self.cluster.hosts[0].secrets), "hide": rules(hidden)}
 
@@ -147,5 +390,5 @@ class SlurmLauncher(GrantedLauncher):
 
 
 def _name(run_key: str, run_dir: Path) -> str:
-    """How the names of all jobs of one run folder begin."""
+    """The beginning of the names of all jobs of one run folder."""
     return f"{NAME_PREFIX}{attempts.prefix(run_key, run_dir)}"

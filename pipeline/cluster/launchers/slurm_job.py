@@ -1,51 +1,75 @@
-"""One batch job of Slurm: submitted or found, waited for, and what became of it."""
+"""One batch job of Slurm: submitted or found, waited for, and what became of it; and the commands for that."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
+from pipeline.cluster.launchers.granted_launcher import LOOK_S, GrantedJob
 from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
-from pipeline.cluster.launchers.slurm_array import ELEMENT, Arrays
-from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
-from pipeline.cluster.launchers.slurm_script import FOLDERS, NAME_PREFIX, SCRIPT, Job, script
-from pipeline.core.errors import HostError, TrainingError
+from pipeline.core import process
+from pipeline.core.errors import HostError, PacelineError, TrainingError
 from trainers.contract import variables
 
-_LOOK_S = 0.2
-_END_S = 20.0
+NAME_PREFIX = "paceline-"
+"""The beginning of the names of all jobs."""
+FOLDERS, SCRIPT = "slurm", "job.sh"
+"""The folder below a run's for those of its jobs, and the file in such a folder with the script."""
+ELEMENT = "array"
+"""The file in a job's folder that says which element of which array it is: ``NAME NUMBER``."""
+
 _LASTS_S = 2.0  # a node whose last job is just ending isn't available for a moment
+_TIMEOUT_S = 60.0  # a controller that is busy makes its commands try again
 
 
-class BatchJob:
-    """The job of one run folder, through all attempts that it serves.
+class BatchJob(GrantedJob):
+    """The job of one run folder, through all attempts that it serves. Each return to the queue begins another life.
 
     Args:
-        arrays: what submits it.
-        job: a job's own part of its name → the job.
-        name: how the names of all jobs of this run folder begin.
+        script: a job's own part of its name → its script.
+        submit: that part, and variables of the job's environment → its id.
+        name: the beginning of the names of all jobs of this run folder.
     """
 
-    def __init__(self, arrays: Arrays, job: Callable[[str], Job], *, name: str, run_dir: Path, nnodes: int) -> None:
-        self._queue, self._arrays, self._job = arrays.queue, arrays, job
-        self._name, self._run_dir, self._nnodes = name, run_dir, nnodes
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        script: Callable[[str], str],
+        submit: Callable[[str, Mapping[str, str]], str],
+        name: str,
+        run_dir: Path,
+        nnodes: int,
+    ) -> None:
+        super().__init__(JobFolder(run_dir, SCRIPT), nnodes, doing="asking Slurm")
+        self._queue, self._script, self._submit = queue, script, submit
+        self._name, self._run_dir = name, run_dir
         self.state = JobState(id="")
-        self.folder = JobFolder(run_dir, SCRIPT)
         self._lost = -1  # the life of the job that Slurm is about to take back
         self._printed_bytes = 0  # by the job before the newest start
-        self.doing = "asking Slurm"
-        self.standing = ""
+        self._reason, self._reason_since, self._warned = "", time.monotonic(), ""
 
     @property
     def life(self) -> int:
-        """How often Slurm has put it back into the queue."""
         return self.state.restarts
+
+    @property
+    def title(self) -> str:
+        return f"job {self.state.id}"
+
+    @property
+    def end_command(self) -> str:
+        return f"scancel {self.state.id}"
 
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; one with another script is cancelled."""
@@ -53,7 +77,7 @@ class BatchJob:
             state = self._queue.show(id_)
             if state is None or state.ended:
                 continue
-            if folder.script == script(self._job(folder.path.name)) and not folder.was_left():
+            if folder.script == self._script(folder.path.name) and not folder.was_left():
                 self.state, self.folder = state, folder
                 self._lost = state.restarts if state.preempted and state.state == "RUNNING" else -1
                 say(f"job {id_} of this run is in the queue already ({state.state}); going on with it")
@@ -62,70 +86,48 @@ class BatchJob:
             self._queue.cancel(id_)
         return False
 
-    def submit(self, request: Mapping[str, Any], told: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """A new job: ``request`` is what its agents are asked first, ``told`` what no file may hold.
+    def submit(self, request: Mapping[str, Any], hidden: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Submit a job, whose agents get ``request`` first, and ``hidden`` by a way that no file holds.
 
         Raises:
             HostError: Slurm refuses it.
         """
         nonce = secrets.token_hex(3)
-        job = self._job(nonce)
-        self.folder = JobFolder(Path(job.folder), SCRIPT)
-        asked = {**request, "folder": job.folder, "is_told": any(told.values())}
-        self.folder.make(script(job), asked, self._nnodes)
-        id_ = self._arrays.submit(job, {variables.SECRETS: json.dumps(told)})
-        self.state = JobState(id=id_, state="PENDING")
+        self.folder = JobFolder(self._run_dir / FOLDERS / nonce, SCRIPT)
+        whole = {**request, "folder": str(self.folder.path), "has_secrets": any(hidden.values())}
+        self.folder.make(self._script(nonce), whole, self._nnodes)
+        id_ = self._submit(nonce, {variables.SECRETS: json.dumps(hidden)})
+        self.state, self._reason, self._warned = JobState(id=id_, state="PENDING"), "", ""
         say(f"job {id_} was submitted; squeue -j {id_} shows it, scancel {id_} ends it")
 
-    def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Until all nodes have told their facts. Raises HostError: the job ended before, what ``check`` raises."""
-        pause_s, seen, told, since = 0.5, "", "", time.monotonic()
-        while True:
-            state = self._queue.show(self.state.id)
-            if state is None:
-                self.doing = f"asking Slurm, which doesn't tell how job {self.state.id} stands: {self._queue.trouble}"
-            else:
-                self.state = state
-                if state.ended:
-                    raise self._ended_early()
-                self.doing = self._words()
-                if state.reason != seen:
-                    seen, since = state.reason, time.monotonic()
-                lasts = time.monotonic() - since >= _LASTS_S
-                if state.state == "PENDING" and stuck(state) and state.reason != told and lasts:
-                    told = state.reason
-                    say(f"WARNING: job {state.id} can't start as things are: {waiting(state, '')}")
-            until = time.monotonic() + pause_s
-            while time.monotonic() < until:
-                check()
-                if self._is_ready():
-                    self.doing = f"starting torchrun in job {self.state.id}"
-                    return
-                time.sleep(_LOOK_S)
-            pause_s = min(10.0, pause_s * 1.5)
-
-    def facts(self) -> list[dict[str, Any]]:
-        """What the nodes have told in this life of the job, in the order of their numbers."""
-        return self.folder.facts(self.state.restarts, self._nnodes)
+    def _goes_on(self, say: Callable[[str], None]) -> bool:
+        """Always True. Raises HostError, TrainingError: the job ended."""
+        state = self._queue.show(self.state.id)
+        if state is None:
+            self.doing = f"asking Slurm, which doesn't tell how {self.title} stands: {self._queue.trouble}"
+            return True
+        self.state = state
+        if state.ended:
+            raise self._ended_early()
+        if state.state == "RUNNING":
+            self.doing = f"waiting for the agents of {self.title} on {state.nodes}"
+        else:
+            place = self._queue.place(state) if state.state == "PENDING" else ""
+            self.doing = f"waiting for {self.title}: {waiting(state, place)}"
+        if state.reason != self._reason:
+            self._reason, self._reason_since = state.reason, time.monotonic()
+        lasts = time.monotonic() - self._reason_since >= _LASTS_S
+        if state.state == "PENDING" and stuck(state) and state.reason != self._warned and lasts:
+            self._warned = state.reason
+            say(f"WARNING: {self.title} can't start as things are: {waiting(state, '')}")
+        return True
 
     def _is_ready(self) -> bool:
-        """Whether all nodes have told their facts, and nothing is under way on them."""
-        there = self.state.state == "RUNNING" and self.state.restarts > self._lost
-        return there and len(self.facts()) == self._nnodes and self._is_idle()
-
-    def _is_idle(self) -> bool:
-        return self.folder.is_idle(self.state.restarts, self._nnodes)
-
-    def _words(self) -> str:
-        state = self.state
-        if state.state == "RUNNING":
-            return f"waiting for the agents of job {state.id} on {state.nodes}"
-        place = self._queue.place(state) if state.state == "PENDING" else ""
-        return f"waiting for job {state.id}: {waiting(state, place)}"
+        return self.state.state == "RUNNING" and self.life > self._lost and super()._is_ready()
 
     def _ended_early(self) -> HostError | TrainingError:
-        """The job ended before its agents told their facts; TrainingError: somebody has cancelled it."""
-        if removed := self.folder.removed(f"job {self.state.id}"):
+        """The job ended before its nodes reported; TrainingError: somebody has cancelled it."""
+        if removed := self.folder.removed(self.title):
             return removed
         lines = self.folder.output()
         said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or lines[-4:]
@@ -146,64 +148,46 @@ class BatchJob:
         hint = other if python else "the same command submits another job"
         return HostError("\n".join([how, *(f"  {line}" for line in said)]), hint=hint)
 
-    def start(self, request: Mapping[str, Any]) -> None:
-        """Tell all nodes to start torchrun. Raises OSError."""
+    def start(self, request: dict[str, Any]) -> None:
         self._printed_bytes = self.folder.output_bytes()
-        self.folder.order(restart=self.state.restarts, start=request)
+        super().start(request)
 
     def gone(self, life: int) -> str:
-        """Why the job is no longer in that life of it; '' while it is, or while Slurm doesn't answer."""
         now = self._queue.show(self.state.id)
         if now is not None:
-            self.standing = _standing(now)
+            advice = f"scontrol resume {now.id} lets it go on"
+            is_suspended = f"job {now.id} is suspended by Slurm, and the run waits for it; {advice}"
+            self.standing = is_suspended if now.state == "SUSPENDED" else ""
         if now is None or (now.state in ("RUNNING", "SUSPENDED") and now.restarts == life):
             return ""
         said = complaints(self.folder.output(self._printed_bytes))
         return "; ".join([f"was taken away: job {now.id} is {now.state or 'over'}", *said])
 
     def outcome(self) -> Outcome:
-        """What Slurm has done to the job in which a start ended badly; waits until that is decided."""
-        before, now, deadline = self.state, self._queue.show(self.state.id), time.monotonic() + _END_S
+        before, now, deadline = self.state, self._queue.show(self.state.id), time.monotonic() + self.end_s
         if now is not None and now.state == "COMPLETING":  # nobody waits for another start in this life of it
             self.folder.leave(restart=before.restarts)
         while now is not None and now.state == "COMPLETING" and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
             now = self._queue.show(before.id)
-        if not self.folder.path.is_dir():  # removed while the run went on, which ended the agents: the start tells it
-            return Outcome()
-        if now is None or self.folder.was_left():  # the second: somebody has stopped the run
+        # a folder that was removed while the run went on ended the agents, which the start reports
+        if now is None or not self.folder.path.is_dir() or self.folder.was_left():
             return Outcome()
         return why_it_ended(before, now, self.folder.output(self._printed_bytes))
 
-    def end_start(self) -> dict[str, str]:
-        """End what runs in this life of the job; the job stays. Job → what is said of one that doesn't end it."""
-        before, deadline = self.state, time.monotonic() + _END_S
-        self.folder.end(before.restarts)
-        while time.monotonic() < deadline:
-            now = self._queue.show(before.id)
-            if now is not None and (now.restarts > before.restarts or now.state not in ("RUNNING", "COMPLETING")):
-                return {}
-            if self.folder.path.is_dir() and self._is_idle():
-                return {}
-            time.sleep(_LOOK_S)
-        return {f"job {before.id}": f"{NOT_ENDED}its nodes don't answer; scancel {before.id}"}
-
-
-def _standing(job: JobState) -> str:
-    """Why its ranks stand still, as a person has to know; '': they don't."""
-    if job.state != "SUSPENDED":
-        return ""
-    return f"job {job.id} is suspended by Slurm, and the run waits for it; scontrol resume {job.id} lets it go on"
+    def _is_off(self, life: int) -> bool:
+        now = self._queue.show(self.state.id)
+        return now is not None and (now.restarts > life or now.state not in ("RUNNING", "COMPLETING"))
 
 
 def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:
-    """End all jobs of a run folder; job → what is said of one that doesn't end. Raises HostError."""
+    """End all jobs of a run folder; job → why one that goes on does. Raises HostError."""
     for folder in (run_dir / FOLDERS).glob("*"):  # also where Slurm doesn't answer
         JobFolder(folder, SCRIPT).leave()
-    found = _jobs_of(queue, name, run_dir)
-    for id_, _ in found:
+    ids = [id_ for id_, _ in _jobs_of(queue, name, run_dir)]
+    for id_ in ids:
         queue.cancel(id_)
-    return {f"job {id_}": why for id_, _ in found if (why := _survives(queue, id_))}
+    return {f"job {id_}": why for id_ in ids if (why := _survives(queue, id_))}
 
 
 def _jobs_of(queue: Queue, name: str, run_dir: Path) -> list[tuple[str, JobFolder]]:
@@ -212,23 +196,332 @@ def _jobs_of(queue: Queue, name: str, run_dir: Path) -> list[tuple[str, JobFolde
     Raises HostError.
     """
     elements = {path.read_text(encoding="utf-8"): path.parent for path in (run_dir / FOLDERS).glob(f"*/{ELEMENT}")}
-    found = []
-    for id_, called in queue.mine(NAME_PREFIX):
-        own = run_dir / FOLDERS / called.removeprefix(name) if called.startswith(name) else None
-        folder = own or elements.get(f"{called} {id_.rpartition('_')[2]}")
+    jobs = []
+    for id_, job_name in queue.mine(NAME_PREFIX):
+        own = run_dir / FOLDERS / job_name.removeprefix(name) if job_name.startswith(name) else None
+        folder = own or elements.get(f"{job_name} {id_.rpartition('_')[2]}")
         if folder is not None:
-            found.append((id_, JobFolder(folder, SCRIPT)))
-    return found
+            jobs.append((id_, JobFolder(folder, SCRIPT)))
+    return jobs
 
 
 def _survives(queue: Queue, id_: str) -> str:
-    """What is said of a job that doesn't end; '' for one that has."""
-    deadline = time.monotonic() + _END_S
+    """The state of a job that doesn't end; '' of one that has ended."""
+    deadline = time.monotonic() + BatchJob.end_s
     job = queue.show(id_)
     while (job is None or not job.ended) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
         job = queue.show(id_)
     if job is not None and job.ended:
         return ""
     state = job.state if job is not None else "in a state that Slurm doesn't tell"
     return f"{NOT_ENDED}it is {state}; scancel {id_}"
+
+
+# ------------------------------------------------------------------------------- Slurm's commands and their answers
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+)
+"""The states in which a job stays."""
+
+_REFUSALS = {
+    "invalid partition": "sinfo -s shows the partitions; cluster.partition=NAME",
+    "partition not available": "sinfo -s shows which partitions are up; cluster.partition=NAME",
+    "reservation is invalid": "scontrol show reservation; --reservation= of cluster.sbatch",
+    "invalid account": "sacctmgr show associations user=$USER shows yours; cluster.account=NAME cluster.partition=NAME",
+    "invalid qos": "sacctmgr show associations user=$USER shows yours; cluster.qos=NAME",
+    "time limit": "cluster.time_limit=, at most what sinfo -o '%P %l' shows",
+    "node configuration": "sinfo -N -o '%N %c %m %G' shows what nodes have; cluster.cpus_per_task, gres, mem within it",
+    "generic resource": "sinfo -o '%N %G' shows what nodes have; cluster.gres=",
+    "feature specification": "sinfo -o '%N %f' shows the features of nodes; cluster.constraint=",
+    "more processors": "cluster.cpus_per_task= within what sinfo -N -o '%N %c' shows",
+    "node count": "cluster.nnodes= within what sinfo -s shows",
+    "contact slurm controller": "scontrol ping shows whether slurmctld answers",
+}
+"""Words of sbatch, in small letters → what helps."""
+
+_ID = re.compile(r"(\d+)(?:;\S*)?")  # as sbatch --parsable prints it; behind it the cluster's name
+_OPTIONS = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
+_NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
+
+_NO_NODE = "a node that it needs is drained, down or reserved: sinfo -R says why"
+WAITS = {
+    "PartitionTimeLimit": "its time limit is more than the partition allows: cluster.time_limit=",
+    "PartitionNodeLimit": "it wants more nodes than the partition has: cluster.nnodes=",
+    "PartitionConfig": "the partition can't give what it wants: scontrol show partition",
+    "BadConstraints": "no node has what it wants: cluster.constraint=, cluster.gres=",
+    "AccountNotAllowed": "the partition is not for this account: cluster.account=",
+    "InvalidAccount": "there is no such account: cluster.account=",
+    "InvalidQOS": "there is no such qos: cluster.qos=",
+    "QOSNotAllowed": "the partition is not for this qos: cluster.qos=",
+    "AssocGrpGRES": "the account's GPUs are all in use",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "DependencyNeverSatisfied": "what it is to follow has ended otherwise: --dependency of cluster.sbatch",
+    "QOSMaxWallDurationPerJobLimit": "its time limit is more than the qos allows: cluster.time_limit=",
+    "AssocMaxWallDurationPerJobLimit": "its time limit is more than the account may have: cluster.time_limit=",
+    "ReqNodeNotAvail": _NO_NODE,
+    "Nodes_required_for_job_are_DOWN": _NO_NODE,
+}
+"""Reasons for which a job may wait for ever → what they mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """One job as scontrol shows it. Empty texts: it doesn't say."""
+
+    id: str
+    state: str = ""
+    reason: str = ""
+    partition: str = ""
+    restarts: int = 0
+    preempted: bool = False
+    time_limit: str = ""
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.state in ENDED or not self.state
+
+
+def parse_job(id_: str, text: str) -> JobState:
+    """Read the line of ``scontrol -o show job``. Free text (comments, paths) comes last and may look like more fields:
+    the first of a name counts."""
+    fields = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
+    return JobState(
+        id=id_,
+        state=fields.get("JobState", ""),
+        reason=_set(fields.get("Reason", "")),
+        partition=fields.get("Partition", ""),
+        restarts=int(fields.get("Restarts", "0") or 0),
+        preempted=_set(fields.get("PreemptTime", "")) != "",
+        time_limit=fields.get("TimeLimit", ""),
+        nodes=_set(fields.get("NodeList", "")),
+    )
+
+
+def _set(value: str) -> str:
+    return "" if value in ("None", "(null)", "Unknown") else value
+
+
+class Queue:
+    """The commands of one Slurm cluster, as PATH has them. ``trouble``: why the last ``show`` had no answer; '': it
+    had one."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        for program in ("sbatch", "squeue", "scontrol", "scancel"):
+            if process.find(program) is None:
+                raise HostError(
+                    f"cluster.launcher=slurm needs {program}, which is not in PATH={os.environ.get('PATH')}",
+                    hint="run doit on a login node of the cluster; some need: module load slurm",
+                )
+
+    def submit(self, script: str, *, folder: str, output: str, environ: Mapping[str, str]) -> str:
+        """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words.
+
+        A site may have put a program of its own in sbatch's place, whose greetings, numbers and exit code say little:
+        then the queue knows the job by its name.
+
+        Args:
+            output: a pattern as sbatch takes it.
+            environ: further variables of the job's environment.
+        """
+        options = options_of(script)
+        argv = ["sbatch", *options, "--parsable", f"--chdir={folder}", f"--output={output}"]
+        done = _run(*argv, script=script, environ=environ)
+        alone = _ID.fullmatch(done.stdout.strip())
+        if done.code == 0 and alone:
+            return alone[1]
+        if done.code == 0 or re.search(r"\d", done.stdout):
+            name = next((word.partition("=")[2] for word in options if word.startswith("--job-name=")), "")
+            if name and (jobs := self.mine(name)):
+                return jobs[-1][0].partition("_")[0]  # of an array all of it
+        if done.code != 0:
+            raise refused(done.stderr or done.stdout)
+        return job_id(done.stdout)  # it has ended already
+
+    def rehearse(self, script: str) -> str:
+        """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses the job, or would
+        let it wait in a partition that starts none."""
+        done = _run("sbatch", *options_of(script), "--test-only", script=script)
+        if done.code != 0:
+            raise refused(done.stderr)
+        said = _words(done.stderr or done.stdout)
+        if named := re.search(r"in partition (\S+)", said):
+            self._refuse_partition(named[1])
+        return said
+
+    def _refuse_partition(self, name: str) -> None:
+        """sbatch names a time of start for one that is down, too. Raises HostError."""
+        state = re.search(r"\bState=(\S+)", _run("scontrol", "-o", "show", "partition", name).stdout)
+        if state and state[1] != "UP":
+            raise HostError(
+                f"Slurm takes the job and doesn't start it: the state of partition {name} is {state[1]}",
+                hint=f"scontrol update partitionname={name} state=up (an administrator's); or cluster.partition=<one "
+                "that sinfo -s shows as up>",
+            )
+
+    def mine(self, name: str) -> list[tuple[str, str]]:
+        """Id and name of this user's jobs whose names begin with ``name``, the newest last; of an array each element.
+
+        Raises HostError.
+        """
+        done = _run("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--sort=i", "--format=%i %j")
+        if done.code != 0:
+            if re.search(_NOT_CONFIGURED, done.stderr):
+                raise refused(done.stderr)
+            raise HostError(f"squeue: {_words(done.stderr)}", hint=_helps(done.stderr))
+        rows = (line.strip().partition(" ") for line in done.stdout.splitlines())
+        return [(id_, job_name.strip()) for id_, _, job_name in rows if job_name.strip().startswith(name)]
+
+    def show(self, id_: str) -> JobState | None:
+        """How a job stands; without a state where Slurm has forgotten it. None: Slurm doesn't answer now."""
+        self.trouble = ""
+        try:
+            done = _run("scontrol", "-o", "show", "job", id_)
+        except PacelineError as error:
+            self.trouble = error.what
+            return None
+        if done.code == 0 and "JobState=" in done.stdout:
+            return parse_job(id_, done.stdout)
+        if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # that: an element
+            return JobState(id=id_)
+        self.trouble = f"scontrol: {_words(done.stderr or done.stdout)}"
+        return None
+
+    def place(self, job: JobState) -> str:
+        """``place 3 of 12 in partition gpu``; '' where Slurm doesn't say."""
+        options = ("--noheader", "--array", "--states=PENDING", f"--partition={job.partition}", "--sort=-p,i")
+        try:
+            waiting = _run("squeue", *options, "--format=%i").stdout.split()
+        except PacelineError:
+            return ""
+        if job.id not in waiting:
+            return ""
+        return f"place {waiting.index(job.id) + 1} of {len(waiting)} in partition {job.partition}"
+
+    def cancel(self, id_: str) -> None:
+        """Let Slurm end a job; one that is over is no error."""
+        _run("scancel", id_)
+
+
+def _run(*argv: str, script: str = "", environ: Mapping[str, str] | None = None) -> process.Completed:
+    """Run one of Slurm's commands. Raises PacelineError.
+
+    Its environment lacks what these commands would take for options, unless it is how the user submits jobs: what a job
+    has set around this process, how the user's squeue and scancel behave, and what would make another job of a run's.
+    """
+    own = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
+    return process.run(argv, input=script.encode(), env={**own, **(environ or {})}, timeout_s=_TIMEOUT_S)
+
+
+def options_of(script: str) -> list[str]:
+    """The script's lines for sbatch as arguments: variables of the user's shell (SBATCH_PARTITION) override such lines,
+    but not arguments."""
+    lines = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
+    return [word for line in lines for word in shlex.split(line, comments=True)]
+
+
+def job_id(said: str) -> str:
+    """The id that ``sbatch --parsable`` prints; a site's sbatch may greet in lines before it. Raises HostError."""
+    ids = [match[1] for match in map(_ID.fullmatch, said.splitlines()) if match]
+    if not ids:
+        raise HostError(
+            f"sbatch has taken the job and told no number of it: {_words(said)}",
+            hint="the same command finds the job by its name; doit stop ends it",
+        )
+    return ids[-1]
+
+
+class RefusedError(HostError):
+    """Slurm has taken no job."""
+
+
+def refused(said: str) -> HostError:
+    """The refusal of sbatch with what helps, or that this computer knows no cluster."""
+    if re.search(_NOT_CONFIGURED, said):
+        return HostError(
+            f"Slurm is not configured on this computer, so nothing was submitted: {_words(said)}",
+            hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
+        )
+    return RefusedError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
+
+
+def _words(said: str) -> str:
+    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in said.splitlines() if line.strip()]
+    return "; ".join(lines) or "it said nothing"
+
+
+def _helps(said: str) -> str | None:
+    return next((hint for words, hint in _REFUSALS.items() if words in said.lower()), None)
+
+
+def waiting(job: JobState, place: str) -> str:
+    """Why a job doesn't run yet, in a few words."""
+    means = next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
+    parts = [f"{job.state} ({job.reason or 'no reason yet'})", place, means]
+    return ", ".join(filter(None, parts))
+
+
+def stuck(job: JobState) -> bool:
+    """Whether somebody has to do something before the job can start."""
+    return any(job.reason.startswith(reason) for reason in WAITS)
+
+
+def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outcome:
+    """What Slurm did to a job in which a start ended badly.
+
+    Args:
+        before: the job as it ran that start.
+        output: the last lines of what it printed.
+    """
+    said = "".join(f"\n  {line}" for line in complaints(output))
+    name = f"job {now.id}"
+    if taken := _taken_off(before, now, said):
+        return taken
+    if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
+        return Outcome(
+            text=f"{name} was out of memory: a process had more than Slurm allows it there{said}",
+            hint="cluster.mem=<memory of each node>, or a smaller trainer.global_batch_size",
+            cause="memory",
+        )
+    if now.state == "TIMEOUT" or now.reason == "TimeLimit":
+        return Outcome(
+            text=f"{name} reached its time limit of {now.time_limit}",
+            hint="the same command continues from the last checkpoint; cluster.time_limit= gives the job more",
+        )
+    if now.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
+    if now.state in ("CANCELLED", "DEADLINE"):
+        text = f"{name} was ended by Slurm: {now.state}{said}"
+        return Outcome(text=text, hint="the same command submits it again", cause="cancelled")
+    if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
+        return Outcome(
+            text=f"the node agent in {name} was ended{said}",
+            hint="the same command continues from the last checkpoint",
+            cause="host",
+        )
+    return Outcome(text=said.strip())
+
+
+def _taken_off(before: JobState, now: JobState, said: str) -> Outcome | None:
+    """That Slurm took the job's nodes away, so that the run goes on on others; None: it didn't."""
+    name, goes_on = f"job {now.id}", "the run will go on from its last checkpoint"
+    if now.restarts > before.restarts or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+        why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
+        return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
+    if now.state == "PREEMPTED":
+        text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
+        return Outcome(text=text, again=True)
+    return None
+
+
+def complaints(lines: Sequence[str]) -> list[str]:
+    """Slurm's own errors in a job's output, newest last; each once."""
+    errors = [line.strip() for line in lines if re.match(r"(?:slurmstepd|srun|slurmd)[\w-]*: error: ", line)]
+    return list(dict.fromkeys(errors))[-4:]
