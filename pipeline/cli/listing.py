@@ -36,6 +36,7 @@ _ACCURACY = "test/accuracy "
 _FIRST_TO_GO = ("hosts", "size", "ranks", "trained", "when", "what")
 _LEAST_DIFFERING = 18  # columns that the last one is to have, if it needs them
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
+_VARIABLES = "cluster.env."  # these count in the key
 _MOST = 1000  # runs whose configurations are read for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
 _MOST_METRICS = 2  # of a script: a line has little room
@@ -188,13 +189,17 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     """Key → the fields in which the runs differ, but for where they ran and what each line begins with.
 
     Compared are the runs that have the field: a model of another kind lacks it, and that is said by the model's name. A
-    script's arguments are compared with every script; nothing stands where a script was told nothing.
+    script's arguments are compared with every script, variables of the ranks with every run; nothing stands where none
+    was told.
     """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})
-    telling = [name for name in names if name not in _TOLD and not name.startswith(_ELSEWHERE)]
+    telling = [
+        name for name in names if name not in _TOLD and (name.startswith(_VARIABLES) or not name.startswith(_ELSEWHERE))
+    ]
     having = {name: [key for key in known if name in known[key]] for name in telling}
     having |= {name: _scripts(configs) for name in telling if name.startswith("program.")}
+    having |= {name: [key for key in known if known[key]] for name in telling if name.startswith(_VARIABLES)}
     all_of = [name for name in telling if len({repr(known[key].get(name)) for key in having[name]}) > 1]
     return {
         key: {name: fields[name] for name in all_of if name in fields and not _is_untold(name, fields[name])}

@@ -13,21 +13,17 @@ from pipeline.core.printable import printable
 from pipeline.core.tables import counted, file_size
 from pipeline.live.cells import Part, bar, figure, fitted, line, percent, speed, time_left
 from pipeline.live.run_state import HostState, RunState
-from trainers.contract.beats import Usage
+from trainers.contract.beats import Phase, Usage, phase_words
 
 _HEAD_LINES = 5  # all but the hosts
 _MOST_NAME = 24
-_LEAST_STATE = 14
+_LEAST_STATE, _MOST_STATE = 21, 26
+_SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
 _WAITS_S = 10.0  # a rank that is longer at one thing is told with its seconds
-_COLUMNS = (
-    ("state", 26, 0),
-    ("step", 7, 30),
-    ("images/s", 9, 56),
-    ("busy", 9, 44),
-    ("memory", 18, 72),
-    ("network in / out", 25, 100),
-)
-"""Title, columns, and from which width of the terminal on it is shown."""
+_COLUMNS = {"step": 7, "images/s": 9, "busy": 9, "memory": 18, "network in / out": 25}
+"""Behind the state: title → columns."""
+_FIRST = ("step", "busy", "images/s", "memory", "network in / out")
+"""Which are shown first where not all have room."""
 
 
 def run_view(state: RunState, now: float, *, width: int, height: int) -> Group:
@@ -130,11 +126,15 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[Text]:
 
 
 def _columns(width: int, name_width: int) -> list[tuple[str, int]]:
-    """Title and columns of what the terminal has room for: the state gives way to the next column to the right."""
-    columns = [(title, size) for title, size, least in _COLUMNS if width >= least + name_width - 4]
-    over = name_width + sum(2 + size for _, size in columns) - width
-    (state, size), *others = columns
-    return [(state, max(_LEAST_STATE, size - max(0, over))), *others]
+    """Title and columns of what the terminal has room for beside the state."""
+    room, shown = width - name_width - 2 - _LEAST_STATE, set[str]()
+    for title in _FIRST:
+        if room < 2 + _COLUMNS[title]:
+            break
+        room -= 2 + _COLUMNS[title]
+        shown.add(title)
+    state = min(_MOST_STATE, _LEAST_STATE + max(0, room))
+    return [("state", state), *((title, size) for title, size in _COLUMNS.items() if title in shown)]
 
 
 def _row(state: RunState, name: str, name_width: int, columns: list[tuple[str, int]]) -> Iterator[Part]:
@@ -168,7 +168,7 @@ def _state(host: HostState) -> Part:
     if host.over:
         return host.over, "green" if host.over == "ended" else "bold red"
     waits = f" {host.for_s:.0f} s" if host.for_s >= _WAITS_S else ""
-    return f"{host.doing}{waits}", "yellow" if waits else ""
+    return f"{_SHORT.get(host.doing, host.doing)}{waits}", "yellow" if waits else ""
 
 
 def _images_per_s(state: RunState, host: HostState) -> str:

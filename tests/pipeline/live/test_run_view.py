@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from pipeline.core.specs import Waiting
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.run_view import run_view
-from trainers.contract.beats import Gpu, Usage
+from trainers.contract.beats import Gpu, Phase, Usage, phase_words
 
 USAGE = Usage(
     cpu=0.73, memory_bytes=3_100_000_000, memory_total_bytes=25_000_000_000, received_per_s=1.2e6, sent_per_s=2e6
@@ -54,6 +54,15 @@ def test_gpus_take_the_processors_place() -> None:
     row = shown(replace(STATE, hosts={"node0": host}))[-1]
     assert "gpu 95%" in row
     assert "80.0 GB of 160 GB" in row
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", ["a", "node0", "localhost", "gpu-node-17.cluster.example.org"])
+def test_a_rank_that_waits_for_others_is_whole_with_its_seconds(name: str, width: int) -> None:
+    host = replace(HOST, doing=phase_words(Phase.WAITING.value), for_s=599.0)
+    row = shown(replace(STATE, hosts={name: host}), width=width)[-1]
+    assert "  in a collective 599 s  " in row
+    assert "cpu 73%" in row
 
 
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:
