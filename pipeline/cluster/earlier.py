@@ -18,7 +18,7 @@ from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
 from pipeline.core import documents, leftovers
 from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
@@ -137,7 +137,11 @@ def bring(
             try:
                 ways = _ways(launcher, facts, start, run_dir, stack, is_restart=is_restart)
             except PacelineError as error:  # such as another launcher than the one that it was started by
-                ways, failures = [], {node.host: error.what for node in start.plan.nodes}
+                here = {node.host: fact.host for node in start.plan.nodes if (fact := _host_now(node, facts))}
+                ways, failures = [], {node.host: error.what for node in start.plan.nodes if node.host not in here}
+                for node in start.plan.nodes:
+                    if node.host in here:
+                        say(_ended_by_start(start, node, here[node.host]))
             else:
                 failures = {host: why for way in ways for host, why in way.stop(run_dir).items()}
             if ways and ways[0].plan.nodes[0].host not in failures and _collected(ways[0], run_dir):
@@ -201,15 +205,20 @@ def _ways(
     A host of now may have had another name then; those that are none of them are reached as they are. Raises
     PacelineError: that can't be.
     """
-    plan, here = start.plan, {}
-    if not launcher.capabilities.shares_run_dir:  # else it collects nothing
-        here = {fact.identity: fact.host for fact in facts}
-    nodes = tuple(dataclasses.replace(node, host=here.get(node.identity, node.host)) for node in plan.nodes)
+    plan, here = start.plan, dict[int, NodeFacts]()
+    if not (launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else nothing is collected
+        here = {node.node_rank: fact for node in plan.nodes if (fact := _host_now(node, facts)) is not None}
+    nodes = tuple(
+        dataclasses.replace(node, host=fact.host, identity=fact.identity)
+        if (fact := here.get(node.node_rank)) is not None
+        else node
+        for node in plan.nodes
+    )
     ways = []
-    if any(node.identity in here for node in nodes):
+    if here:
         ways.append(_Way(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
-    away = [node.host for node in plan.nodes if node.identity not in here]
-    on_this_computer = plan.launcher != launcher.cluster.launcher and _is_local(plan)
+    away = [node.host for node in plan.nodes if node.node_rank not in here]
+    on_this_computer = plan.launcher != launcher.cluster.launcher and _capabilities(plan).is_this_computer
     if away and (on_this_computer or starts.is_noted(plan.run_id, run_dir)) and not is_restart:
         own = launcher.cluster
         if on_this_computer:  # these words name hosts elsewhere; what runs here writes to the run folder itself
@@ -217,15 +226,29 @@ def _ways(
         cluster = starts.way(own, plan, away)
         other = stack.enter_context(closing(launchers.create(cluster)))
         ways.append(_Way(launcher=other, plan=plan))
-    if plan.nodes[0].identity not in here:  # the other one leads there, if there is one
+    if plan.nodes[0].node_rank not in here:  # the other one leads there, if there is one
         ways = ways[::-1] if ways and ways[-1].launcher is not launcher else []
     return ways
 
 
-def _is_local(plan: LaunchPlan) -> bool:
-    """Whether it was started on this computer, in the run folder itself."""
+def _host_now(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
+    """The host of now that the node's host proves to be: by its identity, else, at another address or reached by
+    another launcher, by its machine and user."""
+    by_identity = next((fact for fact in facts if fact.identity == node.identity), None)
+    wanted = (node.machine, _user(node.identity))
+    by_machine = (fact for fact in facts if (fact.extra.get("machine"), _user(fact.identity)) == wanted)
+    return by_identity or (next(by_machine, None) if node.machine else None)
+
+
+def _user(identity: str) -> str:
+    """The user id, which stands last in an identity."""
+    return identity.rpartition(" ")[2]
+
+
+def _capabilities(plan: LaunchPlan) -> Capabilities:
+    """Those of the launcher that has started it."""
     capabilities: Capabilities = launchers.LAUNCHERS.settings(plan.launcher).capabilities
-    return capabilities.is_this_computer
+    return capabilities
 
 
 def _collected(way: _Way, run_dir: Path) -> bool:
@@ -243,6 +266,15 @@ def _collected(way: _Way, run_dir: Path) -> bool:
             if newest_step(Path(name)) <= newest_step(run_dir):
                 return True
     return way.launcher.collect(way.plan, run_dir, final=False)
+
+
+def _ended_by_start(start: Start, node: NodePlan, host: str) -> str:
+    """Of a host that another launcher has reached: a start ends all that carries the mark of its run."""
+    return (
+        f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher={start.plan.launcher}, and "
+        f"{node.host} is {host}: what runs of it is ended before this one starts; what it alone has of the run stays "
+        f"in {node.run_dir} and is not gone on from"
+    )
 
 
 def _not_asked(start: Start, host: str, why: str) -> str:

@@ -113,6 +113,7 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         node_rank=node.node_rank,
         host=host.label,
         identity=fact.identity,
+        machine=fact.extra.get("machine") or "",
         address=fact.address,
         argv=argv(spec, node, options),
         env={

@@ -158,6 +158,7 @@ def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> No
         node_rank=number,
         host=host_of(row["host"]).label,
         identity=_text(row["identity"]),
+        machine=_text(row.get("machine", "")),
         address=_address(row["address"]),
         argv=(),
         env={},

@@ -67,6 +67,7 @@ class NodePlan:
     state_dir: str  # the agent's own files on that node
     first_rank: int
     nproc_per_node: int
+    machine: str = ""  # equal for all addresses of the host; "" where its system doesn't tell
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ NODE = NodePlan(
 
 
 class Fact:
-    def __init__(self, host: str) -> None:
-        self.host, self.identity = host, f"id of {host}"
+    def __init__(self, host: str, identity: str = "", machine: str | None = None) -> None:
+        self.host, self.identity, self.extra = host, identity or f"id of {host}", {"machine": machine}
 
 
 class Hosts:
@@ -139,6 +139,47 @@ def test_a_host_with_another_name_by_now_is_asked_once_and_those_beside_it_by_th
     ]
 
 
+def placed(run_dir: Path, cluster: Cluster) -> None:
+    """Attempt 1 on node0, which has told its machine."""
+    plan = begin(run_dir, 1, cluster)
+    node = dataclasses.replace(plan.nodes[0], identity="node0 192.0.2.1:22 uid 0", machine="m0")
+    starts.note(dataclasses.replace(plan, nodes=(node,)), run_dir)
+
+
+def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, tmp_path: Path) -> None:
+    placed(tmp_path, on("node0"))
+    hosts.steps["other"] = 7
+    said = list[str]()
+    facts: Any = [Fact("other", "node0 198.51.100.1:22 uid 0", "m0")]
+    earlier.bring(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
+    assert (said, hosts.told) == ([], [("stop", "other"), ("clean", "other")])
+    assert steps(tmp_path) == ["step-00000007"]
+
+
+@pytest.mark.parametrize(("uid", "machine"), [(1000, "m0"), (0, "m1"), (0, None)])
+def test_another_user_or_machine_is_another_host(hosts: Hosts, tmp_path: Path, uid: int, machine: str | None) -> None:
+    placed(tmp_path, on("node0"))
+    facts: Any = [Fact("other", f"node0 198.51.100.1:22 uid {uid}", machine)]
+    earlier.bring(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
+    assert hosts.told == [("stop", "node0"), ("clean", "node0")]
+
+
+def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends_the_attempt(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    placed(tmp_path, dataclasses.replace(on("node0"), launcher="mpi"))
+    said, run_id = list[str](), attempts.known(tmp_path)[0]
+    launcher = hosts.create(on("localhost"))
+    launcher.capabilities = Capabilities(shares_run_dir=True)
+    facts: Any = [Fact("localhost", "node0 127.0.0.1:0 uid 0", "m0")]
+    earlier.bring(launcher, facts, tmp_path, said.append, is_restart=False)
+    assert said == [
+        "node0: attempt 1 was started there by cluster.launcher=mpi, and node0 is localhost: what runs of it is ended "
+        f"before this one starts; what it alone has of the run stays in /w/runs/{run_id}/node0 and is not gone on from"
+    ]
+    assert hosts.told == []
+
+
 def test_of_a_host_that_does_not_answer_is_said_until_when_it_may_train_on(hosts: Hosts, tmp_path: Path) -> None:
     hosts.silent = ("node0",)
     plan = begin(tmp_path, 1, on("node0"))
@@ -222,7 +263,7 @@ def test_what_is_noted_of_a_start_are_labels_and_hosts_are_reached_as_the_words_
         ("nodes", {}), ("nodes", [None]), ("outputs", None), ("host", "-oProxyCommand=evil.sh"), ("host", "a;b"),
         ("host", "../../x"), ("host", "node0:99999"), ("host", ["node0"]), ("run_dir", "/home/ann/thesis"),
         ("run_dir", "/w/runs/x/node0"), ("state_dir", "/w/runs/../../home/ann"), ("identity", "a\nb"),
-        ("identity", "a" * 5000), ("node_rank", 1), ("nproc_per_node", "8"),
+        ("identity", "a" * 5000), ("machine", 1), ("node_rank", 1), ("nproc_per_node", "8"),
     ],
 )  # fmt: skip
 def test_a_start_whose_labels_have_another_form_is_none(field: str, value: Any, tmp_path: Path) -> None:
