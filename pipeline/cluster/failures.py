@@ -23,8 +23,8 @@ _DIFFERENT = (
 _EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
 _OWN = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # of trainers.script.start: the line says all
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
-_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
+_MEMORY = re.compile(  # or killed by nobody known: another attempt may end well, as with more memory
+    r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b|warm parent of the ranks",
     re.IGNORECASE,
 )
 _OF_AGENT = re.compile(  # why it has ended its ranks: what they say of that is a consequence

@@ -72,6 +72,19 @@ def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Projec
     assert weights(project) == undisturbed
 
 
+def test_the_killed_parent_of_warm_ranks_is_named_and_no_rank_outlives_it(project: Project) -> None:
+    project.whole = True
+    child = project.start("train", *TRAINING, "cluster.nproc_per_node=2")
+    wait_for_step(project, 1, child)
+    ranks = ranks_of(f"{project.folder}/")
+    torchrun, parent = ranks[0].parents()[:2]
+    parent.kill()
+    said, _ = child.communicate(timeout=HANG_S)
+    assert "training failed on localhost: the warm parent of the ranks (trainers/ranks.py) ended while they ran" in said
+    assert "torchrun ended" not in said
+    assert not running((torchrun, *ranks))
+
+
 @pytest.mark.long  # on this computer: above
 @pytest.mark.lab
 @WARM

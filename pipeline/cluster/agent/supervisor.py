@@ -99,6 +99,8 @@ class Supervisor:
                 return
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
             code = self.watch(child)
+            if isinstance(child, warm.Launch) and child.parent_ended:
+                self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
             self.early_exits.torchrun_ended(code)
             if code < 0:  # its children are ended next, and what they say of that is no cause
                 with contextlib.suppress(OSError):

@@ -128,6 +128,7 @@ class Launch:
         self._heard, self._forked, self._until = b"", False, time.monotonic() + _PID_S
         self.pid = _peer(connection)[0]  # the parent's, until it has forked
         self.returncode: int | None = None
+        self.parent_ended = False  # while the fork ran
         connection.setblocking(False)
 
     def poll(self) -> int | None:
@@ -159,7 +160,7 @@ class Launch:
             self._take(json.loads(line))
         if not data and self.returncode is None:
             if self._forked:  # its parent was killed: nobody will say how it ends
-                self.returncode = -signal.SIGKILL
+                self.returncode, self.parent_ended = -signal.SIGKILL, True
             else:
                 self._start_cold()
 

@@ -23,6 +23,7 @@ def ended(message: str, host: str = "a") -> NodeExit:
         ([ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")], "memory"),
         ([ended("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")], "memory"),
         ([NodeExit(host="a", code=1, reason="rank 1 was killed by SIGKILL")], "memory"),
+        ([NodeExit(host="a", code=-9, reason="the warm parent of the ranks (trainers/ranks.py) ended")], "memory"),
         ([NodeLost(host="b", reason="no longer answers"), ended("Connection closed by peer")], "host"),
         ([ended("TrainerError: /r/final.pt could not be written (No space left on device): needs 2 bytes")], "disk"),
         ([NodeLost(host="b", reason="no longer answers"), ended("ValueError: broken")], "code"),
