@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
@@ -29,7 +31,7 @@ _TIME = re.compile(
     rf"|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
     rf"|(it|steps?|tokens?|samples?|images?)/{_UNIT})$"
 )
-"""A metric that is a time or a rate by its name: no two runs have it alike."""
+"""A metric, a field or a column that is a time or a rate by its name: no two runs have it alike."""
 _SHOWN = 8  # names in a line
 _RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
@@ -101,7 +103,7 @@ def compare(
     old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
     times, same, besides, besides_differing = list[str](), list[str](), list[str](), list[str]()
     if recipe.result.get("program"):
-        same = _same_json(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
+        same = _same_but_times(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
         names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
         times = [name for name in sorted(names) if _TIME.search(name) or any(fnmatch(name, one) for one in ignored)]
         old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
@@ -143,22 +145,25 @@ def _besides(
     before, after = ({name: file["sha256"] for name, file in _files(result, _BESIDES).items()} for result in (old, new))
     names = sorted({*before, *after})
     differing = [name for name in names if before.get(name) != after.get(name)]
-    same = _same_json(first, second, differing)
+    same = _same_but_times(first, second, differing)
     return names, [name for name in differing if name not in same]
 
 
-def _same_json(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
-    """Those of the files that say the same but for times, rates and the place of the run folder."""
-    names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith(".json")]
+def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
+    """Those of the files (JSON and CSV) that say the same but for times, rates and the place of the run folder."""
+    names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith((".json", ".csv"))]
     return [name for name in names if (told := _without_times(first, name)) and told == _without_times(second, name)]
 
 
 def _without_times(folder: RunFolder, name: str) -> str | None:
-    """The text of a JSON file without times; None where it is none."""
+    """The text of a JSON or CSV file without times; None where it is none."""
     try:
         text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
-        return json.dumps(_timeless(json.loads(text)), sort_keys=True)
-    except (OSError, ValueError, RecursionError):
+        told = (
+            _timeless_rows([*csv.reader(io.StringIO(text))]) if name.endswith(".csv") else _timeless(json.loads(text))
+        )
+        return json.dumps(told, sort_keys=True)
+    except (OSError, ValueError, RecursionError, csv.Error):
         return None
 
 
@@ -166,6 +171,12 @@ def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _timeless(item) for name, item in value.items() if not _TIME.search(name)}
     return [_timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def _timeless_rows(rows: list[list[str]]) -> list[list[str]]:
+    """The first row names the columns."""
+    times = {at for at, title in enumerate(rows[0] if rows else ()) if _TIME.search(title.strip())}
+    return [[cell for at, cell in enumerate(row) if at not in times] for row in rows]
 
 
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,15 +48,15 @@ class Project:
         python = sys.executable if self.whole else light_python()
         return [python, "-m", "doit", *words[:1], *self.overrides, *words[1:]]
 
-    def doit(self, *words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
-        """Run to its end; stdout and stderr together in ``stdout``."""
+    def doit(self, *words: str, apart: bool = False, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
+        """Run to its end; stdout and stderr together in ``stdout``, or ``apart``."""
         if not self.whole:
-            return preloaded.doit(*words[:1], *self.overrides, *words[1:], timeout_s=timeout_s)
+            return preloaded.doit(*words[:1], *self.overrides, *words[1:], apart=apart, timeout_s=timeout_s)
         return subprocess.run(
             self.argv(*words),
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
             text=True,
             timeout=timeout_s,
             check=False,

@@ -49,7 +49,7 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")} == before
     assert _needless_work(project.argv("train", "experiment=quickstart")) == "0 []"
     project.whole = False
-    why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1")
+    why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1", apart=True)
     assert json.loads(why.stdout)["differences"] == [
         {"part": "config", "field": "optimizer.lr", "old": 0.1, "new": 0.2}
     ]

@@ -112,17 +112,23 @@ def test_times_and_rates_of_a_script_and_what_the_user_names_are_not_compared(tm
     same = {"eval/loss": 0.5, "timestep": 3.0, "loss_s": 1.0}
     times = ("eval/runtime", "eval/samples_per_second", "epoch_time", "duration", "images_per_s", "train_s")
     state = '{"loss": 1, "at": "HERE/outputs", "log": [{"eval_runtime": %s}]}'
+    table = "epoch, epoch_time,loss,images_per_s\n1,%s,0.5,%s\n"
     first, second = (
-        script_run(tmp_path / name, {**same, **dict.fromkeys(times, at), "gpu/mb": at}, state_json=state % at)
+        script_run(
+            tmp_path / name,
+            {**same, **dict.fromkeys(times, at), "gpu/mb": at},
+            **{"state_json": state % at, "log.csv": table % (at, at), "times.csv": f"duration\n{at}\n"},
+        )
         for name, at in (("first", 1.5), ("second", 2.5))
     )
     assert [item.field for item in compare(script_recipe(first), second).outcome] == ["gpu/mb"]
     verdict = compare(script_recipe(first), second, ["gpu/*"])
     assert verdict.reproduced
     assert "not compared: duration, epoch_time, eval/runtime, eval/samples_per_second, gpu/mb" in text(verdict)
-    other = script_run(tmp_path / "other", {**same, "timestep": 4.0}, state_json='{"loss": 2}')
+    outputs = {"state_json": '{"loss": 2}', "log.csv": table.replace("0.5", "0.6"), "times.csv": ""}
+    other = script_run(tmp_path / "other", {**same, "timestep": 4.0}, **outputs)
     differing = [item.field for item in compare(script_recipe(first), other, ["gpu/*"]).outcome]
-    assert differing == ["outputs/state.json", "timestep"]
+    assert differing == ["outputs/log.csv", "outputs/state.json", "outputs/times.csv", "timestep"]
 
 
 def test_a_script_that_left_only_logs_and_times_has_nothing_to_compare(tmp_path: Path) -> None:
