@@ -79,6 +79,22 @@ def test_a_script_gets_its_data_and_leaves_metrics_outputs_and_checkpoints(bench
     assert not list(bench.folder.rglob("x")), "an argument was run by a shell"
 
 
+DETACHES = """
+child = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+apart = {"APART": os.environ["PACELINE_NODE"]}  # and without the mark of the run
+null = subprocess.DEVNULL
+subprocess.run([sys.executable, "-c", child], env=apart, stdin=null, stdout=null, stderr=null, check=True)
+finish(rank, run)
+"""
+
+
+@over_ssh_first
+def test_a_detached_child_ends_with_the_run(bench: Bench) -> None:
+    stub = bench.stub(DETACHES, stand_in=True)
+    bench.run(stub)
+    assert bench.count(f"APART={stub.digest[:12]}") == 0
+
+
 PRUNED_WHEN_ASKED = """
 print('up', flush=True)
 while rank == 0 and not (run / 'prune').exists():
