@@ -55,17 +55,16 @@ def _ending_children() -> Iterator[None]:
 def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
     """Make those that are missing, unless only to ``check``; the hosts that have none then."""
     from pipeline.cluster import sync as hosts
-    from pipeline.cluster.launchers import environments
 
-    what = launcher.environment
-    assert what is not None
-    found = environments.find(launcher, what) if check else hosts.ensure(launcher, what, heartbeat)
-    for one in found:
+    lock = launcher.environment
+    assert lock is not None
+    environments = launcher.environments(lock) if check else hosts.ensure(launcher, lock, heartbeat)
+    for one in environments:
         state = "absent" if one.python is None else f"ok, Python {one.python_version}"
-        heartbeat(f"{one.host}: environment of {what.lock.name} in {one.place}: {state}")
-    lacking = [one.host for one in found if one.python is None]
+        heartbeat(f"{one.host}: environment of {lock.path.name} in {one.place}: {state}")
+    lacking = [one.host for one in environments if one.python is None]
     if lacking:
-        launcher.environment = None  # what else the hosts have is asked of their own interpreter
+        launcher.environment = None  # the rest is asked of the hosts' own interpreters
     return lacking
 
 
@@ -103,14 +102,13 @@ def _brought(
     launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
 ) -> list[Found]:
     from pipeline.cluster import sync as hosts
-    from pipeline.cluster.launchers import packs
 
     found: list[Found] = []
     if pack is not None:
         facts = launcher.probe(pack)
         heartbeat.doing(launcher.starting)
         if any(fact.pack_path is None for fact in facts):
-            packs.send(launcher, pack, facts)
+            launcher.send_pack(pack, facts)
             facts = launcher.probe(pack)
         heartbeat.doing("hashing the data pack")
         found += hosts.compare_pack(launcher, pack, facts)

@@ -16,7 +16,6 @@ from pipeline import lab as labs
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import _planned, run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers import packs
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.running import Watchers
@@ -124,14 +123,14 @@ def test_pack_goes_to_all_hosts_and_a_truncated_one_is_replaced(lab: Lab, tmp_pa
         assert isinstance(launcher, AgentLauncher)
         facts = launcher.probe(pack)
         assert [fact.pack_path for fact in facts] == [None, None]
-        packs.send(launcher, pack, facts)
+        launcher.send_pack(pack, facts)
         paths = [fact.pack_path for fact in launcher.probe(pack)]
         assert all(path is not None and path.endswith(f"/data/{pack.digest}") for path in paths)
 
         on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{pack.digest}/images.bin')
         facts = launcher.probe(pack)
         assert [fact.pack_path is None for fact in facts] == [False, True]
-        packs.send(launcher, pack, facts)
+        launcher.send_pack(pack, facts)
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
 
 
@@ -152,7 +151,7 @@ def test_a_folder_of_data_arrives_with_its_programs_and_empty_folders(lab: Lab, 
     pack = PackSource(path=found.path, digest=found.digest, inside=found.inside)
     with closing(launchers.create(cluster(lab))) as launcher:
         assert isinstance(launcher, AgentLauncher)
-        packs.send(launcher, pack, launcher.probe(pack))
+        launcher.send_pack(pack, launcher.probe(pack))
         places = [fact.pack_path for fact in launcher.probe(pack)]
     listed = "find . -printf '%P %y %m\\n' | sort; find . -type f | sort | xargs -d '\\n' sha256sum"
     assert [on(lab, f"node{at}", f"cat '{place}/content2/words.txt'").stdout for at, place in enumerate(places)] == [
@@ -180,7 +179,7 @@ def test_who_waits_for_a_large_pack_hears_how_much_of_it_each_host_has(lab: Lab,
         listener = threading.Thread(target=listen)
         listener.start()
         try:
-            packs.send(launcher, pack, facts)
+            launcher.send_pack(pack, facts)
         finally:
             over.set()
             listener.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import threading
 import time
@@ -12,18 +13,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from pipeline.cluster import launchers, networks
+from pipeline.cluster import launchers, networks, reachability
 from pipeline.cluster.agent.claims import BUSY
-from pipeline.cluster.launchers import agent_requests, all_pairs, claims, packs
+from pipeline.cluster.launchers import agent_requests, claims
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
-from pipeline.cluster.launchers.environments import Wanted
-from pipeline.cluster.launchers.packs import SLOWEST_BYTES_PER_S
+from pipeline.cluster.launchers.environments import Environment, LockFile
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.probe_answer import node_facts
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
-from pipeline.cluster.launchers.sending import append_run, weights_bytes
+from pipeline.cluster.launchers.sending import (
+    SLOWEST_BYTES_PER_S,
+    append,
+    append_run,
+    pack_bytes,
+    rides_with_the_run,
+    weights_bytes,
+)
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
@@ -34,6 +41,7 @@ ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
 _ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
+_LISTENING_S = 10.0  # for which an agent waits for the others, beyond the time of a slow login
 
 
 class AgentLauncher(Launcher, ABC):
@@ -48,7 +56,7 @@ class AgentLauncher(Launcher, ABC):
         self.transfer: Transfer | None = None  # what was sent last, or is under way
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
         self._notes: list[str] = []
-        self.environment: Wanted | None = None  # what hosts that get their environment from here are to have
+        self.environment: LockFile | None = None  # of which hosts get their environment from here
         self.slow_s: float | None = None  # None: no host has answered yet
 
     @property
@@ -183,8 +191,30 @@ class AgentLauncher(Launcher, ABC):
         return replace(told, address=address, interface=interface, extra={**told.extra, **when})
 
     def reach(self, facts: list[NodeFacts]) -> None:
-        if len(facts) > 1:
-            all_pairs.check(self, facts)
+        """By one command to all hosts, which listen and connect at the same time."""
+        if len(facts) == 1:
+            return
+        request = {
+            "do": "reach",
+            "nodes": reachability.nodes(facts),
+            "hello": secrets.token_hex(8),
+            "answer": secrets.token_hex(8),
+            "slow_s": self.slow_s or 0.0,
+        }
+        answers = self.ask(request, timeout_s=self.short_s + _LISTENING_S)
+        values = self.demand("checking that the hosts reach each other", answers)
+        failures = reachability.unreached([values[host.label] for host in self.cluster.hosts])
+        if failures:
+            raise reachability.error(failures, facts)
+
+    def environments(self, lock: LockFile) -> list[Environment]:
+        """Each host's environment of a lock file, in their order, by the interpreters that the configuration names.
+
+        Raises HostError.
+        """
+        request = {"do": "find_environment", "workdir": self.workdir, **lock.request}
+        values = self.demand("looking for the environment", self.ask(request))
+        return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         rides = self._provide(pack, facts) if pack is not None else None
@@ -204,11 +234,28 @@ class AgentLauncher(Launcher, ABC):
     def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
         """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
         lacking = any(fact.pack_path is None for fact in facts)
-        if lacking and packs.rides_with_the_run(pack, len(facts)):
+        if lacking and rides_with_the_run(pack, len(facts)):
             return pack
-        if lacking:
-            packs.send(self, pack, facts)
+        self.send_pack(pack, facts)
         return None
+
+    def send_pack(self, pack: PackSource, facts: Sequence[NodeFacts]) -> None:
+        """Send the data pack to all hosts that lack it, at once; each has it whole, with its digests, or not at all.
+
+        Raises:
+            HostError: a host could not be sent it, or has no room for it.
+        """
+        lacking = {fact.host for fact in facts if fact.pack_path is None}
+        if not lacking:
+            return
+        answers = self.ask(
+            {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest},
+            hosts=[host for host in self.cluster.hosts if host.label in lacking],
+            timeout_s=self.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
+            payload=lambda stdin: append(stdin, pack.path, "."),
+            what="the data pack",
+        )
+        self.demand("sending the data pack", answers)
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
         return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s or 0.0)

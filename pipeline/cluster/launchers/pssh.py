@@ -23,9 +23,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.environments import LockFile, lock_file
 from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
@@ -88,9 +88,7 @@ class PsshLauncher(RemoteLauncher):
             )
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         settings = cluster.settings
-        self.environment = (
-            environments.wanted(settings.environment_from, settings.wheelhouse) if settings is not None else None
-        )
+        self.environment = lock_file(settings.environment_from, settings.wheelhouse) if settings is not None else None
         self._pythons: dict[str, str] = {}  # host label → the interpreter of its environment
         self._pssh, self._ssh_program = program, ssh
         self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
@@ -139,8 +137,20 @@ class PsshLauncher(RemoteLauncher):
     ) -> list[NodeFacts]:
         self._sharing = self._shared
         if self.environment is not None and not self._pythons:
-            self._pythons = environments.interpreters(self, self.environment)
+            self._pythons = self._interpreters(self.environment)
         return super().probe(pack, modules, warm)
+
+    def _interpreters(self, lock: LockFile) -> dict[str, str]:
+        """Host label → the interpreter of its environment. Raises HostError that names hosts without one."""
+        pythons = {one.host: one.python for one in self.environments(lock)}
+        lacking = [label for label, python in pythons.items() if python is None]
+        if lacking:
+            raise HostError(
+                f"{', '.join(lacking)}: there is no environment of {lock.path.name} (cluster.environment_from)",
+                hint="doit sync with the same words makes it",
+                hosts=lacking,
+            )
+        return {label: python for label, python in pythons.items() if python is not None}
 
     def python_of(self, host: Host) -> str | None:
         """The interpreter that is configured for the host; None: whichever is there."""

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
 from trainers.contract import run_folder
+
+SLOWEST_BYTES_PER_S = 1e6  # a transfer that is slower is given up
+NOT_SENT = "stamps.json"  # of a pack: says which files need not be hashed again on this computer
+_WITH_RUN_BYTES = 8 << 20  # of a pack that travels with the run, to all hosts together: it saves a round trip
+
+
+def rides_with_the_run(pack: PackSource, nnodes: int) -> bool:
+    """Whether a pack is so small that it is sent together with the run."""
+    return pack_bytes(pack.path) * nnodes <= _WITH_RUN_BYTES
+
+
+def pack_bytes(folder: Path) -> int:
+    """The size of all files of a pack."""
+    try:
+        sizes = _sizes_in(folder / "manifest.json")
+    except (OSError, ValueError, AttributeError):
+        sizes = {}
+    return sum(sizes.values() or (path.stat().st_size for path in folder.iterdir() if path.is_file()))
+
+
+@lru_cache(maxsize=8)
+def _sizes_in(manifest: Path) -> dict[str, int]:
+    """The sizes in the manifest of a script's data and of encoded images; other packs' have none.
+
+    Read once: a send needs them several times, there may be 100,000 files, and the folder's name holds the digest.
+    """
+    files = json.loads(manifest.read_text(encoding="utf-8")).get("files")
+    return files if isinstance(files, dict) else {}
 
 
 def append(stdin: IO[bytes], source: Path, name: str) -> None:

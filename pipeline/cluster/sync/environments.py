@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.environments import Environment, Wanted
+from pipeline.cluster.launchers.environments import Environment, LockFile
 from pipeline.cluster.launchers.host_errors import ssh_command
 from pipeline.cluster.launchers.replies import Answer
 from pipeline.cluster.sync import bringing
@@ -19,30 +18,30 @@ from pipeline.core.specs import Host
 _LONGEST_S = 7200.0
 
 
-def ensure(launcher: AgentLauncher, what: Wanted, heartbeat: Heartbeat) -> list[Environment]:
+def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> list[Environment]:
     """The environments of all hosts, made where they are missing (whole or not at all).
 
     Raises:
         HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
     """
     heartbeat.doing("looking for the environment")
-    found = environments.find(launcher, what)
-    lacking = [one.host for one in found if one.python is None]
+    environments = launcher.environments(lock)
+    lacking = [one.host for one in environments if one.python is None]
     if not lacking:
-        return found
+        return environments
     wheelhouse = None
-    if what.wheelhouse is not None:
+    if lock.wheelhouse is not None:
         wheelhouse = f"{launcher.workdir}/wheelhouse"
-        folder = Folder(name="wheelhouse", source=what.wheelhouse.resolve(), place=wheelhouse)
+        folder = Folder(name="wheelhouse", source=lock.wheelhouse.resolve(), place=wheelhouse)
         bringing.bring(launcher, [folder], delete=False, heartbeat=heartbeat)
-    _make(launcher, what, wheelhouse, lacking, heartbeat)
-    return environments.find(launcher, what)
+    _make(launcher, lock, wheelhouse, lacking, heartbeat)
+    return launcher.environments(lock)
 
 
 def _make(
-    launcher: AgentLauncher, what: Wanted, wheelhouse: str | None, lacking: Sequence[str], heartbeat: Heartbeat
+    launcher: AgentLauncher, lock: LockFile, wheelhouse: str | None, lacking: Sequence[str], heartbeat: Heartbeat
 ) -> None:
-    count = len(re.findall(r"^[A-Za-z0-9]", what.text, re.MULTILINE))  # also those of other systems
+    count = len(re.findall(r"^[A-Za-z0-9]", lock.text, re.MULTILINE))  # also those of other systems
 
     def so_far() -> str:
         arrived = launcher.arrived(lacking)
@@ -51,8 +50,8 @@ def _make(
 
     heartbeat.doing(so_far)
     hosts = [host for host in launcher.cluster.hosts if host.label in lacking]
-    request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": what.text}
-    answers = launcher.ask({**request, **what.request}, hosts=hosts, timeout_s=_LONGEST_S)
+    request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": lock.text}
+    answers = launcher.ask({**request, **lock.request}, hosts=hosts, timeout_s=_LONGEST_S)
     _refuse_failed(launcher, answers)
 
 
