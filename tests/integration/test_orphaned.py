@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import socket
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -12,6 +17,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, running, wait_for_step
+from tests.lab_fixture import require_lab
 from tests.waiting import HANG_S, wait_until
 
 STEPS = 30
@@ -174,6 +180,83 @@ def test_what_runs_here_is_ended_before_the_same_run_starts_on_a_host(tmp_path: 
     assert "attempt 1 was left on localhost: it is ended there" in done.stdout, done.stdout
     assert not any(psutil.pid_exists(pid) for pid in here)
     assert project.result()["attempts"] == 2
+
+
+@pytest.mark.lab
+def test_an_attempt_on_a_host_that_the_words_reach_at_another_address_is_ended_and_fetched(
+    tmp_path: Path, lab: Lab
+) -> None:
+    ssh_config, text = tmp_path / "ssh_config", lab.ssh_config.read_text()
+    hop = f"Host hop\n  HostName {lab.host('node0').address}\n  HostKeyAlias node0\n"
+    other = (
+        "Host other\n  HostName 127.0.0.1\n  ProxyJump hop\n  HostKeyAlias node0\nHost node0\n  HostName 192.0.2.1\n"
+    )
+    ssh_config.write_text(other + hop + text.replace("Host node0\n", "Host node0 other hop\n"))
+    project = of_script(tmp_path, SCRIPT)
+    child = project.start("train", "cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]")
+    wait_for_step(project, 3, child)
+    child.kill()
+    child.communicate(timeout=HANG_S)
+    init = psutil.Process(lab.host("node0").init_pid or 0)
+    (script,) = [one for one in init.children(recursive=True) if "-u" in one.cmdline()]
+    done = project.doit("train", "cluster=pssh", f"cluster.ssh_config='{ssh_config}'", "cluster.hosts=[other]")
+    assert done.returncode == 0, done.stdout
+    assert "attempt 1 was started there" not in done.stdout, "it was reached there"
+    assert not script.is_running()
+    assert project.result()["attempts"] == 2
+    (kept,) = project.only_run().glob("attempts/2/before/metrics.jsonl")
+    assert [json.loads(row)["step"] for row in kept.read_text().splitlines()][:3] == [1, 2, 3]
+    assert not [*project.only_run().glob("attempts/1/start-*.json")], "all that it had left is here"
+
+
+@pytest.mark.lab
+def test_an_attempt_that_came_to_this_computer_over_ssh_is_ended_by_a_local_start(tmp_path: Path) -> None:
+    require_lab()
+    with own_ssh_server(tmp_path) as ssh_config:
+        project = of_script(tmp_path, SCRIPT)
+        words = ("cluster=pssh", f"cluster.ssh_config='{ssh_config}'", "cluster.hosts=[here]")
+        child = project.start("train", *words, f"cluster.workdir='{tmp_path}/work'")
+        wait_for_step(project, 3, child)
+        child.kill()
+        child.communicate(timeout=HANG_S)
+        done = project.doit("train")
+    assert done.returncode == 0, done.stdout
+    (ended,) = tmp_path.glob("work/runs/*/node0")
+    assert (
+        "here: attempt 1 was started there by cluster.launcher=pssh, and here is localhost: what runs of it is ended "
+        f"before this one starts; what it alone has of the run stays in {ended} and is not gone on from\n"
+    ) in done.stdout
+    assert json.loads((ended / "agent" / "exit.json").read_text())["code"] != 0
+    assert project.result()["attempts"] == 2
+
+
+@contextmanager
+def own_ssh_server(folder: Path) -> Iterator[Path]:
+    """An ssh server of this computer alone; the ssh configuration that calls it ``here``."""
+    for name in ("user", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    (folder / "known_hosts").write_text(f"here {(folder / 'host.pub').read_text()}")
+    (folder / "ssh_config").write_text(
+        f"Host here\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias here\n  IdentityFile {folder}/user\n"
+        f"  UserKnownHostsFile {folder}/known_hosts\n"
+    )
+    options = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "PidFile": "none"}
+    options |= {"AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no", "UsePAM": "no"}
+    options["SetEnv"] = f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    Path("/run/sshd").mkdir(exist_ok=True)
+    program = str(shutil.which("sshd", path="/usr/sbin:/sbin"))
+    with subprocess.Popen(
+        [program, "-D", "-e", "-f", "/dev/null", *words], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            assert "listening" in server.stderr.readline()
+            yield folder / "ssh_config"
+        finally:
+            server.terminate()
 
 
 LOGS = """

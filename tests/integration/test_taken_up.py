@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.lab import Lab, network, up
@@ -69,32 +68,6 @@ def test_an_attempt_on_a_host_that_the_words_call_by_another_name_is_taken_up(tm
     assert project.result()["attempts"] == 1
     rows = (project.only_run() / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [*range(1, STEPS + 1)]
-
-
-def test_an_attempt_on_a_host_that_the_words_reach_at_another_address_is_ended_and_fetched(
-    tmp_path: Path, lab: Lab
-) -> None:
-    ssh_config, text = tmp_path / "ssh_config", lab.ssh_config.read_text()
-    hop = f"Host hop\n  HostName {lab.host('node0').address}\n  HostKeyAlias node0\n"
-    other = (
-        "Host other\n  HostName 127.0.0.1\n  ProxyJump hop\n  HostKeyAlias node0\nHost node0\n  HostName 192.0.2.1\n"
-    )
-    ssh_config.write_text(other + hop + text.replace("Host node0\n", "Host node0 other hop\n"))
-    project = of_script(tmp_path, "cluster=pssh", "cluster.hosts=[node0]")
-    child = project.start("train", f"cluster.ssh_config='{lab.ssh_config}'")
-    wait_for_step(project, 3, child)
-    child.kill()
-    child.communicate(timeout=HANG_S)
-    init = psutil.Process(lab.host("node0").init_pid or 0)
-    (script,) = [one for one in init.children(recursive=True) if "-u" in one.cmdline()]
-    done = project.doit("train", f"cluster.ssh_config='{ssh_config}'", "cluster.hosts=[other]")
-    assert done.returncode == 0, done.stdout
-    assert "attempt 1 was started there" not in done.stdout, "it was reached there"
-    assert not script.is_running()
-    assert project.result()["attempts"] == 2
-    (kept,) = project.only_run().glob("attempts/2/before/metrics.jsonl")
-    assert [json.loads(row)["step"] for row in kept.read_text().splitlines()][:3] == [1, 2, 3]
-    assert not [*project.only_run().glob("attempts/1/start-*.json")], "all that it had left is here"
 
 
 @pytest.mark.long  # the wait for a host that took part: tests/pipeline/test_attempting.py
