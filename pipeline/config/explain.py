@@ -44,6 +44,7 @@ _NO_HOSTS = re.compile(
     f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
 )
 _NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
+_A_LIST = "Cannot merge DictConfig with ListConfig"
 _NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
 _BLANK = re.compile(r"\s")
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
@@ -65,10 +66,10 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
             return UsageError(f"{_shown(cause.name)}: {_first_line(cause)}")
         if isinstance(cause, UnicodeDecodeError):
             return _not_text(cause)
-    culprit = _culprit(overrides, composed)
+    text = " ".join(str(cause) for cause in _chain(error))
+    culprit = _word_of_field(text, overrides) or _culprit(overrides, composed)
     if culprit.lstrip("+~").startswith("="):
         return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
-    text = " ".join(str(cause) for cause in _chain(error))
     if of_file := file_errors.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
         return of_file
     for cause in _chain(error):
@@ -100,6 +101,8 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     for pattern in _UNKNOWN:
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
+    if place := file_errors.place_of_file(text, culprit):
+        return UsageError(f"{place}: {'a list stands where fields are wanted' if _A_LIST in text else _reason(error)}")
     return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
 
 
@@ -147,6 +150,8 @@ def _other_form(culprit: str, text: str) -> str:
             "step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
             "doit why and doit logs take step=NAME"
         )
+    if _A_LIST in text or "to Dict[" in text:
+        return f"it has fields of its own; write {key}.NAME=VALUE"
     return (
         f"a list is wanted there; write '{key}=[{value}]'" if value and "is not a ListConfig, list or" in text else ""
     )
@@ -293,6 +298,14 @@ def _reason(error: Exception) -> str:
     """The innermost cause says what is wrong with the value; the outer ones only say where."""
     innermost = list(_chain(error))[-1]
     return _first_line(innermost)
+
+
+def _word_of_field(text: str, overrides: list[str]) -> str:
+    """The only override of the field that an error names, where no file has set it; else ''. Another word may be what
+    gave the field its type: program.env.A=[1] program.script=a.py."""
+    field = file_errors.full_key(text)
+    words = [word for word in overrides if field and word.lstrip("+").partition("=")[0] == field]
+    return words[0] if len(words) == 1 else ""
 
 
 def _culprit(overrides: list[str], composed: Composer) -> str:

@@ -136,6 +136,18 @@ def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
     return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
 
 
+def full_key(text: str) -> str:
+    """The field that OmegaConf's error names; '' where it names none, or where the error is a file's."""
+    found = None if _IN_FILE.search(text) else _FIELD.search(text)
+    return found[1] if found else ""
+
+
+def place_of_file(text: str, culprit: str) -> str:
+    """The file that Hydra's error names; '' where it names none."""
+    file = next(of(text, culprit), None) if _IN_FILE.search(text) else None
+    return "" if file is None else file.at(0)
+
+
 def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
     """Where a field with an error stands (``conf/experiment/x.yaml, line 3``), its full name, and the settings class
     that has no such field ('': its value is wrong); None: the error is of no file."""

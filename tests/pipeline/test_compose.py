@@ -227,6 +227,8 @@ def test_composes_what_hydra_main_composes(
         ("program.script==3", ["= stands twice; write program.script=3, or ", "\"program.script='=3'\""]),
         ("program.args.=3", ["a name is missing beside a dot; write program.args.NAME=3"]),
         ("++cluster.env.A=[1,2]", ["A=[1,2] must be one text, and this is a list; ", "\"cluster.env.A='[1,2]'\""]),
+        ("cluster.env=[1]", ["cluster.env=[1]: it has fields of its own; write cluster.env.NAME=VALUE"]),
+        ("cluster.env=x", ["cluster.env=x: it has fields of its own; write cluster.env.NAME=VALUE"]),
         ("dataset.source={a: 1}", ["must be one text, and this is a mapping; "]),
     ],
 )
@@ -237,6 +239,11 @@ def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: lis
     assert "\n" not in text
     for part in said:
         assert part in text
+
+
+def test_the_word_of_the_field_at_fault_is_named_though_a_later_one_gave_the_field_its_type() -> None:
+    with pytest.raises(UsageError, match=r"^program\.env\.A=\[1\] must be one text, and this is a list; "):
+        compose_config(["program.env.A=[1]", "program.script=a.py"])
 
 
 @pytest.mark.parametrize(
@@ -352,6 +359,7 @@ HEAD = "# @package _global_\n"
         ("experiment/x", HEAD + "defaults:\n  - override /program: script\nprogram: {script: a.py, argz: {lr: 1}}\n",
          ", line 4: unknown key 'program.argz'; did you mean program.args? valid in program: args, command, "),
         ("experiment/x", HEAD + "- a\n- b\n", ", line 2: a list stands there, and a file of conf/ has fields, as in "),
+        ("experiment/x", HEAD + "cluster: {env: [1]}\n", ": a list stands where fields are wanted"),
         ("dataset/x", "abc\n", ", line 1: a single value stands there, "),
         ("experiment/x", HEAD + "trainer:\n  epochs: 1\ndataset: {holdout: '${seeed}'}\n",
          ", line 4: dataset.holdout: ${seeed} names no field; did you mean ${seed}?"),

@@ -17,6 +17,7 @@ from pipeline.keys import named_files, script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
+from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, names
 
 TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
@@ -246,6 +247,11 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
 def test_what_cannot_be_started_is_refused_with_its_name(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         configured(*words)
+
+
+def test_a_list_for_a_variable_is_refused_which_hydra_takes_from_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"program\.env\.A must be one text, number or boolean; write a list"):
+        ScriptConfig(script="a.py", env={"A": [1]})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(

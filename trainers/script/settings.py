@@ -77,8 +77,8 @@ class ScriptConfig(ProgramConfig):
             both = "both program.script and program.command are set" if self.script else "nothing says what to run"
             raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
         at_least("program.outputs_limit", self.outputs_limit or 0, 0)
-        for name in self.env:
-            _check_variable(name)
+        for name, value in self.env.items():
+            _check_variable(name, value)
         _check_glob("program.resume_pattern", self.resume_pattern)
         for where, text in self.texts():
             for name in names(text):
@@ -128,8 +128,11 @@ class ScriptConfig(ProgramConfig):
         yield from ((f"program.env.{name}", value) for name, value in self.env.items())
 
 
-def _check_variable(name: str) -> None:
-    """Raises ConfigError: code that the key wouldn't hold, or what torchrun and Paceline tell the ranks themselves."""
+def _check_variable(name: str, value: object) -> None:
+    """Raises ConfigError: code that the key wouldn't hold, what torchrun and Paceline tell the ranks themselves, or no
+    text."""
+    if not isinstance(value, str):
+        raise ConfigError(f"program.env.{name} must be one text, number or boolean; write a list in quotes")
     if name == "PYTHONPATH":
         raise ConfigError(
             "program.env.PYTHONPATH would bring in modules that the key doesn't hold; take cluster.env.PYTHONPATH, "
