@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cluster.agent.node import PEERS, peers_of
+from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.local import LocalLauncher
 from pipeline.cluster.launchers.payload import message, opening
-from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 

@@ -15,10 +15,9 @@ import pytest
 from pipeline.cluster import launchers
 from pipeline.cluster.agent import slurm_node
 from pipeline.cluster.agent.probe import probe
-from pipeline.cluster.launchers import LAUNCHERS, job_follow
+from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.job_follow import JobFollower
+from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.slurm_job import (
     BatchJob,
     JobState,
@@ -287,7 +286,7 @@ def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field() -> None:
 
 
 def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_follow, "_ASK_S", 0.1)
+    monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
     asked: list[str] = []
 
     def show(id_: str) -> JobState:
@@ -311,8 +310,8 @@ def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch:
 def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_follow, "_ASK_S", 0.1)
-    monkeypatch.setattr(job_follow, "BEAT_S", 0.1)
+    monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
+    monkeypatch.setattr(job_folder, "BEAT_S", 0.1)
     asked, answers, heard = threading.Event(), threading.Event(), list[Event]()
 
     def gone() -> str:

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cli import invocation
 from pipeline.cli.syncing import line
 from pipeline.cluster.agent import trees
-from pipeline.cluster.launchers.replies import Answer
+from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.sync import Found, Tree, bringing, rsync
 from pipeline.cluster.sync.folders import Folder, folders
 from pipeline.core.errors import HostError, UsageError

@@ -15,9 +15,8 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers import streams
-from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.local import LocalLauncher
-from pipeline.cluster.launchers.streams import Streams
+from pipeline.cluster.launchers.streams import Connection, Streams
 from pipeline.core import threads
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
 from tests.waiting import HANG_S

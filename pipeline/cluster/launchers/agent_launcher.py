@@ -16,15 +16,14 @@ from typing import IO, Any, ClassVar
 from pipeline.cluster import launchers, networks, reachability
 from pipeline.cluster.agent.claims import BUSY
 from pipeline.cluster.launchers import agent_requests, claims
-from pipeline.cluster.launchers.arriving import Transfer
+from pipeline.cluster.launchers.answers import Answer, Output, answer_in
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
-from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Environment, LockFile
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.probe_answer import node_facts
-from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import (
     SLOWEST_BYTES_PER_S,
+    Transfer,
     append,
     append_run,
     pack_bytes,
@@ -32,7 +31,7 @@ from pipeline.cluster.launchers.sending import (
     weights_bytes,
 )
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.cluster.launchers.streams import Streams
+from pipeline.cluster.launchers.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.runs import attempts

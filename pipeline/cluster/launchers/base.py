@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.cluster.launchers.replies import Answer
+from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Event, Host, LaunchPlan, NodeFacts, Outputs
 

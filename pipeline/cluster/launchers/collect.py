@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from pipeline.cluster.agent.beats import SETTLED_S
 from pipeline.cluster.launchers.answers import parse
-from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.cluster.launchers.streams import Connection
 from pipeline.core import leftovers, process, tars
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.agent_requests import ENV_NAMES
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, Outcome, PackSource, Place
-from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.job_follow import JobFollower
+from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.probe_answer import node_facts
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.errors import HostError

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from pipeline.cluster.agent.reasons import HERE, THERE
+from pipeline.cluster.launchers.answers import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
-from pipeline.cluster.launchers.replies import ENDLESS, LATE, Answer, Output
 from pipeline.core.printable import printable
 from pipeline.core.redact import hide
 from pipeline.core.specs import Host

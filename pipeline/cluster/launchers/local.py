@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.launchers.host_errors import quoted, too_old
 from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from pipeline.cluster.launchers.answers import LATE, Answer, Output
 from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.host_errors import agent_error, interpreter_error, quoted, ssh_command, ssh_error
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
-from pipeline.cluster.launchers.replies import LATE, Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.streams import Connection
 from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host

@@ -23,13 +23,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster.launchers.answers import received_bytes
+from pipeline.cluster.launchers.answers import ENDLESS, LATE, Answer, Output, received_bytes
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.environments import LockFile, lock_file
 from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
-from pipeline.cluster.launchers.replies import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name

@@ -1,16 +1,19 @@
-"""What is sent to a host behind a request: the run as a node needs it, data packs. Tars, written to a file."""
+"""What is sent to a host behind a request (the run as a node needs it, data packs), and how much of it has arrived."""
 
 from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
+from pipeline.core.tables import counted
 from trainers.contract import run_folder
 
 SLOWEST_BYTES_PER_S = 1e6  # a transfer that is slower is given up
@@ -95,3 +98,39 @@ def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
 
 def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if "__pycache__" in member.name else member
+
+
+_NAMED = 4  # hosts in a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """``what`` is under way to ``hosts`` (labels), ``total_bytes`` to each of them, since ``began`` (monotonic
+    seconds)."""
+
+    what: str
+    hosts: tuple[str, ...]
+    total_bytes: int
+    began: float
+
+    @classmethod
+    def begin(cls, what: str, hosts: Sequence[str], total_bytes: int) -> Transfer:
+        return cls(what=what, hosts=tuple(hosts), total_bytes=total_bytes, began=time.monotonic())
+
+    def text(self, arrived: Mapping[str, int], now: float) -> str:
+        """Each host's part with its mean rate; of many hosts those that are furthest behind.
+
+        Args:
+            arrived: host → bytes that it has told to have.
+            now: monotonic seconds.
+        """
+        order = sorted(self.hosts, key=lambda host: arrived.get(host, 0)) if len(self.hosts) > _NAMED else self.hosts
+        rows = [self._part(host, arrived.get(host, 0), now) for host in order[:_NAMED]]
+        if len(self.hosts) > _NAMED:
+            done = sum(arrived.get(host, 0) >= self.total_bytes for host in self.hosts)
+            rows = [f"{done} of {counted(len(self.hosts), 'host')} have it; furthest behind {rows[0]}", *rows[1:]]
+        return f"sending {self.what}: {', '.join(rows)}"
+
+    def _part(self, host: str, count_bytes: int, now: float) -> str:
+        rate = count_bytes / max(now - self.began, 1e-3)
+        return f"{host} {count_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB ({rate / 1e6:,.1f} MB/s)"

@@ -10,15 +10,33 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from subprocess import Popen
 from typing import IO
 
 from pipeline.cluster.launchers.answers import Lines, log_line, parse_stream
-from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
 from pipeline.core.redact import hide
 from pipeline.core.specs import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 from trainers.contract.beats import NodeBeat, NodeLook
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """``host`` is its label, ``argv`` the command of a live agent there. ``again`` makes the command of a further
+    connection, after one broke or hung (None: the same). ``slow_s`` is how long the connection may
+    take until it answers, ``silent_s`` how long the agent may say nothing at any time: more than the usual limits."""
+
+    host: str
+    argv: list[str]
+    again: Callable[[], list[str]] | None = None
+    slow_s: float = 0.0
+    silent_s: float = 0.0
+
+    def retry(self) -> list[str]:
+        """The command of a further connection."""
+        return self.argv if self.again is None else self.again()
+
 
 LOST_S = 5.0  # of silence: ssh notices after 3 to 4, one try to reconnect begins, others are down within 10
 BEAT_S = 1.0

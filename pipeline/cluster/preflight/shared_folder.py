@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.launchers.base import Launcher
-from pipeline.cluster.launchers.replies import Answer
 from pipeline.cluster.preflight.judgement import Check, State
 from pipeline.core.specs import Cluster, Host
 

@@ -11,9 +11,8 @@ from typing import Any
 from pipeline.cluster import launchers
 from pipeline.cluster.agent import trees
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.sending import NOT_SENT
+from pipeline.cluster.launchers.sending import NOT_SENT, Transfer
 from pipeline.cluster.sync import rsync
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError, UsageError

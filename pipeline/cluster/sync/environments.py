@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.launchers.environments import Environment, LockFile
 from pipeline.cluster.launchers.host_errors import ssh_command
-from pipeline.cluster.launchers.replies import Answer
 from pipeline.cluster.sync import bringing
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError
