@@ -49,10 +49,16 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
 
     config, _, _ = torchrun.config_from_args(options)
     config.start_method = "fork"
+    own_pid = os.getpid()
 
     def rank(module: str, arguments: Sequence[str]) -> None:
         show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
+        # torch makes the rank wait here until torchrun has read its result: for good, if torchrun was killed
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # sent by the system when torchrun ends: torch asks for that
+        if os.getppid() != own_pid:
+            sys.stdout.flush()
+            os._exit(0)
 
     @record  # as torchrun's own main
     def launch() -> None:

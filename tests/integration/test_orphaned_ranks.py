@@ -12,7 +12,7 @@ import pytest
 from pipeline.lab import Lab
 from tests.integration.commands import Project, running, wait_for_step, with_readings
 from tests.shared_fixture import made_once
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, wait_until
 
 TRAINING = ("experiment=quickstart", "trainer.epochs=40", "++cluster.env.OMP_NUM_THREADS=1", "tracking=none")
 WARM = pytest.mark.parametrize("warm", ["true", "false"], ids=["warm ranks", "ranks that torchrun starts"])
@@ -52,10 +52,8 @@ def undisturbed(shared: Path, fetched: Path) -> str:
     return weights(Project(made_once(shared / "undisturbed ranks", train)))
 
 
-@WARM
-def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Project, undisturbed: str, warm: str) -> None:
-    project.whole = True
-    words = (*TRAINING, "cluster.nproc_per_node=2", f"cluster.warm={warm}")
+def orphaned(project: Project, *words: str) -> list[psutil.Process]:
+    """The two ranks of a training on this computer, of which everything else was killed at once."""
     child = project.start("train", *words)
     wait_for_step(project, 60, child)
     entry = json.loads(next(project.only_run().glob("attempts/1/agent-*/agent.json")).read_text())
@@ -63,6 +61,14 @@ def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Projec
     assert len(orphans) == 2
     end(child, [*{*orphans[0].parents()[:2], psutil.Process(entry["pid"])}])
     assert running(orphans) == orphans
+    return orphans
+
+
+@WARM
+def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Project, undisturbed: str, warm: str) -> None:
+    project.whole = True
+    words = (*TRAINING, "cluster.nproc_per_node=2", f"cluster.warm={warm}")
+    orphans = orphaned(project, *words)
     done = project.doit("train", *words)
     assert done.returncode == 0, done.stdout
     pids = ", ".join(str(one.pid) for one in sorted(orphans, key=lambda one: one.pid))
@@ -70,6 +76,19 @@ def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Projec
     assert f"{over} {pids}\n" in done.stdout
     assert not running(orphans)
     assert weights(project) == undisturbed
+
+
+@WARM
+def test_orphaned_ranks_that_train_to_the_end_are_gone_then_and_nothing_is_repeated(
+    project: Project, undisturbed: str, warm: str
+) -> None:
+    project.whole = True
+    words = (*TRAINING, "cluster.nproc_per_node=2", f"cluster.warm={warm}")
+    orphans = orphaned(project, *words)
+    wait_until(lambda: not running(orphans))
+    done = project.doit("train", *words)
+    assert done.returncode == 0, done.stdout
+    assert (project.result()["attempts"], weights(project)) == (1, undisturbed)
 
 
 def test_the_killed_parent_of_warm_ranks_is_named_and_no_rank_outlives_it(project: Project) -> None:
