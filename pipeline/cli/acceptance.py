@@ -15,7 +15,7 @@ from pipeline.core.tables import counted
 from pipeline.core.unexpected import is_of_output
 
 if TYPE_CHECKING:
-    from pipeline.execution.configured_run import Run
+    from pipeline.execution.run import Run
     from pipeline.keys.content_key import ContentKey
     from pipeline.keys.diff import Difference
     from pipeline.runs.acceptance import Acceptance

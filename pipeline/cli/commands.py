@@ -29,9 +29,9 @@ def overview() -> None:
 def title(verb: str) -> str:
     """What doit prints as the task's line."""
     if verb == "fetch":
-        return f"fetch {session().basis.resolved.get('dataset', {}).get('name', 'nothing')}"
+        return f"fetch {session().config.resolved.get('dataset', {}).get('name', 'nothing')}"
     if verb in ("train", "evaluate") and "run" not in session().asked.options:
-        run = session().located
+        run = session().run
         return f"{verb} {run.key.short}" if run else verb
     return verb
 
@@ -92,14 +92,14 @@ def is_trained() -> bool:
         finished = _finished(current)
     except UsageError:  # said by the verb itself, in one line
         return False
-    if finished and current.located is not None and current.located.accepted is None:
-        _record_what_is_missing(current, current.located.folder)
+    if finished and current.run is not None and current.run.accepted is None:
+        _record_what_is_missing(current, current.run.folder)
     return finished
 
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
-    told = current.basis.resolved["tracking"]
+    told = current.config.resolved["tracking"]
     if not any(told[name] for name in ("enabled", "tracker", "tensorboard")):
         return  # without the imports below, which a finished run would wait for
     from pipeline import tracking
@@ -118,7 +118,7 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
 def train() -> None:
     """A finished run is only here with `doit -a`: it is made again in a folder of its own, and compared."""
     current = session()
-    run = current.located
+    run = current.run
     if current.asked.again and run is not None and run.reason is None:
         from pipeline.cli.reproducing import reproduce_run
 
@@ -154,7 +154,7 @@ def attach() -> None:
 
 def _finished(current: Session) -> bool:
     with waiting(note, "looking up the run"):
-        run = current.located
+        run = current.run
         if run is None or run.reason is not None:
             return False
     result, accepted = run.standing()

@@ -109,7 +109,7 @@ def refuse_unfit_hosts() -> None:
 
 def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
     from pipeline.cluster import preflight as checks
-    from pipeline.execution.located import code_of, versions
+    from pipeline.execution.run import code_of, versions
 
     config = session().config
     with waiting(note, "asking the hosts"):

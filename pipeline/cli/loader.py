@@ -112,7 +112,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             from pipeline.cli.session import session
 
             try:
-                session().basis  # noqa: B018  (composed once, kept)
+                session().refuse_wrong_words()
             except PacelineError as error:
                 leave(for_verb(error, verb))
 

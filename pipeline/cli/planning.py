@@ -14,8 +14,8 @@ from pipeline.cluster.spares import without_use
 from pipeline.core.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
-    from pipeline.execution.configured_run import Run
     from pipeline.execution.dry_run import PlannedRun
+    from pipeline.execution.run import Run
     from pipeline.runs.result import AlteredError
 
 

@@ -18,14 +18,11 @@ from pipeline.core.errors import UsageError
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
 
-    from pipeline.config.basis import Basis
     from pipeline.config.build import RunConfig
-    from pipeline.config.remembered import Composition
     from pipeline.core.specs import Cluster
     from pipeline.data.manifest import Pack
     from pipeline.data.trees import Tree
-    from pipeline.execution.configured_run import Run
-    from pipeline.execution.located import LocatedRun
+    from pipeline.execution.run import Run
     from pipeline.execution.starting import Start
     from pipeline.runs.folder import RunFolder
     from pipeline.steps.graph import Graph
@@ -44,55 +41,35 @@ class Session:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The typed configuration."""
+        """The typed configuration; of a sweep that of its first trial."""
         from pipeline.core.cache import remember_in
+        from pipeline.core.heartbeat import waiting
 
         if self.sweeps:
             chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials
             masking.remember(text for trial in chosen for text in trial.config.secrets)
             config = chosen[0].config
         else:
-            config = self._built()
+            with waiting(note_usual, "composing the configuration"):
+                config = self._built()
         remember_in(ROOT, config.runs_dir)
         unexpected.keep_in(config.runs_dir)
         return config
 
-    @cached_property
-    def basis(self) -> Basis:
-        """What decides the run's key and folder: remembered of a training that was asked for before, else built."""
-        if self.asked.verb != "train" or self._composition is None:
-            self._refuse_start()
-            return self.config.basis
-        from pipeline.config.remembered import BuiltBasis
-        from pipeline.core.cache import remember_in
-        from pipeline.core.heartbeat import waiting
-
-        remembered = BuiltBasis(self._composition, ROOT, _local_gpus())
-        found = remembered.recall()
-        if found is None:
-            with waiting(note_usual, "composing the configuration"):
-                found = self.config.basis
-                self._refuse_start()
-            remembered.keep(found)
-        remember_in(ROOT, found.runs_dir)
-        unexpected.keep_in(found.runs_dir)
-        return found
+    def refuse_wrong_words(self) -> None:
+        """Raises UsageError: a wrong override, or weights to start from that nothing can give."""
+        if not self.sweeps:
+            _ = self.start
+        _ = self.config
 
     @property
     def start(self) -> Start | None:
         """What the run starts from; None: fresh weights. Raises UsageError where nothing can give them."""
-        if not any((self.basis.resolved.get("init") or {}).values()):
+        if not self.config.train.init.said:
             return None
-        from pipeline.execution import starting
+        from pipeline.execution.run import start_of
 
-        return starting.of(self.config, ROOT)
-
-    def _refuse_start(self) -> None:
-        """The same for a configuration that was just built."""
-        if self.config.train.init.said and not self.sweeps:
-            from pipeline.execution import starting
-
-            starting.of(self.config, ROOT)
+        return start_of(self.config, ROOT)
 
     def _built(self) -> RunConfig:
         from pipeline.config import build, step_source
@@ -133,24 +110,20 @@ class Session:
         return self.asked.verb in ("why", "attach") and "run" in self.asked.options
 
     def _resolved(self) -> dict[str, Any]:
-        """Composed by Hydra, or, for a training that was asked for before, remembered."""
-        remembered = self._composition
-        found = remembered.recall() if remembered else None
-        if found is not None:
-            return found
+        """Composed by Hydra, or, for a training whose words were composed before, taken from the memo."""
+        from pipeline.config.memo import ComposeMemo
+
+        # the Hydra application has composed already
+        memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None
+        known = memo.recall() if memo else None
+        if known is not None:
+            return known
         from pipeline.config import compose
 
         resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
-        if remembered and self.asked.verb == "train":
-            remembered.keep(resolved)
+        if memo and self.asked.verb == "train":
+            memo.keep(resolved)
         return resolved
-
-    @cached_property
-    def _composition(self) -> Composition | None:
-        """What is remembered of these words; None where the Hydra application has composed them."""
-        from pipeline.config.remembered import Composition
-
-        return Composition(ROOT, self.asked.overrides) if self._given is None else None
 
     @property
     def _own_words(self) -> tuple[str, ...]:
@@ -196,27 +169,12 @@ class Session:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
         from pipeline.data import request, trees
 
-        if self.basis.step is not None and self.basis.step.path is None:
+        if self.config.step is not None and self.config.step.path is None:
             return None
-        if self.basis.script is not None:
-            return trees.tree(self.basis.script.data, self.basis.data_dir)
-        inputs = self.basis.inputs
-        return request.find(inputs, self.basis.data_dir) if inputs is not None else None
-
-    @cached_property
-    def located(self) -> LocatedRun | None:
-        """The run of this configuration as far as its key and folder tell, once its data is in place."""
-        from pipeline.execution.located import locate
-
-        if any((self.basis.resolved.get("init") or {}).values()):  # its key needs their digest
-            return self.run
-        if self.pack is None:
-            return None
-        try:
-            return locate(self.basis, ROOT, self.pack.digest, reading=self.pack.rank_modules)
-        except UsageError:
-            _ = self.config  # what is remembered wasn't checked again: it says which field names what isn't there
-            raise
+        if self.config.script is not None:
+            return trees.tree(self.config.script.data, self.config.data_dir)
+        inputs = self.config.inputs
+        return request.find(inputs, self.config.data_dir) if inputs is not None else None
 
     @property
     def steps(self) -> Graph:
@@ -230,17 +188,16 @@ class Session:
     def forget_steps(self) -> None:
         """Steps were made, which may be the source of the data."""
         self.__dict__.pop("config", None)
-        self.__dict__.pop("basis", None)
         self.forget_pack()
 
     def forget_pack(self) -> None:
-        for name in ("pack", "located", "run", "space", "search_plan"):
+        for name in ("pack", "run", "space", "search_plan"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def run(self) -> Run | None:
         """The run of this configuration, once its data is in place."""
-        from pipeline.execution.configured_run import prepare
+        from pipeline.execution.run import prepare
 
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 

@@ -18,7 +18,7 @@ from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.execution.configured_run import Run
+    from pipeline.execution.run import Run
     from pipeline.execution.work import RunServices
     from pipeline.live.sweep_state import SweepState
     from pipeline.runs.folder import RunFolder

@@ -14,7 +14,7 @@ from pipeline.core.tables import counted
 if TYPE_CHECKING:
     from pipeline.config.build import RunConfig
     from pipeline.config.schema import NotifyConfig
-    from pipeline.execution.configured_run import Run
+    from pipeline.execution.run import Run
     from pipeline.live.notices import Notices
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.validation import check_batch
-from pipeline.config.basis import Basis, KeyParts, key_parts
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, says_something, with_ranks, with_script
@@ -27,7 +26,9 @@ from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, placeholders, secret_values, without_secrets
 from pipeline.core.secret_words import in_word
 from pipeline.data import store
-from pipeline.keys import rank_environment
+from pipeline.data.request import Inputs
+from pipeline.keys import content_key, rank_environment
+from pipeline.keys.canonical import canonical_config
 from pipeline.keys.order import with_sorted_arguments
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
@@ -73,23 +74,19 @@ class RunConfig:
         return tuple(in_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
 
     @property
-    def basis(self) -> Basis:
-        """What decides the key and the folder."""
-        return Basis(
-            resolved=self.resolved,
-            key_parts=self.key_parts,
-            chosen=self.chosen,
-            inputs=store.inputs_or_none(self.train.dataset) if self.script is None else None,
-            runs_dir=self.runs_dir,
-            data_dir=self.data_dir,
-            script=self.script,
-            step=self.step,
-        )
+    def canonical(self) -> dict[str, Any]:
+        """The part of the content key that the configuration is."""
+        return canonical_config(self.resolved)
 
     @property
-    def key_parts(self) -> KeyParts:
-        """What of it decides the key."""
-        return key_parts(self.resolved, self.cluster)
+    def topology(self) -> dict[str, Any]:
+        """The part of the content key that the cluster is."""
+        return content_key.topology(self.cluster, content_key.shards_of(self.resolved))
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """What the data pack is made of; None where the source can't be read, and of a script, which has none."""
+        return store.inputs_or_none(self.train.dataset) if self.script is None else None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """A configured run brought to result.json: key and folder looked up, attempts, report, record.
 
-Public face: ``located`` (is it finished?), ``configured_run``, ``complete`` (do it) and ``dry_run`` (say what would be
-done).
+``run`` is what a training is started from, ``finished`` judges a run folder, ``complete`` makes a run and ``dry_run``
+says what would be done.
 """

@@ -27,8 +27,8 @@ from pipeline.core.specs import (
     Outputs,
     State,
 )
-from pipeline.execution.configured_run import Run
 from pipeline.execution.restarts import Restarts, Waits, clock
+from pipeline.execution.run import Run
 from pipeline.execution.work import Work, note
 from pipeline.runs import arithmetic, checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
@@ -147,7 +147,7 @@ def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
         return error
     path = found["path"]
     name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
-    if not name or name in run.sources or not (run.root / name).is_file():
+    if not name or name in run.code.sources or not (run.root / name).is_file():
         return error
     hint = f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
     return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)

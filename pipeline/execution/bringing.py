@@ -10,7 +10,7 @@ from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.data import store, weights
 from pipeline.execution import starting
 from pipeline.execution.complete import train
-from pipeline.execution.configured_run import prepare
+from pipeline.execution.run import prepare, start_of
 from pipeline.execution.work import Say
 
 
@@ -24,7 +24,7 @@ def bring(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> No
         TrainingError: the run before failed.
         Killed: stopped by Ctrl-C or a signal.
     """
-    start = starting.of(config, root)
+    start = start_of(config, root)
     if start is None or start.path is not None:
         return
     if start.url is not None:

@@ -23,8 +23,8 @@ from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
 from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
-from pipeline.execution.configured_run import Run
-from pipeline.execution.located import VARIABLES, of_other_nodes, unkeyed
+from pipeline.execution.finished import VARIABLES, of_other_nodes, pattern_before, unkeyed
+from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import named_files, observed_variables, package_data, process_groups, rank_environment
 from pipeline.keys.import_closure import matches
@@ -166,7 +166,7 @@ def _search_log(work: Work) -> None:
     """Metrics that program.metrics_pattern finds in the log of a script that has ended. Raises PacelineError."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
-    patterns = [str(run.metrics_pattern), *filter(None, [run.pattern_before])]
+    patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
     argv = [sys.executable, "-m", "trainers.script.stored_logs", str(run.folder.path.resolve()), *patterns]
     run.folder.result.unlink(missing_ok=True)  # it is written anew, of the summary
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
@@ -185,22 +185,22 @@ def _notes(run: Run) -> list[str]:
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
     if run.config.script is not None and run.sealed:
-        names = named_files.lacking(run.config.script, run.sources, run.config.resolved["program"])
+        names = named_files.lacking(run.config.script, run.code.sources, run.config.resolved["program"])
         if names:
             said.append(
                 f"the script names files of the project that aren't in its copy: {first_of(names, _SHOWN)}; where it "
                 f"reads them: program.inputs=[{','.join(names)}]"
             )
     inputs = "program.inputs" if run.config.script is not None else "model.inputs"
-    if run.unresolved:
+    if run.code.unresolved:
         said.append(
             f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{first_of(run.unresolved, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
+            f"{first_of(run.code.unresolved, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
         )
-    if run.left_out:
+    if run.code.left_out:
         said.append(
             f"not taken along, as files beside modules may have {package_data.LARGEST_BYTES:,} bytes: "
-            f"{first_of(run.left_out, _SHOWN)}; {inputs} takes files of any size"
+            f"{first_of(run.code.left_out, _SHOWN)}; {inputs} takes files of any size"
         )
     return said
 
@@ -362,7 +362,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
         run.details(now),
         outputs=[run.config.runs_dir, run.config.data_dir, *filter(None, [weights])],  # of which the run has a copy
         secrets=run.config.secrets,
-        imported=[*run.sources.values()],
+        imported=[*run.code.sources.values()],
     )
     if origin.left_out:
         more = f", and {len(origin.left_out) - 3} more (provenance.json)" if len(origin.left_out) > 3 else ""

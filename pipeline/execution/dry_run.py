@@ -27,8 +27,7 @@ from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
-from pipeline.execution import starting
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run, start_of
 from pipeline.execution.starting import Start
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
@@ -101,7 +100,7 @@ def of_state(state: StepState) -> Step:
 
 def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
     """fetch, train, evaluate and record, each decided by its own key; init before train where weights aren't fresh."""
-    first = (_fetch(config, pack), *_init(starting.of(config, root)))
+    first = (_fetch(config, pack), *_init(start_of(config, root)))
     if run is None:
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
         rest = ("train", f"{waits}, so its key isn't known yet"), ("evaluate", "after train")

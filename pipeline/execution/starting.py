@@ -9,16 +9,16 @@ import dataclasses
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, write_json
-from pipeline.data import store, weights
+from pipeline.data import weights
 from pipeline.data.source import local_path, scheme
-from pipeline.execution.located import LocatedRun, locate
-from pipeline.runs import acceptance, index
+from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import changed
 from trainers.contract import run_folder
@@ -44,8 +44,12 @@ class Start(NamedTuple):
     url: str | None = None
 
 
-def of(config: RunConfig, root: Path) -> Start | None:
+def of(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], Start]) -> Start | None:
     """None where the weights are fresh. Looks, and starts nothing.
+
+    Args:
+        root: the project.
+        of_parent: the final weights of the run that ``init.run`` names, by its configuration and the setting's words.
 
     Raises:
         UsageError: no such run, file or published weights, a file that can't hold any, or one with another digest than
@@ -57,7 +61,7 @@ def of(config: RunConfig, root: Path) -> Start | None:
     if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
         return Start(said=init.said, sha256=init.sha256, path=path)
     try:
-        found = _of_parent(config.parent, init.said, root) if config.parent else _named(config, root)
+        found = of_parent(config.parent, init.said) if config.parent else _named(config, root)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else error.what
         raise UsageError(f"{init.said}: {why}") from error
@@ -112,29 +116,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-# ------------------------------------------------------------------------------------ the run before
-def located(config: RunConfig, root: Path) -> LocatedRun | None:
-    """A run as far as its key and folder tell; None while its data or its weights aren't here. Raises UsageError."""
-    pack = store.find(config.train.dataset, config.data_dir)
-    start = of(config, root)
-    if pack is None or (start is not None and start.sha256 is None):
-        return None
-    known = with_digest(config, start) if start is not None else config
-    return locate(known, root, pack.digest, reading=pack.rank_modules)
-
-
-def _of_parent(parent: RunConfig, said: str, root: Path) -> Start:
-    run = located(parent, root)
-    if run is None:
-        return Start(said=said, waits="its run is to be trained first, whose key isn't known yet")
-    reason = run.reason
-    if reason is not None:
-        return Start(said=said, run=run.key.short, waits=f"run {run.key.short} is to be trained first: {reason}")
-    _, accepted = run.standing()
-    return _of_run(run.folder if accepted is None else acceptance.base_of(run.folder, accepted), said)
-
-
-def _of_run(folder: RunFolder, said: str) -> Start:
+def of_run(folder: RunFolder, said: str) -> Start:
+    """The final weights of a finished run. ``said``: the setting, for messages. Raises UsageError: it has none."""
     result = folder.read_result()
     if result is None:
         raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status run={folder.key}")
@@ -169,7 +152,7 @@ def _named(config: RunConfig, root: Path) -> Start:
         return _of_address(init.said, weights.published(arch, text), config.data_dir)
     if _KEY.fullmatch(text):
         try:
-            return _of_run(index.find(config.runs_dir, text), init.said)
+            return of_run(index.find(config.runs_dir, text), init.said)
         except UsageError as error:
             raise UsageError(error.what.replace(f"run={text}", init.said), hint=error.hint) from error
     raise UsageError(f"{init.said}: there is no file {path}{_near(path)}", hint="a file, an address, or a run's key")

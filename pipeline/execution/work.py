@@ -12,8 +12,8 @@ from pipeline.cluster.running import Progress, nothing
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster, LaunchPlan, State, Waiting
-from pipeline.execution.configured_run import Run
 from pipeline.execution.mirroring import Mirroring
+from pipeline.execution.run import Run
 from pipeline.runs import journal, provenance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock

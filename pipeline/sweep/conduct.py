@@ -20,7 +20,7 @@ from pipeline.core.printable import printable
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State, Waiting
 from pipeline.execution import complete as training
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry

@@ -23,8 +23,7 @@ from pipeline.core.specs import Cluster
 from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.execution.configured_run import prepare
-from pipeline.execution.located import sources
+from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.sweep import slots as placing
 from pipeline.sweep.trial import Trial
@@ -68,7 +67,7 @@ class Space:
 
 def configuration_digest(config: RunConfig) -> str:
     """A digest of one configuration and its topology."""
-    return sha256_text(canonical_json([config.key_parts.canonical, config.key_parts.topology]))
+    return sha256_text(canonical_json([config.canonical, config.topology]))
 
 
 def _without_data(config: RunConfig) -> str:
@@ -136,7 +135,7 @@ class TrialFactory:
     def __init__(self, *, root: Path, local_gpus: int) -> None:
         self._root, self._local_gpus = root, local_gpus
         self._composer = TrialComposer()
-        self._sources = sources(root)
+        self._sources = code_reader(root)
         self._first: RunConfig | None = None
         self._whole: dict[str, RunConfig] = {}  # by the sections that a trial's words rarely touch
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section

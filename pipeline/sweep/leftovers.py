@@ -8,7 +8,7 @@ from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
 from pipeline.core.errors import HostError
 from pipeline.core.specs import UNDER_WAY
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 

@@ -9,7 +9,7 @@ from pipeline.cluster.failures import FULL_DISK
 from pipeline.core.errors import HostError, PacelineError, TrainingError, os_reason
 from pipeline.core.files import FULL, room_needed
 from pipeline.core.specs import State
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 from pipeline.runs import acceptance, journal
 from pipeline.sweep.trial import Outcome
 

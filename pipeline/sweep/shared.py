@@ -16,7 +16,7 @@ from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster
 from pipeline.execution import complete as training
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
@@ -87,8 +87,8 @@ class Shared:
             for name, digest in run.key.parts["code"].items():
                 copy = self._folder.code / name
                 if not copy.is_file() or not matches(run.root, self._folder.code, {name: digest}):
-                    write_atomic(copy, run.sources[name].read_bytes())
-        return {name: self._folder.code / name for name in run.sources}
+                    write_atomic(copy, run.code.sources[name].read_bytes())
+        return {name: self._folder.code / name for name in run.code.sources}
 
     def _reach(self, slot: int, cluster: Cluster) -> Hosts | None:
         if not self._slots:

@@ -9,7 +9,7 @@ from typing import Protocol
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import State
 from pipeline.core.tables import duration
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 
 
 def label(number: int, total: int) -> str:

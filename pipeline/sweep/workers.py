@@ -24,7 +24,7 @@ from pipeline.core import process, threads
 from pipeline.core.errors import PacelineError
 from pipeline.evaluation import report_key
 from pipeline.execution.complete import evaluate_in_child
-from pipeline.execution.configured_run import Run
+from pipeline.execution.run import Run
 from pipeline.keys import rank_environment
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.client import DestinationRecorder, Recorder, patient

@@ -182,13 +182,13 @@ def test_an_option_of_each_kind_is_composed_and_its_package_is_in_the_key(tmp_pa
 from pathlib import Path
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.execution.located import sources, versions
+from pipeline.execution.run import code_reader, versions
 
 words = {words!r} + ["search.n_trials=1"]
 made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
 print(*sorted(made.chosen), made.train.dataset.name, made.search.name)
 print(made.tracking.tracker, made.cluster.settings.greeting)
-print(versions(made.key_parts.environment, sources(Path.cwd())(made.chosen, ()))["acme-parts"])
+print(versions(made.cluster.environment, code_reader(Path.cwd())(made.chosen, ()))["acme-parts"])
 """
     done = unpacked(tmp_path, code)
     chosen = " ".join(f"acme_parts.{name}" for name in ("flat", "loose", "still", "tiny"))
@@ -202,7 +202,7 @@ from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 
 words = ["program=fit", "program.args.lr=0.1"]
-made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0).basis
+made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
 print(made.script.path, made.script.file, [name for name in made.script.closure().digests if "acme" in name])
 """
     done = unpacked(tmp_path, code)

@@ -151,11 +151,14 @@ def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, 
     code = (
         "import sys; from pathlib import Path; from pipeline.core.places import ROOT\n"
         "from pipeline.config.build import build; from pipeline.config.compose import compose_config, resolve\n"
-        "from pipeline.data.request import request; from pipeline.execution.located import locate\n"
+        "from pipeline.data.request import request; from pipeline.execution.run import code_of\n"
+        "from pipeline.keys.content_key import content_key\n"
         "words = ['experiment=quickstart', 'cluster.nproc_per_node=2']\n"
-        "basis = build(resolve(compose_config(words)), tuple(words), root=ROOT, local_gpus=0).basis\n"
+        "made = build(resolve(compose_config(words)), tuple(words), root=ROOT, local_gpus=0)\n"
         "assert ROOT == Path.cwd(), ROOT\n"
-        "print(request(basis.inputs, Path('data')).name, locate(basis, ROOT, 'digest').key.digest)"
+        "code = code_of(made, ROOT); parts = dict(canonical=made.canonical, topology=made.topology)\n"
+        "key = content_key(code=code.digests, data_digest='d', environment=code.versions, **parts)\n"
+        "print(request(made.inputs, Path('data')).name, key.digest)"
     )
     clone = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run(environment, "python", "-c", code, cwd=project).stdout == clone.stdout != "", clone.stderr

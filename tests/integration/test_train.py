@@ -58,31 +58,19 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     assert (project.only_run() / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-NEEDLESS = (
-    "concurrent.futures", "email.parser", "filelock", "http", "hydra", "mlflow", "numpy", "omegaconf", "optuna",
-    "pipeline.config.compose",
-    "pipeline.cluster.hostfile", "pipeline.runs.journal", "pipeline.cluster.attempt",
-    "pipeline.cluster.launchers.base", "pipeline.cluster.validation", "pipeline.execution.dry_run",
-    "pipeline.execution.configured_run",
-    "pipeline.config.build", "pipeline.config.schema", "pipeline.cluster.plan", "pipeline.cluster.launchers",
-    "pipeline.keys.diff", "pipeline.runs.acceptance", "pipeline.core.process", "pipeline.sweep",
-    "pipeline.tracking.description", "pipeline.execution.complete", "pipeline.core.specs", "sklearn", "torch", "yaml",
-    "pipeline.cluster.agent.claims", "pipeline.core.cluster", "pipeline.core.options", "pipeline.keys.canonical",
-    "pipeline.tracking.recorder", "trainers.core.config", "trainers.script.settings", "unicodedata",
-)  # fmt: skip
+NEEDLESS = ("hydra", "mlflow", "numpy", "omegaconf", "optuna", "pipeline.cluster.attempt", "sklearn", "torch")
 """Modules that a finished `doit train` does without: its time is imports for the most part (benchmarks/peers.py)."""
 
 
 def _needless_work(argv: list[str]) -> str:
     """The exit code of a finished `doit train` and what it imported of ``NEEDLESS``.
 
-    Reading what a source imports, or its digest, or what a composition is made from anew would end it.
+    Reading what a source imports, or its digest, would end it.
     """
     words = argv[argv.index("doit") + 1 :]
     code = (
         f"import sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; "
         "import pipeline.keys.readings; pipeline.keys.readings._read = None; "
-        "import pipeline.config.remembered; pipeline.config.remembered._name = None; "
         f"print(DoitMain().run(sys.argv[1:]), [name for name in {NEEDLESS!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

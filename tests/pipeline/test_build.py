@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
-from pipeline.execution.located import sources
+from pipeline.execution.run import code_reader
 from tests.pipeline.composed import composed
 
 
@@ -169,7 +169,7 @@ def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str
 def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:
     strategies = {f"trainers/strategies/{name}.py" for name in ("auto", "ddp", "fsdp")}
     for name, wanted in (("auto", strategies), ("ddp", {"trainers/strategies/ddp.py"})):
-        code = sources(ROOT)(configured(f"strategy={name}").chosen, ())
+        code = code_reader(ROOT)(configured(f"strategy={name}").chosen, ())
         assert strategies & {*code.digests} == wanted
 
 

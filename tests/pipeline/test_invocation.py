@@ -113,10 +113,9 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     monkeypatch.setattr(compose, "compose_config", slowly)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
     with pytest.raises(UsageError, match="it took long"):
-        current.basis  # noqa: B018
+        current.config  # noqa: B018
     assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().err)
     monkeypatch.setattr(Session, "pack", object())
-    monkeypatch.setattr(Session, "located", None)
     monkeypatch.setattr(Session, "run", property(slowly))
     monkeypatch.setattr(commands, "_bring_weights", lambda _: None)
     with pytest.raises(UsageError, match="it took long"):

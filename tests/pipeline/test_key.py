@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
-from pipeline.execution.located import of_hosts
+from pipeline.execution.run import of_hosts
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import ContentKey, content_key
 from pipeline.keys.installed import version
@@ -27,7 +27,7 @@ def configured(*overrides: str, local_gpus: int = 0) -> RunConfig:
 def key_of(*overrides: str, **parts: Any) -> ContentKey:
     config = configured(*overrides)
     made = {"code": {"trainers/a.py": "1"}, "data_digest": "d", "environment": ENVIRONMENT, **parts}
-    return content_key(canonical=config.key_parts.canonical, topology=config.key_parts.topology, **made)
+    return content_key(canonical=config.canonical, topology=config.topology, **made)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_the_key_leaves_the_configuration_alone() -> None:
     config = configured("dataset.source=x")
     before = copy.deepcopy(config.resolved)
     content_key(
-        canonical=config.key_parts.canonical,
-        topology=config.key_parts.topology,
+        canonical=config.canonical,
+        topology=config.topology,
         code={},
         data_digest="d",
         environment={},
@@ -186,8 +186,8 @@ def test_versions_are_those_that_python_names() -> None:
 def device_of(*overrides: str, local_gpus: int = 0) -> str:
     config = configured(*overrides, local_gpus=local_gpus)
     key = content_key(
-        canonical=config.key_parts.canonical,
-        topology=config.key_parts.topology,
+        canonical=config.canonical,
+        topology=config.topology,
         code={},
         data_digest="d",
         environment={},

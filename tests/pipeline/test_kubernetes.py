@@ -32,7 +32,7 @@ from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.execution.configured_run import Run
+    from pipeline.execution.run import Run
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("kubernetes")

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from pipeline.data.manifest import Manifest
-from pipeline.execution.configured_run import refuse_misfits
+from pipeline.execution.run import refuse_misfits
 from trainers.core.config import DatasetConfig, TrainConfig
 from trainers.core.trainer_config import TrainerConfig
 

@@ -132,7 +132,7 @@ def test_spares_are_read_as_hosts_are_and_are_no_part_of_the_key() -> None:
 
     def key(config: Any) -> str:
         made: dict[str, Any] = {"code": {}, "data_digest": "d", "environment": {}}
-        return str(content_key(canonical=config.key_parts.canonical, topology=config.key_parts.topology, **made).digest)
+        return str(content_key(canonical=config.canonical, topology=config.topology, **made).digest)
 
     with_spare = configured("cluster.spares=[{name: node2, port: 2200}]", "cluster.stall_s=60")
     assert [spare.label for spare in with_spare.cluster.spares] == ["node2:2200"]

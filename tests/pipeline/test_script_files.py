@@ -12,7 +12,7 @@ from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.places import ROOT
 from pipeline.data import trees
-from pipeline.execution.configured_run import prepare
+from pipeline.execution.run import prepare
 from pipeline.keys import named_files, script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
@@ -374,8 +374,8 @@ def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path)
             configured(script, word)
     with pytest.raises(UsageError, match="seed=0,1: several values are a sweep"):
         configured(script, "seed=0,1", "program.env.SEED='{seed}'")
-    assert "seed" not in configured(script).key_parts.canonical
-    assert configured(script, "seed=1", "program.env.SEED='{seed}'").key_parts.canonical["seed"] == 1
+    assert "seed" not in configured(script).canonical
+    assert configured(script, "seed=1", "program.env.SEED='{seed}'").canonical["seed"] == 1
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_every_way_in_which_a_script_is_given_the_seed_makes_another_key(
             configured(script, word, "seed=41")
         return
     one, other = (configured(script, word, f"seed={seed}") for seed in (41, 42))
-    parts = [(config.key_parts.canonical, config.key_parts.topology) for config in (one, other)]
+    parts = [(config.canonical, config.topology) for config in (one, other)]
     assert parts[0] != parts[1]
     texts = [text for _, text in ScriptConfig(**one.resolved["program"]).texts()]
     assert names_seed(one.resolved["program"]) == any("seed" in names(text) for text in texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.places import ROOT
-from pipeline.execution.located import LocatedRun, unkeyed
+from pipeline.execution.finished import key_lacks, stale_because, unkeyed
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
@@ -30,9 +29,11 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
         write_json(folder.path / name, value)
     summary = {"metrics": {}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
-    assert run.reason == "it was made with program.seal=off, so nobody looked for files that its key lacks"
-    assert dataclasses.replace(run, sealed=False).reason is None
+    assert (
+        stale_because(folder, key, ROOT)
+        == "it was made with program.seal=off, so nobody looked for files that its key lacks"
+    )
+    assert stale_because(folder, key, ROOT, sealed=False) is None
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,11 @@ def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path)
         write_json(folder.path / name, value)
     summary = {"metrics": {}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a", "b"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
-    assert run.key_lacks is None
+    assert key_lacks(folder, key) is None
     part.write_text("2")
-    assert dataclasses.replace(run).key_lacks == f"{part}, which it read and its key lacks, changed"
+    assert key_lacks(folder, key) == f"{part}, which it read and its key lacks, changed"
     write_sealed(folder.path / "nodes/1/dependencies.json", {**record, "unkeyed": {"part1.txt": "read"}})
-    assert dataclasses.replace(run).key_lacks == "its key is not complete: part1.txt was read; add it to program.inputs"
+    assert key_lacks(folder, key) == "its key is not complete: part1.txt was read; add it to program.inputs"
 
 
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
@@ -128,11 +128,10 @@ def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
     ended: tuple[RunFolder, ContentKey], damage: Callable[[bytes], bytes]
 ) -> None:
     folder, key = ended
-    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
-    assert (run.reason, run.key_lacks) == (None, None)
+    assert (stale_because(folder, key, ROOT), key_lacks(folder, key)) == (None, None)
     folder.result.write_bytes(damage(folder.result.read_bytes()))
-    assert run.key_lacks is None
-    assert str(run.reason).startswith("result.json was altered: it ")
+    assert key_lacks(folder, key) is None
+    assert str(stale_because(folder, key, ROOT)).startswith("result.json was altered: it ")
     assert folder.training_done(key)
 
 

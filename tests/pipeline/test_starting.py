@@ -22,6 +22,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.data import weights
 from pipeline.execution import starting
+from pipeline.execution.run import start_of
 from pipeline.execution.starting import Start
 from pipeline.keys.canonical import canonical_config
 from tests.pipeline.composed import composed
@@ -37,7 +38,7 @@ def configured(root: Path, *words: str) -> RunConfig:
 
 
 def start(root: Path, *words: str) -> Start:
-    found = starting.of(configured(root, *words), root)
+    found = start_of(configured(root, *words), root)
     assert found is not None
     return found
 
@@ -51,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_run_with_fresh_weights_has_no_trace_of_them_in_its_key(root: Path) -> None:
     config = configured(root)
-    assert starting.of(config, root) is None
+    assert start_of(config, root) is None
     assert "init" not in canonical_config(config.resolved)
 
 

@@ -1,0 +1,163 @@
+"""Compositions of earlier calls, so that a command whose words were composed before needs no Hydra (0.5 s of it).
+
+An entry's name is a digest of the words, of every file that a composition may be made from, and of the versions of
+Python, Hydra and OmegaConf. What takes a value from elsewhere (a variable, the clock) is never kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.groups import choice_of, config_file
+from pipeline.core.cache import Remembered
+from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
+from pipeline.core.places import code_of, conf_dirs
+from pipeline.core.redact import without_secrets
+from pipeline.keys.installed import version
+
+_QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
+_DEFAULT_RUNS = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
+_MAX_ENTRIES = 64
+_CODE = ("pipeline", "trainers", "hydra_plugins")
+_OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
+"""A resolver whose value comes from elsewhere than conf/ and the words, or may: ``oc.env``, ``now``, a user's own."""
+_READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
+
+
+class ComposeMemo:
+    """The composition of some words in one project, if an earlier call made it.
+
+    Args:
+        root: the project's folder.
+        words: Hydra overrides, in their order.
+    """
+
+    def __init__(self, root: Path, words: Sequence[str]) -> None:
+        self._root, self._words = root, words
+        self._runs_dir = runs_dir(root, words)
+        self._entries = Remembered(self._runs_dir or root, "composed", most=_MAX_ENTRIES)
+
+    def recall(self) -> dict[str, Any] | None:
+        """The resolved configuration as plain containers; None: it wasn't composed before, or of other files."""
+        entry = self._entries[self._name] if self._name else None
+        return entry if isinstance(entry, dict) else None
+
+    def keep(self, resolved: dict[str, Any]) -> None:
+        """Keep a composition for later calls, unless it holds a secret or something besides the named files decided it.
+
+        Not kept either: runs that lie elsewhere than the words say, as a later call would look in the wrong folder,
+        and an option or a program of another installed package, whose files are no part of the name.
+        """
+        if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
+            return
+        if self._takes_values_from_outside() or _uses_other_packages(resolved):
+            return
+        if json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
+            self._entries.keep({self._name: resolved})
+
+    @cached_property
+    def _name(self) -> str | None:
+        """The digest of all that the composition is made from; None where that can't be told."""
+        if self._runs_dir is None or self._files is None or any("hydra" in word for word in self._words):
+            return None
+        made_from = {
+            "words": list(self._words),
+            "files": {name: sha256_bytes(content) for name, content in self._files.items()},
+            "versions": [sys.version, version("hydra-core"), version("omegaconf")],
+        }
+        return sha256_text(canonical_json(made_from))
+
+    @cached_property
+    def _files(self) -> dict[str, bytes] | None:
+        """The content of every configuration file and of Paceline's code; None where Hydra searches other places."""
+        searched = _search_path(config_file(conf_dirs(self._root)).read_text(encoding="utf-8"))
+        if searched is None:
+            return None
+        folders = [(str(folder), ".yaml") for folder in (*conf_dirs(self._root), *searched)]
+        folders += [(f"{code_of(self._root)}/{name}", ".py") for name in _CODE]
+        return {path: Path(path).read_bytes() for top, ending in folders for path in _files_below(top, ending)}
+
+    def _takes_values_from_outside(self) -> bool:
+        """True if a word, a configuration file or an option's settings may read a variable or another source."""
+        from pipeline.config.schema import OPTIONS  # a call that recalls its composition needs none of it
+
+        of_ranks = [options.package for options in OPTIONS.values() if options.package.startswith("trainers.")]
+        folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in of_ranks)
+        files = {path: content.decode(errors="replace") for path, content in (self._files or {}).items()}
+        settings = [text for path, text in files.items() if path.startswith(folders)]
+        composed = [text for path, text in files.items() if path.endswith(".yaml")]
+        return any(_OUTSIDE.search(text) for text in (*self._words, *composed, *settings)) or any(
+            _READS_VARIABLES.search(text) for text in settings
+        )
+
+
+def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
+    """True if an option or the program comes from an installed package other than Paceline."""
+    from pipeline.config.schema import OPTIONS, installed_programs
+
+    for group, options in OPTIONS.items():
+        name = (resolved.get(group) or {}).get(choice_of(group))
+        if (group, name) in (("search", "none"), ("tracking", None)) or group not in resolved:
+            continue
+        if not options.target(str(name)).startswith(f"{options.package}."):
+            return True
+    script = str((resolved.get("program") or {}).get("script") or "")
+    return script.startswith("/") and script in installed_programs().values()
+
+
+def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
+    """Where these words put the runs, as far as that shows without composing them; None where it doesn't."""
+    values = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
+    if values:
+        match = _QUOTED_PATH.fullmatch(values[-1])
+    else:
+        match = _DEFAULT_RUNS.search(config_file(conf_dirs(root)).read_text(encoding="utf-8"))
+    return root / match["path"] if match else None
+
+
+def _search_path(text: str) -> list[str] | None:
+    """The folders of ``hydra.searchpath`` in conf/config.yaml; None where one isn't a folder of this computer."""
+    if "searchpath" not in text:
+        return []
+    import yaml  # type: ignore[import-untyped]  # hardly anybody sets it, and it takes as long to import as all of this
+
+    try:
+        entries = (yaml.safe_load(text).get("hydra") or {}).get("searchpath") or []
+        folders = [_folder(str(entry)) for entry in entries]
+    except (yaml.YAMLError, AttributeError, TypeError, ImportError, ValueError):
+        return None
+    return None if None in folders else [folder for folder in folders if folder is not None]
+
+
+def _folder(entry: str) -> str | None:
+    """Of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``. Raises ImportError, ValueError."""
+    scheme, _, place = entry.rpartition("://")
+    if "${" in entry or scheme not in ("", "file", "pkg"):
+        return None
+    if scheme != "pkg":
+        return os.path.abspath(place)  # noqa: PTH100
+    package = find_spec(place.replace("/", "."))
+    places = list(package.submodule_search_locations or ()) if package is not None else []
+    return places[0] if len(places) == 1 else None
+
+
+def _files_below(folder: str, ending: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Paths of the files with this ending, those behind symbolic links too, as Hydra follows them."""
+    place = os.path.realpath(folder)
+    if place in above or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _files_below(entry.path, ending, (*above, place))
+            elif entry.name.endswith(ending):
+                yield entry.path

@@ -1,0 +1,131 @@
+"""Whether a run folder holds the finished run of a key. Looks, and starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import program as programs
+from pipeline.core.tables import first_of
+from pipeline.evaluation import report_key
+from pipeline.keys import observed_variables
+from pipeline.keys.content_key import ContentKey
+from pipeline.runs import acceptance
+from pipeline.runs.acceptance import Acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
+from trainers.contract import run_folder
+from trainers.core import dependencies
+
+VARIABLES = "variables.json"
+"""File of a run folder: digests of this shell's variables that the ranks of cluster=local got."""
+_UNKEYED_SHOWN = 3
+
+
+def stale_because(
+    folder: RunFolder, key: ContentKey, root: Path, *, sealed: bool = True, metrics_pattern: str | None = None
+) -> str | None:
+    """Why the run must be made, or None where it is finished and intact.
+
+    Args:
+        root: the project.
+        sealed: a run that read what its key lacks doesn't count (program.seal).
+        metrics_pattern: its log must have been searched for program.metrics_pattern.
+
+    Raises:
+        UsageError: a newer Paceline wrote the folder.
+    """
+    folder.refuse_newer()
+    stale = folder.stale_because(key.digest)
+    if stale is not None and (accepted := acceptance_of(folder)) is not None:
+        return acceptance.stale_because(folder, accepted, key.digest)
+    return (
+        stale
+        or (key_lacks(folder, key) if sealed else None)
+        or unread_log(folder, metrics_pattern)
+        or report_key.stale_because(folder, root)
+    )
+
+
+def acceptance_of(folder: RunFolder) -> Acceptance | None:
+    """The user's word that another run holds for this key, which has no result of its own."""
+    if folder.result.exists():
+        return None
+    try:
+        return acceptance.read(folder)
+    except AlteredError:  # no word at all: it is trained
+        return None
+
+
+def unread_log(folder: RunFolder, metrics_pattern: str | None) -> str | None:
+    """That the log of the finished run wasn't searched for the metrics that are wanted now; None: it was."""
+    if metrics_pattern is None or metrics_pattern == pattern_before(folder):
+        return None
+    return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
+
+
+def pattern_before(folder: RunFolder) -> str | None:
+    """The program.metrics_pattern by which the run's metrics were read."""
+    return _program(folder).get("metrics_pattern")
+
+
+def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
+    """What the finished run read though its key doesn't hold it, and isn't as it was, in words; None: nothing.
+
+    None too where its result was altered: ``stale_because`` says so.
+    """
+    try:
+        result = folder.read_result()
+    except AlteredError:
+        return None
+    if result is None:
+        return None
+    program = _program(folder)
+    if program.get("seal") == "off":  # it is no part of the key
+        return "it was made with program.seal=off, so nobody looked for files that its key lacks"
+    field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
+    others = of_other_nodes(folder)
+    record = {**(folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
+    lacking = unkeyed([result.fields, *others], field)
+    changed = lacking or dependencies.changed(record, keyed=key.parts["environment"])
+    if changed or not record.get("own_variables"):
+        return changed
+    return observed_variables.changed(record, folder.read_json(VARIABLES), os.environ)
+
+
+def _program(folder: RunFolder) -> Mapping[str, Any]:
+    """The section ``program`` that the run was made with."""
+    return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
+
+
+def of_other_nodes(folder: RunFolder) -> list[Mapping[str, Any]]:
+    """The dependency records of the other nodes of a script's run."""
+    paths = sorted(folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
+    return [folder.read_json(path.relative_to(folder.path).as_posix()) or {} for path in paths]
+
+
+def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
+    """That the key is not complete, as summary.json and the records of other nodes say; None where it is.
+
+    Args:
+        nodes: of each node the record, whose ``unkeyed`` is path → ``read`` or how it was looked for.
+        field: where the paths belong.
+    """
+    records = [kinds for node in nodes if isinstance(kinds := node.get("unkeyed"), Mapping)]
+    kinds = {name: how for record in records for name, how in record.items()}
+    if not kinds:
+        return None
+    read = [str(name) for name, how in kinds.items() if how == "read"]
+    absent = [str(name) for name, how in kinds.items() if how != "read"]
+    parts = [f"{_listed(read)} read"] if read else []
+    if absent:
+        are = "isn't" if len(absent) == 1 else "aren't"
+        parts.append(f"{_listed(absent)} looked for and {are} in the snapshot")
+    them = "it" if len(kinds) == 1 else "them"
+    return f"its key is not complete: {'; '.join(parts)}; add {them} to {field}"
+
+
+def _listed(names: list[str]) -> str:
+    return f"{first_of(names, _UNKEYED_SHOWN)} {'was' if len(names) == 1 else 'were'}"

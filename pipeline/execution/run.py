@@ -1,0 +1,242 @@
+"""A configured run with its key, its folder, its data and the weights that it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.config.build import RunConfig
+from pipeline.core import program as programs
+from pipeline.core.cache import remember_in
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.data import store
+from pipeline.data.manifest import Manifest, Pack
+from pipeline.data.trees import Tree
+from pipeline.execution import finished, starting
+from pipeline.execution.starting import Start
+from pipeline.keys.content_key import ContentKey, content_key, environment
+from pipeline.keys.import_closure import Closure, import_closure
+from pipeline.keys.script_files import with_inputs
+from pipeline.runs import acceptance
+from pipeline.runs.acceptance import Acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.layout import Description
+from pipeline.runs.provenance import RunDetails
+from pipeline.runs.result import Result
+from trainers.core.config import TrainConfig
+
+CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
+"""Modules of the chosen options, folders of the ranks' PYTHONPATH → the code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a training is started from, and what a finished one is looked up by.
+
+    ``code`` is all that the run imports, ``pack`` its data, ``start`` the weights that it starts from (None: fresh
+    ones); ``root`` is the project.
+    """
+
+    config: RunConfig
+    key: ContentKey
+    code: Closure
+    folder: RunFolder
+    root: Path
+    pack: Pack | Tree
+    start: Start | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        return finished.stale_because(
+            self.folder, self.key, self.root, sealed=self.sealed, metrics_pattern=self.metrics_pattern
+        )
+
+    @property
+    def sealed(self) -> bool:
+        """True if a run that read what its key lacks isn't finished (program.seal)."""
+        return self._program.get("seal") != "off"
+
+    @property
+    def metrics_pattern(self) -> str | None:
+        """The program.metrics_pattern that its metrics are to be read by."""
+        return self._program.get("metrics_pattern")
+
+    @property
+    def key_lacks(self) -> str | None:
+        """What the finished run read though its key doesn't hold it, in words; None: nothing, or it isn't sealed."""
+        return finished.key_lacks(self.folder, self.key) if self.sealed else None
+
+    @property
+    def unread_log(self) -> str | None:
+        """That the log of the finished run wasn't searched for the metrics that are wanted now; None: it was."""
+        return finished.unread_log(self.folder, self.metrics_pattern)
+
+    @property
+    def accepted(self) -> Acceptance | None:
+        """The user's word that another run holds for this key, which has no result of its own."""
+        return finished.acceptance_of(self.folder)
+
+    def standing(self) -> tuple[Result | None, Acceptance | None]:
+        """The result that counts: its own, or while an acceptance holds that of another run. Raises AlteredError."""
+        own = self.folder.read_result()
+        return (own, None) if own is not None else acceptance.standing(self.folder)
+
+    @property
+    def _program(self) -> Mapping[str, Any]:
+        return self.config.resolved.get(programs.SECTION) or {}
+
+    def description(self, sources: Mapping[str, Path] | None = None) -> Description:
+        """What its folder says of it. ``sources``: copies of its code's files (None: the files themselves)."""
+        from pipeline.config import compose  # it imports Hydra
+
+        resolved = self.config.resolved
+        return Description(
+            key=self.key,
+            config=resolved,
+            config_yaml=compose.as_yaml(resolved),
+            sources=sources or self.code.sources,
+            pack_path=self.pack.path,
+        )
+
+    def details(self, unix_time: float) -> RunDetails:
+        """What its provenance says besides the checkout. ``unix_time``: when the command began, seconds."""
+        hosts = [host.label for host in self.config.cluster.hosts]
+        return RunDetails(
+            overrides=self.config.overrides, hosts=hosts, data_digest=self.pack.digest, unix_time=unix_time
+        )
+
+    @property
+    def pack_source(self) -> PackSource | None:
+        """The data as a launcher takes it; None: it needs none."""
+        if self.pack.path is None:
+            return None
+        inside = self.pack.inside if isinstance(self.pack, Tree) else ()
+        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=inside)
+
+
+def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:
+    """The run with its key; None while the weights that it starts from aren't known. Starts nothing, imports no torch.
+
+    Args:
+        root: the project.
+        pack: its data.
+        read: a ``code_reader`` that several runs share.
+
+    Raises:
+        UsageError: the settings don't fit its data, or nothing can give the weights.
+    """
+    if isinstance(pack, Pack):
+        refuse_misfits(config.train, pack.manifest)
+    start = start_of(config, root)
+    if start is not None:
+        if start.sha256 is None:
+            return None
+        config = starting.with_digest(config, start)
+    remember_in(root, config.runs_dir)
+    code = code_of(config, root, read, pack.rank_modules)
+    key = content_key(
+        canonical=config.canonical,
+        code=code.digests,
+        data_digest=pack.digest,
+        environment=versions(config.cluster.environment, code),
+        topology=config.topology,
+    )
+    folder = RunFolder(config.runs_dir / key.short)
+    return Run(config=config, key=key, code=code, folder=folder, root=root, pack=pack, start=start)
+
+
+# ----------------------------------------------------------------------------------- the code and its versions
+def code_reader(root: Path) -> CodeReader:
+    """A reader of import closures with a cache: the runs of one sweep read the same files."""
+
+    @cache
+    def read(chosen: tuple[str, ...], python_path: tuple[str, ...]) -> Closure:
+        return import_closure(root, (programs.CLASSIFIER.entry, programs.TORCHRUN, *chosen), python_path)
+
+    return read
+
+
+def code_of(
+    config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
+) -> Closure:
+    """All that the run imports, and of a script the files that it says it reads.
+
+    Args:
+        rank_modules: modules that read its data pack.
+
+    Raises:
+        UsageError: a file isn't there, or can't be parsed.
+    """
+    python_path = config.cluster.python_path
+    if config.script is not None:
+        return config.script.closure(python_path)
+    code = (read or code_reader(root))((*config.chosen, *rank_modules), python_path)
+    return with_inputs(code, root, (config.resolved.get("model") or {}).get("inputs") or ())
+
+
+def versions(of_cluster: Mapping[str, str], code: Closure) -> dict[str, str]:
+    """The key's part ``environment``. ``of_cluster``: the setting ``cluster.environment``. Raises UsageError."""
+    return of_hosts(environment(code.versions), of_cluster)
+
+
+def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
+    """The controller's versions (``here``), replaced where ``cluster.environment`` has those of the hosts.
+
+    Raises:
+        UsageError: it names what the run doesn't import.
+    """
+    for name in of_cluster:
+        if name not in here:
+            raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
+    return {**here, **of_cluster}
+
+
+# ----------------------------------------------------------------------------------- the weights it starts from
+def start_of(config: RunConfig, root: Path) -> Start | None:
+    """The weights that a configuration starts from; None where they are fresh. Looks, and starts nothing.
+
+    Raises:
+        UsageError: nothing can give them, or they have another digest than init.sha256 says.
+    """
+    return starting.of(config, root, partial(_final_weights_of, root))
+
+
+def _final_weights_of(root: Path, parent: RunConfig, said: str) -> Start:
+    """Those of the run that ``init.run`` names, which may have to be trained first."""
+    pack = store.find(parent.train.dataset, parent.data_dir)
+    run = prepare(parent, root, pack) if pack is not None else None
+    if run is None:
+        return Start(said=said, waits="its run is to be trained first, whose key isn't known yet")
+    if (reason := run.reason) is not None:
+        return Start(said=said, run=run.key.short, waits=f"run {run.key.short} is to be trained first: {reason}")
+    _, accepted = run.standing()
+    return starting.of_run(run.folder if accepted is None else acceptance.base_of(run.folder, accepted), said)
+
+
+def refuse_misfits(train: TrainConfig, data: Manifest) -> None:
+    """Raises UsageError: the ranks would find that these settings don't fit the data."""
+    weights = train.trainer.class_weights
+    if isinstance(weights, list) and len(weights) != data.num_classes:
+        raise UsageError(
+            f"trainer.class_weights has {len(weights)} weights, and {data.name} has {data.num_classes} classes",
+            hint="a weight for each class, in the order of their numbers; or trainer.class_weights=balanced",
+        )
+    start, stop = data.splits["train"]
+    available = stop - start
+    if (size := train.trainer.global_batch_size) > available > 0:
+        raise UsageError(
+            f"trainer.global_batch_size={size}: the train split of {data.name} has {available} images, fewer than that",
+            hint=f"trainer.global_batch_size=N, N at most {available} and a multiple of the number of ranks",
+        )
+    crop = train.dataset.random_resized_crop
+    if crop and data.encoding is None:
+        raise UsageError(
+            f"dataset.random_resized_crop={crop} is cut from the files, and the pack of {data.name} has pixels alone",
+            hint="dataset.decoded_limit=0 keeps the files of dataset=folder, parquet and torchvision; or "
+            "dataset.crop_padding=4",
+        )

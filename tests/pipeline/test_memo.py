@@ -1,0 +1,168 @@
+"""A composition that was made before is found for the same words and files, and for no others."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.memo import ComposeMemo
+from tests.integration.commands import ROOT
+from tests.pipeline.composed import composed
+
+EDITED = [
+    "conf/experiment/quickstart.yaml",
+    "pipeline/config/schema.py",
+    "trainers/core/config.py",
+    "trainers/core/trainer_config.py",
+    "trainers/models/small_cnn.py",
+    "trainers/models/mine.py",  # a new one
+    "pipeline/data/datasets/digits.py",
+    "pipeline/cluster/launchers/local.py",
+    "pipeline/core/cluster.py",
+]
+WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
+SOME = {"paths": {"runs": "runs"}}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    for name in ("pipeline", "trainers"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ComposeMemo(tmp_path, WORDS).keep(composed(WORDS))
+    return tmp_path
+
+
+def test_what_is_remembered_is_what_hydra_composes(project: Path) -> None:
+    assert ComposeMemo(project, WORDS).recall() == composed(WORDS)
+    assert ComposeMemo(project, WORDS[::-1]).recall() is None
+    assert ComposeMemo(project, ()).recall() is None
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edit_of_what_a_composition_is_made_from_forgets_it(project: Path, name: str) -> None:
+    with (project / name).open("a") as file:
+        file.write("# more\n")
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+def test_what_takes_a_value_from_outside_is_never_remembered(project: Path) -> None:
+    words = ("paths.runs=${oc.env:HOME}/runs",)
+    ComposeMemo(project, words).keep(SOME)
+    assert ComposeMemo(project, words).recall() is None
+    (project / "conf" / "cluster" / "mine.yaml").write_text("python: ${oc.env:PYTHON}\n")
+    ComposeMemo(project, WORDS).keep(SOME)
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("trainers/models/small_cnn.py", "width: int = 32", 'width: int = "${oc.env:WIDTH,32}"'),
+        ("trainers/models/small_cnn.py", "width: int = 32", 'width: int = int(os.environ.get("WIDTH", 32))'),
+        ("conf/config.yaml", "seed: 0", "seed: ${mine:0}"),
+        ("conf/config.yaml", "seed: 0", "seed: ${oc.${kind}:SEED}"),
+    ],
+)
+def test_a_value_of_an_options_default_or_of_ones_own_resolver_is_never_remembered(
+    project: Path, name: str, old: str, new: str
+) -> None:
+    text = (project / name).read_text()
+    assert old in text
+    (project / name).write_text(text.replace(old, new))
+    ComposeMemo(project, WORDS).keep(SOME)
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+def test_a_reference_within_the_configuration_is_remembered(project: Path) -> None:
+    words = ("trainer.max_steps=${seed}", "optimizer.lr=${oc.decode:'1'}")
+    ComposeMemo(project, words).keep(SOME)
+    assert ComposeMemo(project, words).recall() == SOME
+
+
+@pytest.mark.parametrize("entry", ["file://{shared}", "{shared}", "pkg://shared_conf"])
+def test_a_file_of_a_folder_on_hydras_search_path_is_looked_at(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path_factory.mktemp("elsewhere") / "shared_conf"
+    monkeypatch.syspath_prepend(str(shared.parent))
+    recipe = shared / "experiment" / "team.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("# @package _global_\noptimizer: {lr: 0.05}\n")
+    config = project / "conf" / "config.yaml"
+    added = f"\nhydra:\n  searchpath: ['{entry.format(shared=shared)}']\n"
+    config.write_text(re.sub(r"\nhydra:.*\n", added, config.read_text()))
+    ComposeMemo(project, WORDS).keep(SOME)
+    assert ComposeMemo(project, WORDS).recall() == SOME
+    recipe.write_text(recipe.read_text().replace("0.05", "0.2"))
+    assert ComposeMemo(project, WORDS).recall() is None
+    ComposeMemo(project, WORDS).keep(SOME)
+    config.write_text(config.read_text().replace(entry.format(shared=shared), "s3://bucket/conf"))
+    ComposeMemo(project, WORDS).keep(SOME)  # nobody can tell here whether that has changed
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+def test_a_file_behind_a_symbolic_link_and_a_plugin_of_hydra_are_looked_at(project: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "mine.yaml").write_text("seed: 1\n")
+    (project / "conf" / "shared").symlink_to(shared)
+    (shared / "up").symlink_to(project / "conf")
+    (project / "hydra_plugins").mkdir()
+    plugin = project / "hydra_plugins" / "mine.py"
+    plugin.write_text("x = 1\n")
+    for path in (shared / "mine.yaml", plugin):
+        ComposeMemo(project, WORDS).keep(SOME)
+        assert ComposeMemo(project, WORDS).recall() == SOME
+        path.write_text(path.read_text().replace("1", "2"))
+        assert ComposeMemo(project, WORDS).recall() is None
+    ComposeMemo(project, WORDS).keep(SOME)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.yaml").write_text("seed: 3\n")
+    (project / "conf" / "shared").unlink()
+    (project / "conf" / "shared").symlink_to(tmp_path / "other")
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+def test_an_edit_that_keeps_size_and_time_of_a_file_is_seen(project: Path) -> None:
+    path = project / "conf" / "config.yaml"
+    before = path.stat()
+    path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ComposeMemo(project, WORDS).recall() is None
+
+
+def test_nothing_is_remembered_of_what_has_a_secret(project: Path) -> None:
+    words = (*WORDS, "++cluster.env.API_TOKEN=abcdefgh1234")
+    ComposeMemo(project, words).keep(composed(words))
+    assert ComposeMemo(project, words).recall() is None
+    assert "abcdefgh1234" not in (project / "runs/.paceline/composed.json").read_text()
+
+
+def test_a_torn_file_costs_one_composition(project: Path) -> None:
+    (project / "runs" / ".paceline" / "composed.json").write_text('{"')
+    assert ComposeMemo(project, WORDS).recall() is None
+    ComposeMemo(project, WORDS).keep(SOME)
+    assert ComposeMemo(project, WORDS).recall() == SOME
+
+
+@pytest.mark.parametrize("word", ["paths.runs=else/where", "paths.runs='else where'", 'paths.runs="/tmp/x y"'])
+def test_a_composition_is_remembered_with_the_runs_it_leads_to(project: Path, tmp_path: Path, word: str) -> None:
+    words = (*WORDS, word.replace("/tmp", str(tmp_path)))
+    resolved = composed(words)
+    ComposeMemo(project, words).keep(resolved)
+    assert ComposeMemo(project, words).recall() == resolved
+    assert (project / resolved["paths"]["runs"] / ".paceline" / "composed.json").exists()
+
+
+@pytest.mark.parametrize(
+    "word", ["paths={runs: other}", "+experiment.paths=1", "paths.runs=${paths.data}", r"paths.runs=a\ b"]
+)
+def test_a_composition_whose_runs_cannot_be_seen_in_its_words_is_made_anew(project: Path, word: str) -> None:
+    ComposeMemo(project, (word,)).keep({"paths": {"runs": "other"}})
+    assert ComposeMemo(project, (word,)).recall() is None
+    assert not (project / "runs/.paceline/composed.json").read_text().count("other")
