@@ -33,7 +33,7 @@ _IMPORTED = (
     "pipeline.cli.reporter", "pipeline.cli.reproducing", "pipeline.cli.sweeping", "pipeline.cli.tasks",
     "pipeline.cli.watching", "pipeline.cluster.attempt",
     "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",
-    "pipeline.config.remembered", "pipeline.data.datasets.digits", "pipeline.execution.attempting",
+    "pipeline.config.memo", "pipeline.data.datasets.digits", "pipeline.execution.attempting",
     "pipeline.execution.complete", "pipeline.execution.dry_run", "pipeline.sweep", "pipeline.tracking.description",
 )  # fmt: skip
 _idle: dict[Path, list[_Server]] = defaultdict(list)

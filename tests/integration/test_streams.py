@@ -26,7 +26,7 @@ from pipeline.core.signals import Interruptible
 from tests.quick_composition import quickly
 compose.compose = quickly
 compose.compose_config([])
-for name in ("cli.commands", "config.build", "config.remembered", "execution.dry_run"):
+for name in ("cli.commands", "config.build", "config.memo", "execution.dry_run"):
     importlib.import_module(f"pipeline.{name}")
 
 def work():

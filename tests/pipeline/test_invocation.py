@@ -108,7 +108,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
         raise UsageError("it took long")
 
     monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
-    monkeypatch.setattr(commands, "note_usual", hear)
+    monkeypatch.setattr(commands, "note", hear)
     monkeypatch.setattr("pipeline.cli.session.note_usual", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
@@ -117,7 +117,6 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().err)
     monkeypatch.setattr(Session, "pack", object())
     monkeypatch.setattr(Session, "run", property(slowly))
-    monkeypatch.setattr(commands, "_bring_weights", lambda _: None)
     with pytest.raises(UsageError, match="it took long"):
         commands.train_all(current)
     assert re.match(r"still looking up the run \(\d+ s\)\n", capsys.readouterr().err)
