@@ -92,16 +92,15 @@ from pathlib import Path
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
-from pipeline.execution.located import sources, versions
+from pipeline.execution.run import code_reader, versions
 
 def told(words):
     try:
         made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
     except PacelineError as error:
         return str(error)
-    parts = made.key_parts
-    code = sources(Path.cwd())(made.chosen, parts.python_path)
-    return [parts.canonical, dict(code.digests), versions(parts.environment, code), parts.topology]
+    code = code_reader(Path.cwd())(made.chosen, made.cluster.python_path)
+    return [made.canonical, dict(code.digests), versions(made.cluster.environment, code), made.topology]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))
