@@ -51,12 +51,11 @@ class Closure(NamedTuple):
 
 class ScriptEntry(NamedTuple):
     """A script that is started as a file: what it imports is looked for in its ``folder`` first, whose files stand
-    below ``prefix`` in the snapshot. With ``text`` that is what is started, and no file."""
+    below ``prefix`` in the snapshot."""
 
     file: str
     folder: str
     prefix: str
-    text: str | None = None
 
 
 def import_closure(
@@ -180,8 +179,7 @@ class _Walk:
         """A file that is started by its path, and everything that it imports."""
         name = os.path.basename(script.file)  # noqa: PTH119
         file = _File(path=f"{script.prefix}{name}", place=script.file, module=name)
-        reading = self._read(file) if script.text is None else self.readings.of(name, script.text.encode())
-        for item in reading.imports:
+        for item in self._read(file).imports:
             if self._leads_to_source(item, file.path):
                 self.follow(item.name)
 
@@ -261,9 +259,10 @@ class _Walk:
     def _missing(self, item: Import, path: str) -> None:
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
-            place = self.places.get(path)  # a step's command line has none
-            own = self.script is not None and place is not None and Path(place).is_relative_to(self.script.folder)
-            if item.kind != "optional" and (own or (place is not None and self._is_of_project(path))):
+            if item.kind == "optional":
+                return
+            own = self.script is not None and Path(self.places[path]).is_relative_to(self.script.folder)
+            if own or self._is_of_project(path):
                 self.unresolved.add(f"{item.name} ({path}:{item.line})")
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"

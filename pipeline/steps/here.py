@@ -16,6 +16,7 @@ from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
 from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
 from pipeline.steps.step import Step, StepError, filled
+from trainers.core import observer
 from trainers.core.dependencies import Observed, joined, of_host
 from trainers.core.observer import PROJECT, SKIP
 
@@ -79,9 +80,13 @@ def run_here(making: Making) -> int:
     """
     argv, seal = command(making), making.out.parent / "seal"
     skipped = [making.out.parent, *(HOME / name for name in PACKAGES if making.root != HOME)]
-    zones = [(PROJECT, os.path.realpath(making.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
-    observed = Observed(seal, [*zones, *of_host()])
+    own = [(PROJECT, os.path.realpath(making.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
+    zones = [*own, *of_host()]
+    observed = Observed(seal, zones)
     env = environment(making, os.environ, observed.site)
+    program = str(making.root / argv[0]) if "/" in argv[0] else argv[0]
+    if found := shutil.which(program, path=env.get("PATH")):  # no hook of Python sees this file being read
+        observer.Watch(zones, str(observed.notes)).look(found, "")
     child = process.guarded(argv, cwd=making.root, env=env)
     assert child.stdin is not None
     assert child.stdout is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ from pipeline.core import redact
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.keys.content_key import ContentKey, environment
 from pipeline.keys.diff import differences
-from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
+from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_of
 from pipeline.keys.order import order_in, order_of
-from pipeline.steps.code_named import code_named
-from pipeline.steps.step import PREFIX, Step, StepError
+from pipeline.steps.step import PREFIX, Step
 
 VERSION = 1
 _PYTHON = ("python", "python3")
 _OUTSIDE = "_script/"
+_PYTHON_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*")
+_PART = re.compile(r"[^\s'\"`();<>|&=]+")
+_WRITTEN = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection: the file is written
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def is_python(word: str) -> bool:
@@ -35,7 +40,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
         hosts: on how many it runs; 0: on this computer.
 
     Raises:
-        UsageError: a Python source of it can't be parsed, or imports what isn't here, or isn't told.
+        UsageError: a Python source of it can't be parsed, or imports what isn't here.
     """
     code, versions = code_of(step, root)
     config: dict[str, Any] = {
@@ -61,18 +66,17 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
 
 
 def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | None]:
-    """What counts of each file of its code, by path; versions of what its Python imports (None: it has no Python).
+    """Digests of its code files by path, and the versions of what its Python imports (None: it runs no Python).
 
-    Of a function and of Python files all that they import counts, at any depth; of other files that the command names
-    the bytes, and all files of folders of the project. In a line for bash those count that it names from the project's
-    folder, or from the one that its cd names.
+    A function, a Python file that the command names and, where the command runs Python, one among the inputs count
+    with all that they import, at any depth; other files of the project that the command names count by their bytes.
     """
     closures, others = _code(step, root)
     digests: dict[str, str] = {}
     versions: dict[str, str] = {}
-    for found in closures:
-        digests |= found.digests
-        versions |= found.versions
+    for closure in closures:
+        digests |= closure.digests
+        versions |= closure.versions
     digests |= {name: sha256_file(path) for name, path in others.items()}
     return digests, versions if closures else None
 
@@ -80,36 +84,44 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
 def sources_of(step: Step, root: Path) -> dict[str, Path]:
     """Where each file of its code lies, by its path in a copy of the project."""
     closures, others = _code(step, root)
-    return {name: path for found in [*(one.sources for one in closures), others] for name, path in found.items()}
+    return {name: path for part in [*(one.sources for one in closures), others] for name, path in part.items()}
 
 
 def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
-    """The closures of its Python, and its other files by their path."""
-    named = code_named(step, root)
-    modules, texts = tuple(dict.fromkeys(named.modules)), dict.fromkeys(named.texts)
-    closures = [import_closure(root, modules)] if modules or named.has_python else []
-    closures += [import_closure(root, (), script=_entry(path, root)) for path in dict.fromkeys(named.scripts)]
-    closures += [import_closure(root, (), script=_of_text(text, step, root)) for text in texts]
-    return closures, {
-        path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path
-        for path in named.files
-        if path not in named.scripts
-    }
+    """The import closures of its Python, and its other files by their path in the project."""
+    words = [*_words(step)]
+    runs_python = any(_PYTHON_PROGRAM.fullmatch(word) for word in words)
+    inputs = [Path(os.path.normpath(root / item)) for item in step.inputs]
+    paths = dict.fromkeys(Path(os.path.normpath(root / word)) for word in words if word)
+    files = [path for path in paths if os.path.isfile(path) and path not in inputs]  # noqa: PTH113  (no error if too long)
+    scripts = [path for path in [*files, *(inputs if runs_python else [])] if path.suffix == ".py" and path.is_file()]
+    modules = [step.function.partition(":")[0]] if step.function else [*_modules(words, root)]
+    closures = [import_closure(root, modules)] if modules or runs_python else []
+    closures += [import_closure(root, (), script=_entry(path, root)) for path in scripts]
+    others = [path for path in files if path.suffix != ".py" and path.is_relative_to(root)]
+    return closures, {path.relative_to(root).as_posix(): path for path in others}
 
 
-def _of_text(text: str, step: Step, root: Path) -> ScriptEntry:
-    """Of a text behind -c, whose variables bash puts in. Raises StepError."""
-    for source in (text, text.replace("$", "")):
-        try:
-            ast.parse(source)
-        except (SyntaxError, ValueError):
-            continue
-        return ScriptEntry(file=f"{step.name}.py", folder=str(root), prefix="", text=source)
-    said = redact.hide(text, step.secrets)[:60]
-    raise StepError(
-        f"step {step.name}: what {said!r} imports can't be read, so that a change of it would not count",
-        hint="write it to a file, and python FILE.py",
-    )
+def _words(step: Step) -> Iterator[str]:
+    """What in the command may name a file or module: its words, and the parts of each as bash would divide it.
+
+    Bash isn't parsed: what ``cd``, patterns and variables lead to is for the inputs of the step to say, and for the
+    observer to notice.
+    """
+    texts = (step.command, *map(str, step.args.values())) if isinstance(step.command, str) else step.words
+    for text in texts:
+        yield text
+        parts = _PART.findall(_WRITTEN.sub(" ", text))
+        yield from (
+            part for part in parts if not part.startswith("/") or part.endswith(".py")
+        )  # else it may be written
+
+
+def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
+    """The project's modules that stand behind ``-m``."""
+    for option, name in itertools.pairwise(word for word, _ in itertools.groupby(words)):
+        if option == "-m" and _DOTTED.fullmatch(name):
+            yield from (item for item in (name, f"{name}.__main__") if source_of(root, item) is not None)
 
 
 def _entry(path: Path, root: Path) -> ScriptEntry:

@@ -23,7 +23,7 @@ from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
-from pipeline.steps.key import changed, described
+from pipeline.steps.key import changed, described, sources_of
 from pipeline.steps.step import PREFIX, Step
 from trainers.core.dependencies import Seen, joined
 
@@ -174,7 +174,7 @@ class _Work:
                 say=self.say,
             )
             inputs = [os.path.realpath(path) for group in standing.inputs for path in group]
-            keyed = {**dict.fromkeys(inputs, ""), **_code(key, root)}
+            keyed = {**dict.fromkeys(inputs, ""), **_code(step, root)}
             self.say(f"step {step.name}: {', '.join(standing.why)}")
             begun = time.time()
             self._run(making)
@@ -256,10 +256,10 @@ class _Work:
             )
 
 
-def _code(key: ContentKey, root: Path) -> dict[str, str]:
+def _code(step: Step, root: Path) -> dict[str, str]:
     """sha256 of each file of its code, by its real path."""
-    ours = (*key.parts["code"], *_CALLER)
-    return {os.path.realpath(root / name): sha256_file(root / name) for name in ours if (root / name).is_file()}
+    paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
+    return {os.path.realpath(path): sha256_file(path) for path in paths}
 
 
 def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
