@@ -94,7 +94,7 @@ def test_frozen_weights_do_not_move_and_a_run_that_was_killed_ends_with_the_same
     for name, value in weights(whole).items():
         assert torch.equal(value, start[name]) == name.startswith("features."), name
     last = torch.load(whole / "checkpoints/step-00000015.pt", weights_only=True)
-    assert len(last["optimizer"]["momentum"]) == len(last["optimizer"]["average"]) == 4
+    assert len(last["optimizer"]["SGD.momentum_buffer"]) == len(last["optimizer"]["average"]) == 4
     trained(killed, until=9)
     trained(killed)
     assert read_summary(killed)["weights_sha256"] == read_summary(whole)["weights_sha256"]

@@ -43,7 +43,7 @@ def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None
     grad_scaler = GradScaler(statistics(model), CPU)
     for value in (1.0, float("nan")):
         before = {name: item.clone() for name, item in model.state_dict().items()}
-        momentum = [item.clone() for item in optimizer.state()["momentum"]]
+        momentum = [item.clone() for item in optimizer.state()["SGD.momentum_buffer"]]
         grad_scaler.begin()
         for parameter in model.parameters():
             parameter.grad = None
@@ -52,7 +52,7 @@ def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None
         grad_scaler.end()
     after = model.state_dict()
     assert all(after[name].equal(item) for name, item in before.items() if item.is_floating_point())
-    assert all(map(torch.equal, optimizer.state()["momentum"], momentum))
+    assert all(map(torch.equal, optimizer.state()["SGD.momentum_buffer"], momentum))
     assert int(grad_scaler.skipped) == 1
 
 

@@ -18,7 +18,7 @@ from trainers.measuring.reference_loop import PlainLoop
 from trainers.measuring.step_timer import PARTS, watching
 from trainers.measuring.throughput import OwnLoop, flop_per_image
 from trainers.measuring.throughput import run as measure
-from trainers.optimizers.sgd import SGD
+from trainers.optimizers.torch_classes import TorchOptimizer
 from trainers.training.loop import Trainer
 
 CUDNN = torch.backends.cudnn
@@ -89,11 +89,11 @@ def test_the_own_loop_takes_the_steps_of_a_training(make_run: MakeRun) -> None:
 def test_the_watch_is_gone_after_its_block(make_run: MakeRun) -> None:
     run_dir = make_run()
     trainer = Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, run_dir)
-    before = SGD.step
+    before = TorchOptimizer.step
     with watching(trainer.model, ALONE.device) as watch:
         watch.mark("data")
         OwnLoop(trainer).run(1)
-    assert SGD.step is before
+    assert TorchOptimizer.step is before
     assert all(watch.seconds[name] > 0 for name in ("data", "forward", "backward", "optimizer"))
     counted = dict(watch.seconds)
     OwnLoop(trainer).run(1)

@@ -11,9 +11,8 @@ from trainers.core.config import ConfigError, OptimizerConfig
 from trainers.optimizers import Optimizer, build, peak_lr
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.adamw import AdamWConfig
-from trainers.optimizers.airbench_muon import AirbenchMuonConfig
+from trainers.optimizers.airbench_muon import AirbenchMuonConfig, orthogonalised
 from trainers.optimizers.muon import MuonConfig
-from trainers.optimizers.newton_schulz import orthogonalised
 from trainers.optimizers.sgd import SGDConfig
 from trainers.optimizers.torch import TorchConfig
 
@@ -215,7 +214,7 @@ def test_every_usable_class_of_torch_computes_what_it_computes_alone(name: str) 
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("config", [MuonConfig(), *(TorchConfig(class_name=name) for name in TORCH_CLASSES)])
+@pytest.mark.parametrize("config", [SGD, ADAM, MuonConfig(), *(TorchConfig(class_name=name) for name in TORCH_CLASSES)])
 def test_state_that_is_copied_goes_on_bit_for_bit(config: OptimizerConfig) -> None:
     whole = small_network()
     wanted = train(whole, updates(build(config, [*whole.parameters()])), 5)
@@ -247,7 +246,7 @@ def test_muon_gives_torchs_the_filters_as_matrices_and_the_rest_to_adamw() -> No
     assert float(torch.linalg.svdvals(step.detach()).max()) == pytest.approx(0.01 * 0.2 * math.sqrt(27), rel=0.3)
 
 
-@pytest.mark.parametrize("config", [MuonConfig(), TorchConfig(), TorchConfig(class_name="RAdam")])
+@pytest.mark.parametrize("config", [SGD, ADAM, MuonConfig(), TorchConfig(), TorchConfig(class_name="RAdam")])
 def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: OptimizerConfig) -> None:
     network = small_network()
     optimizer = build(config, [*network.parameters()])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from trainers.core.config import OptimizerConfig, below_one
-from trainers.optimizers import Optimizer, decay_groups
-
-if TYPE_CHECKING:
-    from trainers.optimizers.adamw import AdamWConfig
+from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
 
 @dataclass(kw_only=True)
@@ -41,44 +37,7 @@ class AdamConfig(OptimizerConfig):
             below_one(f"optimizer.{name}", getattr(self, name))
 
 
-class Adam(Optimizer):
-    """As torch.optim.Adam (weight decay is added to the gradient), or what ``update`` makes of the same state."""
-
-    update: Callable[..., None] = staticmethod(adam)
-
-    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig | AdamWConfig) -> None:
-        super().__init__(parameters)
-        self.config, self._groups = config, decay_groups(config, self.parameters)
-        self.mean = [torch.zeros_like(item) for item in self.parameters]
-        self.square = [torch.zeros_like(item) for item in self.parameters]
-        self.steps = [torch.zeros((), device=item.device) for item in self.parameters]
-
-    @torch.no_grad()
-    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        gradients = self.gradients()
-        for group in self._groups:
-            self.update(
-                group.of(self.parameters),
-                group.of(gradients),
-                group.of(self.mean),
-                group.of(self.square),
-                [],
-                group.of(self.steps),
-                fused=True,
-                found_inf=found_inf,
-                amsgrad=False,
-                beta1=self.config.beta1,
-                beta2=self.config.beta2,
-                lr=lr,
-                weight_decay=group.weight_decay,
-                eps=self.config.eps,
-                maximize=False,
-            )
-
-    def state(self) -> Mapping[str, list[Tensor]]:
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
-
-
-def build(config: AdamConfig, parameters: Sequence[Tensor]) -> Adam:
+def build(config: AdamConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers."""
-    return Adam(parameters, config)
+    arguments = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+    return from_class(torch.optim.Adam, config, parameters, arguments)

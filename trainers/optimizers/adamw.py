@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from trainers.core.config import OptimizerConfig, below_one
-from trainers.optimizers.adam import Adam
+from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
 
 @dataclass(kw_only=True)
@@ -38,12 +38,7 @@ class AdamWConfig(OptimizerConfig):
             below_one(f"optimizer.{name}", getattr(self, name))
 
 
-class AdamW(Adam):
-    """As torch.optim.AdamW."""
-
-    update = staticmethod(adamw)
-
-
-def build(config: AdamWConfig, parameters: Sequence[Tensor]) -> AdamW:
+def build(config: AdamWConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers."""
-    return AdamW(parameters, config)
+    arguments = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+    return from_class(torch.optim.AdamW, config, parameters, arguments)

@@ -12,9 +12,11 @@ from torch.optim.sgd import sgd
 
 from trainers.core.config import ConfigError, OptimizerConfig, at_least
 from trainers.optimizers import Optimizer
-from trainers.optimizers.newton_schulz import orthogonalised
 
 _SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
+# Of the odd polynomial a·x + b·x³ + c·x⁵: steep at 0, so that a few rounds bring singular values near 1 (0.7 to 1.2).
+# Bernstein, Newhouse: Old optimizer, new norm, 2024; coefficients from Jordan's description of Muon.
+_LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 @dataclass(kw_only=True)
@@ -130,6 +132,23 @@ class AirbenchMuon(Optimizer):
 def _matrix(bank: Tensor) -> Tensor:
     """[out, …] → [out, rest]."""
     return bank.reshape(bank.shape[0], -1)
+
+
+def orthogonalised(matrices: Tensor, iterations: int) -> Tensor:
+    """The nearest matrices with orthonormal rows (or columns), roughly, by Newton–Schulz iterations.
+
+    [n, rows, columns] → the same shape in fp32. Computed in bf16 on a GPU.
+    """
+    values = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    values = values / (values.norm(dim=(1, 2), keepdim=True) + 1e-7)  # no singular value above 1
+    upright = values.shape[1] > values.shape[2]
+    if upright:  # the products are as large as the shorter side
+        values = values.mT
+    for _ in range(iterations):
+        square = values @ values.mT
+        values = _LINEAR * values + (_CUBIC * square + _QUINTIC * square @ square) @ values
+    result: Tensor = values.mT if upright else values
+    return result.float()
 
 
 def build(config: AirbenchMuonConfig, parameters: Sequence[Tensor]) -> AirbenchMuon:

@@ -1,58 +1,61 @@
-"""Classes of torch.optim as optimizers of a training; importing one's class for real imports torch._dynamo.
-
-What ``torch``, ``muon`` and ``own`` share. No option of its own.
-"""
+"""Classes of torch.optim as optimizers of a training. No option of its own."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainers.core.config import ConfigError, OptimizerConfig
-from trainers.optimizers import Optimizer, decay_groups
+from trainers.optimizers import Optimizer
 
 Make = Callable[[], Sequence[torch.optim.Optimizer]]
-_OWN = ("params", "lr", "weight_decay")  # said by other fields
+_SET_BY_FIELDS = ("params", "lr", "weight_decay")
+_SKIPPING = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Classes whose fused form takes ``found_inf`` on the device, and whose state begins as zeros."""
 
 
 class TorchOptimizer(Optimizer):
     """Optimizers of torch, each with some of the parameters, stepped together and at one learning rate.
 
     torch makes an optimizer's state in its first step, and a checkpoint is loaded before that. So one step is done
-    when this is made, and what it did to the parameters is taken back; the first update of the run begins with new
-    optimizers, and computes what torch's would.
+    when this is made, and taken back. State that doesn't begin as zeros is made anew in the first update of the run.
     """
 
     def __init__(self, parameters: Sequence[Tensor], make: Make) -> None:
         """``make`` returns new optimizers of ``parameters``. Raises ConfigError: no checkpoint can hold their state."""
         super().__init__(parameters)
-        self._make = make
+        self._make, self._optimizers = make, make()
+        self._skips = all(type(one) in _SKIPPING and one.defaults["fused"] for one in self._optimizers)
         self._updates = torch.tensor(0)  # of the run so far; on the CPU: each step looks at it
-        self._optimizers = make()
         self._make_state()
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        """See Optimizer. With ``found_inf`` this waits for the device, as torch.amp.GradScaler does."""
+        """See Optimizer. With ``found_inf`` classes without a fused form wait for the device, as with torch.amp."""
+        self.gradients()  # refuses a parameter without one, which torch's step leaves out without a word
+        if self._skips:
+            for optimizer in self._optimizers:
+                optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler sets it
+            self._step(lr)
+            return
         if found_inf is not None and bool(found_inf):
             return
         if not self._updates:
             self._optimizers = self._make()
-        self.gradients()  # refuses a parameter without one, which torch's step leaves out without a word
         self._step(lr)
         self._updates += 1
 
     def state(self) -> Mapping[str, list[Tensor]]:
-        found = {"updates": [self._updates]}
+        state = {} if self._skips else {"updates": [self._updates]}
         for name, value in self._values():
             if isinstance(value, Tensor):
-                found.setdefault(name, []).append(value)
-        return found
+                state.setdefault(name, []).append(value)
+        return state
 
     def _step(self, lr: float) -> None:
         for optimizer in self._optimizers:
@@ -62,11 +65,6 @@ class TorchOptimizer(Optimizer):
 
     @torch.no_grad()
     def _make_state(self) -> None:
-        if any(item.is_meta for item in self.parameters):  # only the size is asked for, and a step may need values
-            for optimizer in self._optimizers:
-                for item in (one for group in optimizer.param_groups for one in group["params"]):
-                    optimizer.state[item] = {"first": torch.zeros_like(item), "second": torch.zeros_like(item)}
-            return
         before = [(item, item.grad, item.detach().clone()) for item in self.parameters]
         for item in self.parameters:
             item.grad = torch.zeros_like(item)
@@ -75,34 +73,39 @@ class TorchOptimizer(Optimizer):
             item.grad = gradient
             item.copy_(weights)
         for name, value in self._values():
-            if value is not None and not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                if self._skips:
+                    value.zero_()
+            elif value is not None:
                 raise ConfigError(f"a checkpoint can't hold {name}, which is {type(value).__name__}; take another")
 
-    def _values(self) -> list[tuple[str, object]]:
+    def _values(self) -> Iterator[tuple[str, object]]:
         """Everything that the optimizers keep: ``class.name``, and the value for one parameter, in their order."""
         order = {id(item): place for place, item in enumerate(self.parameters)}
-        return [
-            (f"{type(optimizer).__name__}.{name}", value)
-            for optimizer in self._optimizers
-            for item in sorted(
-                (item for group in optimizer.param_groups for item in group["params"]),
-                key=lambda item: order.get(id(item), -1),  # muon's are views
-            )
-            for name, value in optimizer.state[item].items()
-        ]
+        for optimizer in self._optimizers:
+            items = [item for group in optimizer.param_groups for item in group["params"]]
+            for item in sorted(items, key=lambda item: order.get(id(item), -1)):  # muon's are views, without a place
+                for name, value in optimizer.state[item].items():
+                    yield f"{type(optimizer).__name__}.{name}", value
 
 
 def param_groups(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Any:
-    """What a class of torch.optim gets as ``params``: a list, or groups where some are spared from weight decay."""
-    everything = list(parameters)
-    groups = decay_groups(config, everything)
+    """What a class of torch.optim gets as ``params``: a list, or two groups where some are spared from weight decay.
+
+    Biases and normalisation layers are known by their one dimension, as timm's and most recipes' rule is; a slice of
+    a tensor has as many dimensions as the whole.
+    """
     if config.decay_bias_and_norm:
-        return everything
-    return [{"params": group.of(everything), "weight_decay": group.weight_decay} for group in groups]
+        return [*parameters]
+    groups = [
+        {"params": [item for item in parameters if item.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [item for item in parameters if item.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def from_class(
-    found: Callable[..., torch.optim.Optimizer],
+    optimizer: Callable[..., torch.optim.Optimizer],
     config: OptimizerConfig,
     parameters: Sequence[Tensor],
     arguments: Mapping[str, Any],
@@ -114,8 +117,8 @@ def from_class(
     Raises:
         ConfigError: the class doesn't take these arguments; ``field`` names where they stand.
     """
-    called = f"{found.__module__.removesuffix(f'.{found.__name__.lower()}')}.{found.__name__}"
-    names = [*inspect.signature(found).parameters]
+    called = f"{optimizer.__module__.removesuffix(f'.{optimizer.__name__.lower()}')}.{optimizer.__name__}"
+    names = [*inspect.signature(optimizer).parameters]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     if "fused" in names and "foreach" not in given:
         given.setdefault("fused", True)
@@ -127,7 +130,7 @@ def from_class(
         )
     for name in given:
         if name not in names:
-            valid = ", ".join(sorted({*names} - {*_OWN}))
+            valid = ", ".join(sorted({*names} - {*_SET_BY_FIELDS}))
             raise ConfigError(f"{field}.{name} is no argument of {called}: {valid}")
-    make = functools.partial(found, param_groups(config, parameters), lr=config.lr, **given)
+    make = functools.partial(optimizer, param_groups(config, parameters), lr=config.lr, **given)
     return TorchOptimizer(parameters, lambda: [make()])

@@ -53,9 +53,12 @@ def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, wor
 
 
 def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> int:
-    """What an optimizer's state for these parameters takes, without making it."""
-    shapes = [nn.Parameter(torch.empty_like(item, device="meta")) for item in parameters]
-    return sum(item.nbytes for items in optimizers.build(config, shapes).state().values() for item in items)
+    """What an optimizer's state for these parameters takes, from that of one matrix of one element."""
+    state = optimizers.build(config, [nn.Parameter(torch.zeros(1, 1))]).state()
+    tensors = [item for items in state.values() for item in items]
+    of_an_element = sum(item.nbytes for item in tensors if item.dim())
+    of_a_parameter = sum(item.nbytes for item in tensors if not item.dim())
+    return sum(of_an_element * item.numel() + of_a_parameter for item in parameters)
 
 
 def average_bytes(config: TrainConfig, model: nn.Module) -> int:

@@ -2,7 +2,8 @@
 
 The gradients are averaged before they are looked at, so every rank decides alike. torch's fused optimizers
 take the answer as a tensor and leave parameters and state as they were. The scale follows the rule of
-torch.amp.GradScaler (Micikevicius et al.: Mixed precision training, 2018), which would import torch._dynamo.
+torch.amp.GradScaler (Micikevicius et al.: Mixed precision training, 2018), which restores no batch statistics
+and counts no skipped update.
 """
 
 from __future__ import annotations
