@@ -46,7 +46,7 @@ def plot() -> None:
     drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
     say(drawn, painted=colour)
     more_of_them = f"; {more} more configurations: name fewer" if more else ""
-    say(folded(f"± one standard deviation over seeds as dots{more_of_them}", columns))
+    say(folded(f"{terminal_plot.NOTE}{more_of_them}", columns))
 
 
 def _bands(asked: str | None, axis: str) -> tuple[str, list[Band], int]:
@@ -72,7 +72,7 @@ def _bands(asked: str | None, axis: str) -> tuple[str, list[Band], int]:
 
 def _target(told: str | None) -> Path | None:
     """Raises UsageError: a kind of file that can't be drawn, or a place that none is written to."""
-    from pipeline.comparing.plot_file import FORMATS
+    from pipeline.comparing.drawing import FORMATS
 
     if told is None:
         return None
@@ -84,11 +84,11 @@ def _target(told: str | None) -> Path | None:
 
 def _write(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
     """Raises PacelineError."""
-    from pipeline.comparing.plot_file import picture
+    from pipeline.comparing.drawing import curve_file
 
     form = target.suffix.lower().removeprefix(".")
     try:
-        write_atomic(target, picture(bands, metric=metric, axis=axis, form=form, log=log))
+        write_atomic(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
     except OSError as error:
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint="file=<another path>") from error
     say(relative(target))

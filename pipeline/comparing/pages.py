@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.comparing import charts, tables
-from pipeline.comparing.charts import COLOURS
+from pipeline.comparing import drawing, tables
 from pipeline.comparing.curves import Band, Point
+from pipeline.comparing.drawing import COLOURS
 from pipeline.comparing.report import Report
 from pipeline.comparing.tables import RULE
 from pipeline.core.redact import hide
@@ -34,19 +34,19 @@ def html(found: Report) -> str:
         {
             "metric": name,
             "log": log[name],
-            "svg": Markup(charts.curves(bands, title=name, axis="step", log=log[name], colours=found.colours)),
+            "svg": Markup(drawing.curves(bands, title=name, axis="step", log=log[name], colours=found.colours)),
             "gaps": sum(band.gaps for band in bands),
             "passes": max(band.passes for band in bands),
         }
         for name, bands in found.bands.items()
     ]
-    across = charts.parallel(found.axes, found.lines, less_is_better=found.direction == MINIMIZE) if found.axes else ""
+    across = drawing.parallel(found.axes, found.lines, less_is_better=found.direction == MINIMIZE) if found.axes else ""
     return _template().render(
         report=found,
         made=_time(found.unix_time),
         charts=[chart for chart in drawn if chart["svg"]],
         parallel=Markup(across),
-        graph=Markup(charts.graph(found.nodes)),
+        graph=Markup(drawing.graph(found.nodes)),
         coloured=COLOURS,
         cell=tables.cell,
         claim=tables.claim,

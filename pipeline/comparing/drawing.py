@@ -1,0 +1,304 @@
+"""Pictures by matplotlib: curves as a file, and the charts of a report as SVG elements of its page.
+
+Equal data give equal bytes. matplotlib takes 0.6 s to import, so the functions that draw import it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from pipeline.comparing.curves import Band, of_several, thinned
+from pipeline.core.printable import printable
+from pipeline.core.tables import counted
+from pipeline.evaluation import fonts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("pdf", "png", "svg")
+COLOURS = 8
+"""Curves beyond these are grey: more colours can't be told apart."""
+_DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
+_FILE_INCHES = (6.4, 4.0)
+_NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # of the legend
+_VARIABLES = ("text", "soft", "box", "line", "good", "bad", "rest", *(f"c{n}" for n in range(COLOURS)),
+              *(f"q{n}" for n in range(5)))  # fmt: skip
+_INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
+"""Stand for the page's colours while matplotlib draws; each becomes the style sheet's variable, light or dark."""
+_NAMES = {ink: name for name, ink in _INK.items()}
+_TITLE = "title:"  # before an artist's id that is to be the title of its element, which a pointer over it shows
+_WIDTH, _HEIGHT = 640, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
+_NAME_CHAR = 7.2  # the width of a character, about
+_BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: a box's width, that of a column, the characters it has room for
+_FEW, _MANY = 150, 60  # points of a curve; where there are more curves than colours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A box of a graph: up to two lines, ``state`` is done, todo, failed or ''; ``needs`` are names of others."""
+
+    name: str
+    lines: tuple[str, ...]
+    state: str = ""
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A trial of parallel coordinates: its title and its value on each axis (None: it has none there)."""
+
+    title: str
+    values: tuple[float | str | None, ...]
+
+
+# ---------------------------------------------------------------------------------------------- curves
+def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
+    """Mean curves with a band of one standard deviation on either side, n in the legend. ``form`` is of FORMATS."""
+    families, _ = fonts.drawable([metric, *(band.title for band in bands)])
+    with _drawing(*_FILE_INCHES, {"font.family": families}, dpi=200, layout="constrained") as figure:
+        axes = figure.subplots()
+        _draw(axes, [(band, _FILE_COLOURS[at % COLOURS]) for at, band in enumerate(bands)], axis, log=log)
+        axes.set_ylabel(printable(metric))
+        axes.grid(visible=True, alpha=0.3)
+        _legend(figure, axes)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=form, metadata=_DATES[form])
+    return buffer.getvalue()
+
+
+def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, colours: Mapping[str, int]) -> str:
+    """The same for a page; '' where no point can be drawn. ``colours``: label → below COLOURS; others are grey."""
+    inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
+    inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey ones lie below
+    with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
+        axes = figure.add_axes(_share_of_page(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM))
+        if not _draw(axes, inks, axis, log=log, most=_FEW if len(bands) <= COLOURS else _MANY):
+            return ""
+        axes.grid(axis="y", linewidth=0.7)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        ends = [f"{band.label} ends at {band.points[-1].mean:.4g}" for band in bands if band.points]
+        return _element(figure, f"{title} over {axis}: {counted(len(ends), 'curve')}; {', '.join(ends[:COLOURS])}")
+
+
+def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool, most: int | None = None) -> bool:
+    """Each band in its colour, with at most so many points a piece; False where no point can be drawn."""
+    points = [point for band, _ in inks for point in band.points]
+    span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
+    if span is None:
+        return False
+    for band, ink in inks:
+        name = _described(band)
+        title = f"{_TITLE}{band.label} {name}" if most else None
+        for part in band.parts:
+            shown = thinned(part, most) if most else part
+            x, y = [point.x for point in shown], [within(span, point.mean) for point in shown]
+            axes.plot(x, y, color=ink, label=name.lstrip("_"), gid=title, marker="." if len(part) == 1 else "")
+            for spread in [] if ink == _INK["rest"] else of_several(shown):
+                low, high = ([(point.x, within(span, point.ends[end])) for point in spread] for end in (0, 1))
+                axes.fill(*zip(*low, *reversed(high), strict=True), color=ink, alpha=0.2, linewidth=0, gid=title)
+    _set_ticks(axes, span, log=log)
+    axes.set_xlabel(axis, loc="right")
+    return True
+
+
+def _described(band: Band) -> str:
+    """``optimizer.lr=0.1 (n=3, 2 gaps)``."""
+    notes = [f"n={band.count}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
+    notes += [f"last of {band.passes} passes"] if band.passes > 1 else []
+    notes += [f"{band.below} points at or below 0"] if band.below else []
+    return f"{printable(band.title)} ({', '.join(filter(None, notes))})"
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """In the axes where it is small, else below them: one that is wider than the axes would leave them no room."""
+    by_name = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # a band has a line for each piece
+    if len(by_name) <= _NAMES_INSIDE and all(len(name) <= _LETTERS_INSIDE for name in by_name):
+        axes.legend(by_name.values(), by_name, frameon=False, fontsize=9)
+        return
+    folded = [textwrap.fill(name, _LETTERS_BELOW) for name in by_name]
+    figure.set_figheight(_FILE_INCHES[1] + _INCHES_A_LINE * sum(name.count("\n") + 1 for name in folded))
+    figure.legend(by_name.values(), folded, loc="outside lower left", frameon=False, fontsize=7)
+
+
+# -------------------------------------------------------------------------------- parallel coordinates
+def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: bool = False) -> str:
+    """A line a trial across all axes; the last axis is the metric, by which lines are coloured from good to bad."""
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import IdentityTransform
+
+    with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
+        places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
+        levels = []
+        for at, (name, x) in enumerate(zip(names, places, strict=True)):
+            axes = figure.add_axes(_share_of_page(x, _BOTTOM, 1, _HEIGHT - _TOP - 20 - _BOTTOM))
+            levels.append(_upright(axes, name, [line.values[at] for line in lines], int(_WIDTH / len(names))))
+        for line, heights in zip(lines, zip(*levels, strict=True), strict=True):
+            share = None if heights[-1] is None else (heights[-1] - _BOTTOM) / (_HEIGHT - _TOP - 20 - _BOTTOM)
+            quality = 0.0 if share is None else 1 - share if less_is_better else share
+            ink = _INK["rest" if share is None else f"q{min(4, int(quality * 5))}"]
+            title = f"{_TITLE}{printable(line.title)}"
+            drawn = [(x, y) for x, y in zip(places, heights, strict=True) if y is not None]
+            xs, ys = zip(*drawn, strict=True) if drawn else ((), ())
+            at_pixels = IdentityTransform()
+            figure.add_artist(Line2D(xs, ys, color=ink, zorder=quality - 1, transform=at_pixels, gid=title))
+        return _element(figure, f"parallel coordinates of {len(lines)} trials: {', '.join(names)}")
+
+
+def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: int) -> list[float | None]:
+    """The height of each value in pixels. Numbers have a scale, logarithmic where they span a power of ten; anything
+    else is a name, and names are evenly spaced. ``room``: pixels for its own name, whose last characters say most."""
+    known = [value for value in values if value is not None]
+    numbers = [float(value) for value in known if not isinstance(value, str)]
+    levels: list[float | None]
+    if len(numbers) == len(known) and (span := span_of(numbers, log=False)):
+        log = span[0] > 0 and span[1] / span[0] >= 9.99
+        _set_ticks(axes, span, log=log, most=4)
+        axes.set_ylim(*(span if span[0] < span[1] else (span[0] - 0.5, span[0] + 0.5)))
+        levels = [None if value is None else within(span, float(value)) for value in values]
+    else:
+        texts = [None if value is None else value if isinstance(value, str) else f"{value:.10g}" for value in values]
+        found = sorted({text for text in texts if text is not None})
+        marks = [text if len(text) <= 14 else f"{text[:13]}…" for text in found[:12]]
+        axes.set_yticks(range(len(marks)), [printable(mark) for mark in marks])
+        axes.set_ylim(*((0, len(found) - 1) if len(found) > 1 else (-0.5, 0.5)))
+        levels = [None if text is None else float(found.index(text)) for text in texts]
+    letters = int(room / _NAME_CHAR)
+    axes.set_xlabel(printable(name if len(name) <= letters else f"…{name[1 - letters :]}"), labelpad=12)
+    axes.yaxis.tick_right()
+    axes.tick_params(bottom=False, labelbottom=False, right=False)
+    axes.spines[["right", "top", "bottom"]].set_visible(False)
+    return [None if level is None else float(axes.transData.transform((0, level))[1]) for level in levels]
+
+
+# ----------------------------------------------------------------------------------------------- graph
+def graph(nodes: Sequence[Node]) -> str:
+    """Boxes from left to right, each in the column after all that it needs; ``nodes`` stand after their needs."""
+    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.path import Path
+
+    depth: dict[str, int] = {}
+    for node in nodes:
+        depth[node.name] = 1 + max((depth[need] for need in node.needs), default=-1)
+    columns = [[node for node in nodes if depth[node.name] == at] for at in range(max(depth.values()) + 1)]
+    width, height = _PITCH * len(columns) - _PITCH + _BOX, 62 * max(map(len, columns)) - 12
+    places = {
+        node.name: (_PITCH * x, (height - (62 * len(column) - 12)) / 2 + 62 * y)
+        for x, column in enumerate(columns)
+        for y, node in enumerate(column)
+    }
+    with _drawing(width / 72, height / 72) as figure:
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        axes.set_axis_off()
+        for node in nodes:
+            x, y = places[node.name]
+            for need in node.needs:
+                a, b, d = places[need][0] + _BOX, places[need][1] + 25, y + 25
+                bend = Path([(a, b), (a + 15, b), (x - 15, d), (x, d)], [Path.MOVETO, *[Path.CURVE4] * 3])
+                axes.add_patch(PathPatch(bend, fill=False, edgecolor=_INK["soft"], zorder=0))
+            edge = _INK[{"done": "good", "failed": "bad"}.get(node.state, "soft")]
+            style = ":" if node.state == "todo" else "-"
+            shape = "round,pad=0,rounding_size=6"
+            title = f"{_TITLE}{' · '.join(map(printable, node.lines))}"
+            axes.add_patch(
+                FancyBboxPatch((x + 1, y + 1), _BOX - 2, 48, shape, fc=_INK["box"], ec=edge, ls=style, gid=title)
+            )
+            for at, line in enumerate(map(printable, node.lines[:2])):
+                shown = line if len(line) <= _BOX_CHARS else f"{line[: _BOX_CHARS - 1]}…"
+                axes.text(x + 10, y + 21 + 17 * at, shown, color=_INK["text"])
+        size = {"width": f"{width}", "height": f"{height}"}
+        return _element(figure, "graph: " + ", ".join(" ".join(node.lines) for node in nodes), size)
+
+
+# ---------------------------------------------------------------------------------------------- common
+@contextmanager
+def _drawing(width: float, height: float, style: dict[str, Any] | None = None, **more: Any) -> Iterator[Figure]:
+    """A figure of so many inches, in which no text is a formula. Without ``style`` one of the page."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    soft, line = _INK["soft"], _INK["line"]
+    page = {
+        "figure.dpi": 72, "figure.frameon": False, "font.size": 12, "lines.linewidth": 1.8, "axes.facecolor": "none",
+        "axes.edgecolor": soft, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft, "grid.color": line,
+        "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 12, "ytick.labelsize": 12,
+    }  # fmt: skip
+    settings: Any = {"svg.hashsalt": "paceline", "svg.fonttype": "none", "text.parse_math": False, **(style or page)}
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a browser has more fonts than matplotlib
+        figure = Figure(figsize=(width, height), **more)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def _share_of_page(left: float, bottom: float, width: float, height: float) -> tuple[float, float, float, float]:
+    return left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT
+
+
+def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:
+    """The least and the greatest that can be drawn (on a logarithmic axis: above 0), or None. Beyond 1e300 a distance
+    is infinite; nearer to 0 than its inverse it is 0."""
+    known = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
+    kept = [value for value in known if value > 0 or not log]
+    return (min(kept), max(kept)) if kept else None
+
+
+def within(span: tuple[float, float], value: float) -> float:
+    return min(span[1], max(span[0], value))
+
+
+def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
+    """Round values with all their digits, as ticks may differ in the last one alone; on a logarithmic axis powers of
+    ten where it has two of them."""
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
+    if log:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    for each in (axes.xaxis, axes.yaxis):
+        each.set_major_formatter("{x:,.10g}")
+    if not log or math.floor(math.log10(span[1])) <= math.ceil(math.log10(span[0])):
+        axes.yaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
+    """The figure as an element of a page that names, colours and sets text itself, and refers to nothing.
+
+    ``size``: attributes where it isn't as wide as there is room.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    root.attrib = {"role": "img", "aria-label": printable(said), "viewBox": root.attrib["viewBox"], **size}
+    for item in root.iter():
+        item.tag = item.tag.rpartition("}")[2]  # HTML knows svg without its namespace
+        item[:] = [child for child in item if not child.tag.endswith(("}metadata", "}defs"))]
+        name = item.attrib.pop("id", "")
+        if name.startswith(_TITLE):
+            title = ElementTree.Element("title")
+            title.text = name.removeprefix(_TITLE)
+            item.insert(0, title)
+        item.attrib.pop("clip-path", None)
+        style = item.attrib.pop("style", "")
+        if item.tag == "use":  # a marker, whose shape was among the definitions: the dot of a point alone
+            item.tag = "circle"
+            item.attrib = {"cx": item.attrib["x"], "cy": item.attrib["y"], "r": "2.5"}
+        if item.tag == "text":  # its font is the page's
+            style = "; ".join(re.findall(r"text-anchor: \w+|fill: #\w+", style))
+        if style:
+            item.set("style", re.sub("#fe..ef", lambda ink: f"var(--{_NAMES[ink[0]]})", style))
+        if "d" in item.attrib:
+            item.set("d", re.sub(r"(\.\d)\d+", r"\1", item.attrib["d"]))
+    return re.sub(r"\s*<g />", "", ElementTree.tostring(root, encoding="unicode"))

@@ -1,0 +1,135 @@
+"""Pictures: what stands in the SVG elements of a report, and curves as a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pipeline.comparing import drawing
+from pipeline.comparing.curves import Band, Point
+from pipeline.comparing.drawing import Line, Node
+from tests.pipeline.comparing_folders import HOSTILE
+
+pytestmark = pytest.mark.slow
+NAME = f"{HOSTILE} $x_1$ _ \x1b[31m 中 \udc80"
+
+
+def band(*means: float, title: str = "lr=1", std: float | None = None, label: str = "A") -> Band:
+    points = tuple(Point(x=float(x), mean=mean, std=std, n=1 if std is None else 2) for x, mean in enumerate(means))
+    return Band(label=label, title=title, parts=(points,), gaps=0, n=2)
+
+
+def texts(svg: str) -> list[str]:
+    return [item.text or "" for item in ElementTree.fromstring(svg).iter("text")]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() -> None:
+    pictures = [
+        drawing.curves([band(1, 2, title=NAME)], title=NAME, axis="step", colours={"A": 0}),
+        drawing.parallel([NAME[:9], "loss"], [Line(title=NAME, values=(NAME[:12], at)) for at in (1.0, 2.0)]),
+        drawing.graph([Node(name="a", lines=(NAME[:25],)), Node(name="b", lines=(NAME[30:],), needs=("a",))]),
+    ]
+    for svg in pictures:
+        assert re.findall(r"<script|<use|<style|url\(|href|https?:|clip-path| id=|#[0-9a-f]{6}", svg) == []
+        assert "\x1b" not in svg
+        root = ElementTree.fromstring(svg)
+        assert HOSTILE[:8] in (root.get("aria-label") or "")
+        assert any(HOSTILE[:8] in (title.text or "") for title in root.iter("title"))
+        assert {found for found in re.findall(r"(?:fill|stroke): ([^;\"]*)", svg) if found != "none"} <= {
+            f"var(--{name})" for name in (*["c0", "q0", "q4", "soft", "line", "box", "text"],)
+        }
+    assert "var(--c0)" in pictures[0]
+
+
+def test_equal_curves_give_equal_elements() -> None:
+    first, second = (drawing.curves([band(1, 2, 3, std=0.5)], title="a", axis="step", colours={}) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("means", "log", "ticks"),
+    [
+        ((0.002, 50.0), True, ["0.01", "0.1", "1", "10"]),
+        ((2.5, 8.5), True, ["4", "6", "8"]),
+        ((0.0, 1.0), False, ["0", "0.25", "0.5", "0.75", "1"]),
+        ((1.0, 1e308, 2.0), False, ["1", "1.25", "1.5", "1.75", "2"]),
+        ((1_234_567, 1_234_569), False, ["1,234,567", "1,234,567.5", "1,234,568", "1,234,568.5", "1,234,569"]),
+        ((1.1e-4, 1.4e-4), False, ["0.00011", "0.00012", "0.00013", "0.00014"]),
+        ((5e-324, 5e-324), False, []),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_ticks_are_round_numbers_and_extreme_values_are_drawn(
+    means: tuple[float, ...], log: bool, ticks: list[str]
+) -> None:
+    found = texts(drawing.curves([band(*means)], title="loss", axis="step", log=log, colours={"A": 0}))
+    assert found[found.index("step") + 1 :][: len(ticks)] == ticks
+    assert drawing.curves([band(5e-324)], title="loss", axis="step", log=True, colours={}) == ""
+
+
+def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> None:
+    """At least 4.5 : 1, as WCAG 2 asks of text: a configuration's letter stands on its colour in that of the page."""
+    style = Path(drawing.__file__).with_name("report.html.jinja").read_text().partition("</style>")[0]
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for told in (light, dark):
+        colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
+        for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(drawing.COLOURS))):
+            assert contrast(colours[name], colours["ground"]) >= 4.5, (name, colours[name])
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        pairs = [char * 2 for char in colour] if len(colour) == 3 else re.findall("..", colour)
+        parts = [int(pair, 16) / 255 for pair in pairs]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_graph_has_each_box_after_what_it_needs() -> None:
+    nodes = [Node(name="a", lines=("a<b>",)), Node(name="b", lines=("b",), needs=("a",))]
+    svg = drawing.graph(nodes)
+    assert "a&lt;b&gt;" in svg
+    assert [float(x) for x in re.findall(r'<text x="([\d.]+)"', svg)] == [10, 224]
+
+
+def test_axes_of_parallel_coordinates_have_room_for_their_names_and_powers_of_ten_are_evenly_apart() -> None:
+    axes = [f"optimizer.settings.name_{at}" for at in range(6)]
+    lines = [Line(title="t", values=(*[value] * 5, 1.0)) for value in (0.01, 0.1, 1.0)]
+    svg = drawing.parallel(axes, lines)
+    assert [text for text in texts(svg) if text.startswith("…")] == [f"…ttings.name_{at}" for at in range(6)]
+    ends = [float(y) for y in re.findall(r'<title>t</title><path d="M 62 ([\d.]+) ', svg)]
+    assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1], abs=0.2)
+
+
+def test_a_number_among_names_is_written_as_a_number_is() -> None:
+    lines = [Line(title="t", values=(value, 1.0)) for value in ("auto", 2.0)]
+    assert texts(drawing.parallel(["cores", "loss"], lines))[1:3] == ["2", "auto"]
+
+
+def test_a_band_ends_where_one_seed_alone_goes_on() -> None:
+    """Closed to a point it would show seeds that agree."""
+    points = tuple(Point(x=x, mean=5.0 - x, std=1.0 if x < 3 else None, n=2 if x < 3 else 1) for x in range(1, 5))
+    found = Band(label="A", title="lr=1", parts=(points,), gaps=0, n=2)
+    svg = drawing.curves([found], title="loss", axis="step", colours={"A": 0})
+    (polygon,) = re.findall(r'd="([^"]*z) " style="[^"]*opacity', svg)
+    assert polygon.count("L") == 3  # two steps, below and above
+    assert "(n=1 to 2)" in svg
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_of_many_curves_leave_the_picture_its_axes() -> None:
+    """matplotlib warned on the terminal and gave the layout up."""
+    points = tuple(Point(x=x, mean=1 / x, std=None, n=1) for x in range(1, 5))
+    title = (
+        "model.dropout=0.25 model.hidden=128 model.name=small_cnn model.width=32 optimizer.lr=0.03 trainer.epochs=20"
+    )
+    bands = [Band(label=name, title=f"{title} {title} {name}", parts=(points,), gaps=0, n=1) for name in "ABCDEFGHIJ"]
+    svg = drawing.curve_file(bands, metric="val/loss", axis="step", form="svg").decode()
+    assert svg.count("optimizer.lr=0.03") == 20
