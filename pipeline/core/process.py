@@ -85,6 +85,7 @@ def run(
     input: bytes | None = None,  # noqa: A002  (the word of subprocess.run)
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     errors: str = "replace",
 ) -> Completed:
     """Run ``argv`` to its end; no shell, any exit code comes back as data.
@@ -98,7 +99,7 @@ def run(
     try:
         with _start_errors_explained(argv):
             done = subprocess.run(
-                list(argv), input=input or b"", capture_output=True, timeout=timeout_s, env=env, check=False
+                list(argv), input=input or b"", capture_output=True, timeout=timeout_s, env=env, cwd=cwd, check=False
             )
     except subprocess.TimeoutExpired as error:
         raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core import leftovers
-from pipeline.core.errors import DataError, UsageError, suggestion
+from pipeline.core.cache import Remembered
+from pipeline.core.errors import DataError, PacelineError, UsageError, suggestion
 from pipeline.core.files import sha256_file, sha256_text
 from pipeline.core.locks import held
+from pipeline.core.python_answers import python_answer
 from pipeline.data.download import Wanted, retrieve
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import fingerprints
 from pipeline.data.source import file_name, shown
+from pipeline.keys.installed import version
 
 _FOLDER = "weights"
 _HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # of torchvision's files: how their sha256 begins
 _TENSOR = re.compile(r"/data/\d+$")  # of an archive of torch.save: the numbers of one tensor
-_CLASS = r"^def {}\(\s*\*,\s*weights: Optional\[(\w+)\]"
+_IMPORT_S = 300.0  # of torchvision, from a slow disk
+_INSTEAD = "init.weights=<the address, or a file>"
+_ADDRESSES = """
+from torchvision.models import get_model_weights
+try:
+    known = get_model_weights(request).__members__
+except ValueError:  # no such network
+    known = {}
+json.dump({name: member.url for name, member in known.items()}, answers)
+"""
 
 
 def sha256_of(path: Path, data_dir: Path) -> str:
@@ -139,42 +148,34 @@ def _place(url: str, data_dir: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------- torchvision's own
-def published(arch: str, name: str) -> str:
-    """The address that torchvision gives for weights of one of its networks, read in its sources.
+def published(arch: str, name: str, root: Path) -> str:
+    """The address of weights that torchvision publishes, from a process that imports it; kept for each version.
 
     Args:
         arch: as ``model.arch``.
         name: a member of the enumeration of its weights, such as IMAGENET1K_V1, or default.
+        root: the project.
 
     Raises:
-        UsageError: torchvision isn't installed here, or knows no such weights.
+        UsageError: torchvision isn't installed here, can't be imported, or knows no such weights.
     """
-    spec = find_spec("torchvision")
-    if spec is None or not spec.origin:
+    release = version("torchvision")
+    if release is None:
         raise UsageError(
-            f"init.weights={name}: torchvision, which knows the address, is not installed here",
-            hint="init.weights=<the address, or a file>",
+            f"init.weights={name}: torchvision, which knows the address, is not installed here", hint=_INSTEAD
         )
-    for path in sorted((Path(spec.origin).parent / "models").glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if (found := re.search(_CLASS.format(re.escape(arch)), text, re.MULTILINE)) is not None:
-            known = dict(_members(ast.parse(text), found[1]))
-            wanted = known.get(name.upper())
-            if wanted is None:
-                raise UsageError(
-                    f"init.weights={name}: model.arch={arch} has no such; {suggestion(name.upper(), known)}"
-                )
-            return known.get(wanted, wanted)
-    raise UsageError(f"init.weights={name}: torchvision publishes none for model.arch={arch}")
-
-
-def _members(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
-    """Member → its address, or the member that it is another name of."""
-    classes = (item for item in tree.body if isinstance(item, ast.ClassDef) and item.name == name)
-    for item in (item for found in classes for item in found.body if isinstance(item, ast.Assign)):
-        member = ast.unparse(item.targets[0])
-        if isinstance(item.value, ast.Name):
-            yield member, item.value.id
-        elif isinstance(item.value, ast.Call):
-            urls = [word.value for word in item.value.keywords if word.arg == "url"]
-            yield from ((member, str(url.value)) for url in urls if isinstance(url, ast.Constant))
+    known, entry = Remembered(root, "published", most=64), f"{release} {arch}"
+    addresses: dict[str, str] | None = known[entry]
+    if addresses is None:
+        try:
+            addresses = python_answer(_ADDRESSES, arch, timeout_s=_IMPORT_S)
+        except PacelineError as error:
+            what = f"init.weights={name}: torchvision, which knows the address, can't be imported here: {error.what}"
+            raise UsageError(what, hint=_INSTEAD) from error
+        known.keep({entry: addresses})
+    if not addresses:
+        raise UsageError(f"init.weights={name}: torchvision publishes none for model.arch={arch}")
+    if name.upper() not in addresses:
+        near = suggestion(name.upper(), addresses)
+        raise UsageError(f"init.weights={name}: model.arch={arch} has no such; {near}")
+    return addresses[name.upper()]

@@ -149,7 +149,7 @@ def _named(config: RunConfig, root: Path) -> Start:
         arch = getattr(config.train.model, "arch", None)
         if config.train.model.name != "torchvision" or arch is None:
             raise UsageError(f"{init.said} is a name of torchvision's weights", hint="model=torchvision model.arch=…")
-        return _of_address(init.said, weights.published(arch, text), config.data_dir)
+        return _of_address(init.said, weights.published(arch, text, root), config.data_dir)
     if _KEY.fullmatch(text):
         try:
             return of_run(index.find(config.runs_dir, text), init.said)

@@ -237,10 +237,15 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
 
 
 @pytest.mark.slow
-def test_torchvisions_address_is_read_in_its_sources_and_the_digest_in_its_name_is_checked(root: Path) -> None:
+def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
-    assert weights.published("resnet18", "default") == weights.published("resnet18", "IMAGENET1K_V1") == known
     assert start(root, "init.weights=default", "model=torchvision").url == known
+    monkeypatch.setattr("pipeline.core.process.run", None)  # kept from here on
+    assert weights.published("resnet18", "IMAGENET1K_V1", root) == known
+    with pytest.raises(UsageError, match=r"init.weights=V2: model.arch=resnet18 has no such; .*IMAGENET1K_V1"):
+        weights.published("resnet18", "V2", root)
     digest = sha256_file(root / "w.pt")
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
         (root / name).write_bytes(CONTENT)
@@ -252,6 +257,19 @@ def test_torchvisions_address_is_read_in_its_sources_and_the_digest_in_its_name_
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")
     assert weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
+
+
+def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "torchvision").mkdir()
+    (root / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    with pytest.raises(UsageError) as error:
+        weights.published("resnet18", "default", root)
+    assert error.value.what == (
+        "init.weights=default: torchvision, which knows the address, can't be imported here: "
+        "RuntimeError: operator torchvision::nms does not exist"
+    )
+    assert error.value.hint == "init.weights=<the address, or a file>"
 
 
 def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> None:
