@@ -183,9 +183,9 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
     """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
     run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
-    plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
+    plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
-    plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec), warm=warm)
+    plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))

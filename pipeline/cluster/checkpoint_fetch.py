@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.core import threads
 from pipeline.core.specs import LaunchPlan, LogLine, Outputs
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 _COPY_S = 5.0
 _SHARE = 10  # a fetch that took a minute is followed by ten without one: encryption takes rank 0's processor time

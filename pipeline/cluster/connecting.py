@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.cluster import networks
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, NodeFacts
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 
 def connected(launcher: Launcher, cluster: Cluster, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.failures import explained_by_script
-from pipeline.cluster.launchers.base import NOT_ENDED, Launcher
+from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
 from pipeline.core import documents, leftovers
@@ -22,6 +22,9 @@ from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
 from pipeline.runs import attempts
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 _DONE = "collected"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import encryption, launchers, preflight
 from pipeline.cluster.connecting import connected
-from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
+from pipeline.cluster.launchers.base import AttemptSpec, PackSource
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core import places
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 
 class Hosts:
@@ -42,13 +46,13 @@ class Hosts:
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
         """Where a scheduler grants the hosts: wait for those of one attempt. Raises HostError."""
-        if self.launcher.capabilities.hosts_are_granted:
+        if isinstance(self.launcher, GrantedLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
             self.forget()
 
     def give_back(self, spec: AttemptSpec) -> None:
         """Where a scheduler has granted the hosts: it may have them again."""
-        if self._launcher is not None and self._launcher.capabilities.hosts_are_granted:
+        if isinstance(self._launcher, GrantedLauncher):
             self._launcher.stop(spec.run_key, spec.run_dir)
 
     def facts(

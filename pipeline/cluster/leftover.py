@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cluster import earlier
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.core.specs import NodeFacts
 from pipeline.core.tables import counted, file_size
 from pipeline.runs import attempts
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 KEPT_S = 7 * 86_400.0  # outputs of a run that this project doesn't know: another clone's command may fetch them
 SETTLED_S = 3600.0  # what holds no outputs: its controller, if it lives, was away for this long

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import encryption, networks
+from pipeline.cluster.launchers.base import AttemptSpec, Place, place
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
@@ -16,7 +17,6 @@ from pipeline.keys import rank_environment
 from trainers.contract import variables
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers.base import AttemptSpec, Place
     from pipeline.core.specs import Cluster, Host, NodeFacts
 
 LOOPBACK = "127.0.0.1"
@@ -31,14 +31,12 @@ def render(
     *,
     run_id: str,
     master_port: int,
-    place: Callable[[Host, NodeFacts, AttemptSpec, str], Place],
 ) -> LaunchPlan:
     """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
     Args:
         run_id: TORCHELASTIC_RUN_ID, fresh for each start.
         master_port: a port that was free on node 0.
-        place: where a host keeps the run (``Launcher.place``).
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
     meeting = _Meeting(cluster=cluster, run_id=run_id, address=address, port=master_port)
@@ -46,7 +44,7 @@ def render(
     nodes: list[NodePlan] = []
     first_rank = 0
     for host, fact, own in zip(cluster.hosts, facts, devices, strict=True):
-        where = place(host, fact, spec, run_id)
+        where = place(cluster, len(nodes), fact, spec, run_id)
         node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank, nccl_devices=own)
         nodes.append(_node_plan(node, meeting, spec))
         first_rank += host.nproc_per_node

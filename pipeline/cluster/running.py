@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, lost_hosts, starts
 from pipeline.cluster.agent.beats import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following
 from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.cluster.watching import Watch
@@ -37,6 +37,9 @@ from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_as
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeLook
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0

@@ -194,9 +194,8 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         spec,
         run_id=f"{key}-{attempt}-<random>",
         master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
-        place=launchers.placing(cluster).place,
     )
-    plan = dataclasses.replace(plan, submission=launchers.placing(cluster).submission(spec))
+    plan = dataclasses.replace(plan, submission=launchers.submission(cluster, spec))
     if launchers.capabilities(cluster).is_this_computer or (spec.script is None and cluster.device != "cuda"):
         return plan
     nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]

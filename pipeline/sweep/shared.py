@@ -11,6 +11,7 @@ from types import TracebackType
 
 from pipeline.cluster import launchers
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core.files import write_atomic
 from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Stop
@@ -97,8 +98,11 @@ class Shared:
             if slot not in self._hosts:
                 hosts = Hosts(cluster)
                 if len(self._slots) > 1 and launchers.capabilities(cluster).hosts_are_granted:
-                    first = next(iter(self._hosts.values()), hosts)
-                    hosts.launcher.beside(first.launcher, len(self._slots))
+                    first = next(iter(self._hosts.values()), hosts).launcher
+                    assert isinstance(first, GrantedLauncher)
+                    assert isinstance(hosts.launcher, GrantedLauncher)
+                    hosts.launcher.scheduler = first.scheduler  # which may submit the jobs of several trials as one
+                    first.scheduler.side_by_side = len(self._slots)
                 self._hosts[slot] = self._open.enter_context(closing(hosts))
             return self._hosts[slot]
 

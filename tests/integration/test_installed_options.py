@@ -21,7 +21,7 @@ LAUNCHER = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.cluster.launchers.local import LocalLauncher
+from pipeline.cluster.launchers.local import LocalTransport
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 
 
@@ -33,10 +33,10 @@ class HereConfig(ClusterConfig):
     greeting: str = "hello"
 
 
-class HereLauncher(LocalLauncher):
-    def start(self, plan, pack, facts, run_dir):
-        print(f"{self.cluster.settings.greeting} from {plan.launcher}", flush=True)
-        super().start(plan, pack, facts, run_dir)
+class HereTransport(LocalTransport):
+    def exchange(self, stdin, hosts, timeout_s):
+        print(f"{self.cluster.settings.greeting} from {self.cluster.launcher}", flush=True)
+        return super().exchange(stdin, hosts, timeout_s)
 """
 MODEL = """
 from dataclasses import dataclass

@@ -14,8 +14,9 @@ import pytest
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Api, UnansweredError
-from pipeline.cluster.launchers.kubernetes_job import PodsJob
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, Killed, TrainingError
 from pipeline.core.signals import Stop
@@ -41,7 +42,9 @@ def test_each_kind_runs_to_the_end_and_leaves_no_job(kubernetes: FakeCluster, be
     said = run(settings(bench, kind=kind), stub, lines)
     (made,) = kubernetes.made
     name = made["metadata"]["name"]
-    assert said[0].startswith(f"{KINDS[kind].name} {name} was created; kubectl -n lab get pods -l paceline/job={name}")
+    assert said[0].startswith(
+        f"{KINDS[kind].name} {name} was submitted; kubectl -n lab get pods -l paceline/job={name}"
+    )
     assert said[1].startswith(f"pod0 is {name}-")
     assert " on machine1" in said[1]
     assert {(line.host, line.text) for line in lines} >= {("pod0", "hello from 0 of 2"), ("pod1", "hello from 1 of 2")}
@@ -130,10 +133,11 @@ def test_a_token_with_a_line_break_is_told_and_not_shown(
 
 
 def test_an_api_that_asks_for_patience_and_a_page_in_its_place_are_told_at_once_and_end_no_run(
-    kubernetes: FakeCluster, tmp_path: Path
+    kubernetes: FakeCluster, bench: Bench, tmp_path: Path
 ) -> None:
     api = Api("job", context=None, namespace=None, connect_s=5.0)
-    job = PodsJob(api, lambda _: {}, run="x", run_dir=tmp_path, nnodes=1)
+    launcher = granted(bench)
+    launcher._job = launcher.scheduler._granted("x", JobFolder(tmp_path, "job.yaml"))  # type: ignore[attr-defined]
     kubernetes.busy = 1
     with pytest.raises(UnansweredError, match=r"can't answer now \(503\)"):
         api.jobs("x")
@@ -142,14 +146,19 @@ def test_an_api_that_asks_for_patience_and_a_page_in_its_place_are_told_at_once_
         api.jobs("x")
     with pytest.raises(UnansweredError):
         api.create({"metadata": {"name": "x"}})
-    assert job.gone(0) == ""
+    assert launcher._polled().gone == ""
+
+
+def granted(bench: Bench) -> GrantedLauncher:
+    launcher = launchers.create(bench.cluster)
+    assert isinstance(launcher, GrantedLauncher)
+    return launcher
 
 
 def refusals_again(bench: Bench) -> HostError:
     """The same for a run folder that is laid out already."""
-    launcher = launchers.create(bench.cluster)
-    with pytest.raises(HostError) as caught, closing(launcher):
-        launcher.rehearse()
+    with pytest.raises(HostError) as caught:
+        granted(bench).scheduler.rehearse()
     return caught.value
 
 
@@ -231,7 +240,7 @@ def test_a_run_that_goes_on_in_another_job_can_still_be_stopped(kubernetes: Fake
         kubernetes.evict(next(name for name in kubernetes.pods if "-1-" in name))
 
     def on_job(text: str) -> None:
-        if "was created" in text and len(kubernetes.made) == 2:
+        if "was submitted" in text and len(kubernetes.made) == 2:
             stop.tell("SIGTERM")
 
     watchers = Watchers(on_line=WhenUp(evict).append, on_job=on_job)
@@ -257,8 +266,7 @@ def test_a_pod_that_is_preempted_while_it_waits_for_others_leaves_and_another_jo
 
     stub = bench.stub(RUN_TO_END, stand_in=True)
     folder = stub.run_dir
-    with closing(launchers.create(bench.cluster)) as launcher:
-        launcher.grant(stub.spec(), (), said.append, preempt)
+    granted(bench).grant(stub.spec(), (), said.append, preempt)
     assert re.fullmatch(r"pod \S+ on machine0 was taken away \(.+\); another job is created", said[1])
     assert "paceline: ended by SIGTERM" in kubernetes.log(evicted[0]), (
         "the first process of a container has to ask for it"
@@ -270,8 +278,7 @@ def test_an_api_that_is_busy_while_pods_are_waited_for_ends_nothing(kubernetes: 
     def say(_: str) -> None:
         kubernetes.busy = 4
 
-    with closing(launchers.create(bench.cluster)) as launcher:
-        named = launcher.grant(bench.stub(RUN_TO_END, stand_in=True).spec(), (), say, lambda: None)
+    named = granted(bench).grant(bench.stub(RUN_TO_END, stand_in=True).spec(), (), say, lambda: None)
     assert [host.name for host in named.hosts] == ["pod0", "pod1"]
     assert len(kubernetes.made) == 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.base import AttemptSpec, Place
+from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from tests.trainers.ranks import call_on_ranks, free_ports
@@ -22,7 +22,7 @@ from tests.waiting import HANG_S
 pytest_plugins = ["tests.trainers.conftest"]
 
 
-def plan_for(cluster: Cluster, folders: list[Path]) -> LaunchPlan:
+def plan_for(cluster: Cluster) -> LaunchPlan:
     facts = [
         NodeFacts(
             host=host.name,
@@ -49,9 +49,6 @@ def plan_for(cluster: Cluster, folders: list[Path]) -> LaunchPlan:
         AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=1, trainer="trainers.classifier"),
         run_id="abc-1-ff",
         master_port=free_ports(1)[0],
-        place=lambda host, *_: Place(
-            run_dir=str(folders[int(host.name)]), data_dir="", state_dir=str(folders[int(host.name)])
-        ),
     )
 
 
@@ -84,11 +81,15 @@ def test_in_a_file_the_first_node_gets_rank_0_too_and_the_weights_are_the_same(
     plain = make_run("plain", trainer__epochs=1)
     call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", plain, nnodes=2, nproc=1)
     meet = tmp_path / "meet"
-    cluster = Cluster(launcher="pssh", hosts=hosts, rendezvous="file", rendezvous_dir=str(meet))
+    cluster = Cluster(launcher="pssh", hosts=hosts, rendezvous="file", rendezvous_dir=str(meet), workdir=str(tmp_path))
     folders = [make_run(f"file {number}", trainer__epochs=1) for number in range(2)]
     for folder in folders:
         (folder / "code").symlink_to(ROOT)
-    train(plan_for(cluster, folders))
+    plan = plan_for(cluster)
+    for node, folder in zip(plan.nodes, folders, strict=True):
+        Path(node.run_dir).parent.mkdir(parents=True, exist_ok=True)
+        Path(node.run_dir).symlink_to(folder)
+    train(plan)
     summary = read_summary(folders[0])
     assert (summary["nnodes"], summary["world_size"]) == (2, 2)
     assert not (folders[1] / "summary.json").exists()

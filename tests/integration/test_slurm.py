@@ -18,8 +18,9 @@ import pytest
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.slurm import SlurmLauncher
-from pipeline.cluster.launchers.slurm_job import BatchJob, Queue
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.launchers.slurm_job import Queue
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import Cluster
@@ -124,7 +125,7 @@ def test_a_preempted_job_goes_on_in_the_same_job_when_slurm_grants_it_again(slur
 
     def on_job(text: str) -> None:
         said.append(text)
-        if "is in the queue already" in text:  # Slurm itself waits two minutes before it tries again
+        if "is there already" in text:  # Slurm itself waits two minutes before it tries again
             slurm.run("scontrol", "update", f"jobid={text.split()[1]}", "StartTime=now")
 
     run_attempt(stub.spec(), closing(Hosts(bench.cluster)), Watchers(on_line=WhenUp(preempt).append, on_job=on_job))
@@ -195,7 +196,7 @@ def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_
         os.kill(attempt.pid, signal.SIGKILL)
     (first,) = slurm.jobs()
     (stub.run_dir / "went-on").touch()
-    assert run(bench, stub) == [f"job {first} of this run is in the queue already (RUNNING); going on with it"]
+    assert run(bench, stub) == [f"job {first} of this run is there already (RUNNING); going on with it"]
     assert bench.left(stub) == 0
     assert [(stub.run_dir / f"token-{rank}").read_text() for rank in (0, 1)] == [TOKEN[:5]] * 2
     files = [path for path in stub.run_dir.rglob("*") if path.is_file()]
@@ -234,7 +235,7 @@ def _carries(pid: int, text: str) -> bool:
 @pytest.mark.long
 def test_trials_of_a_sweep_that_start_together_are_one_array_and_all_finish(slurm: Slurm, tmp_path: Path) -> None:
     project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart"])
-    words = ("sweep", "seed=1,2,3", "sweep.slots=2", "trainer.max_steps=2", "tracking=none")
+    words = ("sweep", "-v", "2", "seed=1,2,3", "sweep.slots=2", "trainer.max_steps=2", "tracking=none")
     swept = project.doit(*words)
     assert swept.returncode == 0, swept.stdout
     (array,) = {found[1] for found in re.finditer(r"job (\d+)_\d+ was submitted", swept.stdout)}
@@ -253,22 +254,22 @@ def test_trials_of_a_sweep_that_start_together_are_one_array_and_all_finish(slur
 def test_a_sweep_whose_command_was_killed_goes_on_in_the_elements_of_its_array(slurm: Slurm, tmp_path: Path) -> None:
     python = f"cluster.python={sys.executable}"
     project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart", python])
-    words = ("sweep", "seed=1,2", "sweep.slots=2", "trainer.epochs=60", "tracking=none")
+    words = ("sweep", "-v", "2", "seed=1,2", "sweep.slots=2", "trainer.epochs=60", "tracking=none")
     child = project.start(*words)
     wait_until(lambda: len(slurm.run("squeue", "--array", "--noheader", "--states=RUNNING").splitlines()) == 2)
     interrupt(child, signal.SIGKILL)
     before = set(slurm.run("squeue", "--array", "--noheader", "--format=%i").split())
     again = project.doit(*words)
     assert again.returncode == 0, again.stdout
-    taken_up = set(re.findall(r"job (\d+_\d+) of this run is in the queue already", again.stdout))
+    taken_up = set(re.findall(r"job (\d+_\d+) of this run is there already", again.stdout))
     assert taken_up == before, again.stdout
     assert "2 of 2" in again.stdout
     wait_until(lambda: not slurm.jobs())
 
 
-def made(cluster: Cluster) -> SlurmLauncher:
+def made(cluster: Cluster) -> GrantedLauncher:
     launcher = launchers.create(cluster)
-    assert isinstance(launcher, SlurmLauncher)
+    assert isinstance(launcher, GrantedLauncher)
     return launcher
 
 
@@ -277,30 +278,26 @@ def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
 ) -> None:
     cluster = settings(bench, time_limit="3:00:00").cluster  # more than the partition allows: they wait
     first, second = (made(cluster) for _ in range(2))
-    for launcher in (first, second):
-        launcher.beside(first, 2)
+    second.scheduler = first.scheduler
+    first.scheduler.side_by_side = 2
     folders = [tmp_path / "runs" / key for key in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
-
-    def batch(launcher: SlurmLauncher, run_dir: Path) -> BatchJob:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        return launcher.batch_job(run_dir.name, run_dir)
-
+    specs = [AttemptSpec(run_dir=folder, run_key=folder.name, attempt=1, trainer="") for folder in folders]
+    for folder in folders:
+        folder.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
-        jobs = list(map(batch, (first, second), folders))
-        list(pool.map(lambda job: job.submit({}, {}, lambda _: None), jobs))
-    ids = [job.state.id for job in jobs]
+        list(pool.map(lambda one, spec: one._submit(spec, (), lambda _: None), (first, second), specs))
+    ids = [first.job.id, second.job.id]
     assert sorted(id_.partition("_")[2] for id_ in ids) == ["0", "1"]
     said: list[str] = []
-    assert batch(made(cluster), folders[1]).find(said.append)
-    assert said == [f"job {ids[1]} of this run is in the queue already (PENDING); going on with it"]
-    assert made(cluster).cancel_all(folders[1].name, folders[1]) == {}
+    assert made(cluster)._taken_up(specs[1], said.append, lambda: None) is not None
+    assert said == [f"job {ids[1]} of this run is there already (PENDING); going on with it"]
+    assert made(cluster).stop(folders[1].name, folders[1]) == {}
     state = Queue().show(ids[0])
-    assert state is not None
     assert state.state == "PENDING"
     assert slurm.run("squeue", "--array", "--noheader", "--format=%i").split() == [ids[0]]
     slurm.run("scancel", ids[0])
     with pytest.raises(TrainingError, match=f"^job {ids[0]} was cancelled before the run began\n") as caught:
-        jobs[0].wait(lambda _: None, lambda: None)
+        first._wait(lambda _: None, lambda: None)
     assert caught.value.cause == "cancelled", "a sweep doesn't try it again"
 
 

@@ -18,9 +18,8 @@ from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.kubernetes import PodJob, manifest
+from pipeline.cluster.launchers.kubernetes import PodJob, manifest, yaml_of
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
-from pipeline.cluster.launchers.kubernetes_job import yaml_of
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
@@ -129,7 +128,7 @@ def test_a_run_whose_key_is_no_dns_label_has_a_name_all_the_same(tmp_path: Path)
     settings = SETTINGS(**{**NEEDED, "mount_path": "/", "run_as_user": 1000})
     cluster = Cluster(launcher="kubernetes", hosts=(Host(name="granted0"),), settings=settings)
     spec = AttemptSpec(run_dir=tmp_path, run_key="All_Reduce.2026-11-22-abcdef", attempt=1, trainer="x")
-    made = yaml.safe_load(launchers.placing(cluster).submission(spec))
+    made = yaml.safe_load(launchers.submission(cluster, spec))
     assert made["metadata"]["name"] == "paceline-reduce-2026-11-22-abcdef-<random>"
     assert made["metadata"]["labels"]["paceline/run"].startswith("2026-11-22-abcdef-")
 

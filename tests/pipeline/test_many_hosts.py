@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cluster.agent.node import PEERS, peers_of
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.answers import Answer, Output
-from pipeline.cluster.launchers.local import LocalLauncher
+from pipeline.cluster.launchers.local import LocalTransport
 from pipeline.cluster.launchers.payload import message, opening
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
@@ -16,7 +17,7 @@ NODES = [{"identity": f"host{number} 10.0.{number // 256}.{number % 256}:22 uid 
 
 def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are() -> None:
     hosts = tuple(Host(name=f"host{number}") for number in range(300))
-    launcher = LocalLauncher(Cluster(launcher="local", hosts=hosts))
+    launcher = AgentLauncher(LocalTransport(Cluster(launcher="local", hosts=hosts)))
     missing = Output(code=None, note="program not found: python4")
     with pytest.raises(HostError) as caught:
         launcher.demand("probe", {host.label: Answer(value=None, output=missing) for host in hosts})

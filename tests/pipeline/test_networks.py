@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from pipeline.cluster import networks
 from pipeline.cluster.connecting import connected
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 HELD = {
     "127.0.0.1": "lo",
@@ -88,7 +90,7 @@ def test_nccl_logs_the_network_that_it_takes_where_it_was_given_infiniband_unles
     hosts = (Host(name="node0", env={"NCCL_DEBUG": "WARN"}), Host(name="node1"))
     first, second = (node.env for node in rendered(cluster(1, hosts=hosts, device="cuda"), *found).nodes)
     assert {name: value for name, value in first.items() if name.startswith("NCCL_DEBUG")} == {"NCCL_DEBUG": "WARN"}
-    assert (second["NCCL_DEBUG"], second["NCCL_DEBUG_FILE"]) == ("INFO", "/w/node1/agent/nccl.%p")
+    assert (second["NCCL_DEBUG"], second["NCCL_DEBUG_FILE"]) == ("INFO", "/w/runs/abc-2-ff/node1/agent/nccl.%p")
 
 
 def test_infiniband_that_one_host_lacks_is_left_to_nccl() -> None:
@@ -140,6 +142,6 @@ class Reaching:
 )
 def test_infiniband_is_taken_where_a_trial_over_it_went_well(launcher: Reaching, chosen: str, asked: int) -> None:
     found = [with_ports(number, port("mlx5_0", "ib0")) for number in range(2)]
-    moved, note = connected(cast(Launcher, launcher), cluster(1, 1), found)
+    moved, note = connected(cast("Launcher", launcher), cluster(1, 1), found)
     assert (moved[0].address, len(launcher.asked)) == (chosen, asked)
     assert ("not all connect over it (node1 can't reach node0)" in note) == (asked == 2)

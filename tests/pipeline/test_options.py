@@ -80,10 +80,10 @@ KINDS = {  # group → folder, base class, where it is imported from, the rest o
     "cluster": (
         "pipeline/cluster/launchers",
         "ClusterConfig",
-        "from pipeline.cluster.launchers.local import LocalLauncher\n"
+        "from pipeline.cluster.launchers.local import LocalTransport\n"
         "from pipeline.cluster.launchers.settings import ClusterConfig\n"
         "from trainers.core.config import at_least",
-        "class MineLauncher(LocalLauncher): ...\n",
+        "class MineTransport(LocalTransport): ...\n",
     ),
 }
 ASKED = """
@@ -281,7 +281,6 @@ def test_what_a_launcher_can_do_is_known_without_its_module() -> None:
     here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
     assert launchers.capabilities(here) == Capabilities(shares_run_dir=True, is_this_computer=True)
     assert launchers.capabilities(replace(here, launcher="pssh")) == Capabilities()
-    assert launchers.placing(here).capabilities == launchers.capabilities(here)
 
 
 def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

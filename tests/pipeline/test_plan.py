@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.base import AttemptSpec, Place
+from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import environment, render
 from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError, UsageError
@@ -37,7 +37,7 @@ def facts(number: int, **change: object) -> NodeFacts:
 
 def cluster(*nproc: int, **change: object) -> Cluster:
     hosts = tuple(Host(name=f"node{index}", nproc_per_node=count) for index, count in enumerate(nproc))
-    return replace(Cluster(launcher="pssh", hosts=hosts), **change)  # type: ignore[arg-type]
+    return replace(Cluster(launcher="pssh", hosts=hosts, workdir="/w"), **change)  # type: ignore[arg-type]
 
 
 def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_torchrun: bool = True) -> LaunchPlan:
@@ -54,13 +54,12 @@ def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_t
         ),
         run_id="abc-2-ff",
         master_port=found[0].free_port,
-        place=lambda host, *_: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
     )
 
 
 def test_a_script_without_torchrun_is_started_by_python_alone() -> None:
     argv = rendered(cluster(1), facts(0), script="train.py", uses_torchrun=False).nodes[0].argv
-    place = ("--script", "train.py", "--node-rank", "0", "--log-dir", "/w/node0/agent/ranks")
+    place = ("--script", "train.py", "--node-rank", "0", "--log-dir", "/w/runs/abc-2-ff/node0/agent/ranks")
     assert argv[-8:] == (*place, "--", "/venv/bin/python")
     assert not any("torch" in word for word in argv)
 
@@ -74,7 +73,7 @@ def test_node_ranks_follow_the_list_and_ranks_add_up() -> None:
 
 def test_command_is_static_rendezvous_with_the_nodes_own_address() -> None:
     argv = rendered(cluster(2, 3), facts(0), facts(1)).nodes[1].argv
-    assert argv[:2] == ("/venv/bin/python", "/w/node1/code/trainers/torchrun.py")
+    assert argv[:2] == ("/venv/bin/python", "/w/runs/abc-2-ff/node1/code/trainers/torchrun.py")
     assert {
         "--nnodes=2",
         "--nproc-per-node=3",
@@ -86,7 +85,7 @@ def test_command_is_static_rendezvous_with_the_nodes_own_address() -> None:
         "--local-addr=10.0.0.2",
         "--max-restarts=0",
     } <= set(argv)
-    assert argv[-4:] == ("-m", "trainers.classifier", "--config", "/w/node1/config.json")
+    assert argv[-4:] == ("-m", "trainers.classifier", "--config", "/w/runs/abc-2-ff/node1/config.json")
 
 
 def test_cores_decide_the_threads_of_a_script_and_beside_gpus_alone() -> None:
@@ -100,7 +99,7 @@ def test_cores_decide_the_threads_of_a_script_and_beside_gpus_alone() -> None:
 def test_environment_names_the_interface_in_both_dialects() -> None:
     env = rendered(cluster(3, 3), facts(0), facts(1)).nodes[1].env
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
-    assert env["PYTHONPATH"] == "/w/node1/code"
+    assert env["PYTHONPATH"] == "/w/runs/abc-2-ff/node1/code"
 
 
 def test_host_env_wins_then_the_interface_that_the_node_has_set() -> None:
@@ -115,7 +114,10 @@ def test_host_env_wins_then_the_interface_that_the_node_has_set() -> None:
 def test_the_code_snapshot_comes_before_what_the_person_puts_on_the_python_path() -> None:
     hosts = (Host(name="node0", env={"PYTHONPATH": "/mine:/theirs"}), Host(name="node1", env={"PYTHONPATH": ""}))
     nodes = rendered(cluster(1, hosts=hosts), facts(0), facts(1)).nodes
-    assert [node.env["PYTHONPATH"] for node in nodes] == ["/w/node0/code:/mine:/theirs", "/w/node1/code"]
+    assert [node.env["PYTHONPATH"] for node in nodes] == [
+        "/w/runs/abc-2-ff/node0/code:/mine:/theirs",
+        "/w/runs/abc-2-ff/node1/code",
+    ]
 
 
 def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None:

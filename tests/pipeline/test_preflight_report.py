@@ -6,18 +6,20 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.preflight import Check, Report, State, judgement
 from pipeline.core.errors import HostError
 from tests.pipeline.test_plan import facts, rendered
 from tests.pipeline.test_preflight_checks import ONE, told
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 

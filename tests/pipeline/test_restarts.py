@@ -6,13 +6,12 @@ import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from pipeline.cluster import checkpoint_fetch, lost_hosts, spares
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.cluster import Cluster, Host
@@ -22,6 +21,9 @@ from pipeline.execution.restarts import Restarts
 from pipeline.keys.content_key import content_key
 from pipeline.runs.metrics_file import cut_torn_line
 from tests.waiting import HANG_S
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 HOSTS = (Host(name="a", nproc_per_node=2), Host(name="b", nproc_per_node=4, env={"X": "1"}))
 SPARES = (Host(name="c", nproc_per_node=2), Host(name="d", nproc_per_node=4, env={"X": "1"}), Host(name="e"))
@@ -223,7 +225,7 @@ def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
     launcher, goes_on = Collecting(), threading.Event()
     launcher.go_on.set()
     where = plan("n0 10.0.0.1:22 uid 0")
-    fetch = CheckpointFetch(cast(Launcher, launcher), where, tmp_path, 1e-9, lambda: (goes_on.wait(HANG_S), None)[1])
+    fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, lambda: (goes_on.wait(HANG_S), None)[1])
     fetch.heard(40)
     fetch.wait(copied=False)
     assert len(launcher.asked) == 1
@@ -234,7 +236,7 @@ def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
 
 def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_being_written(tmp_path: Path) -> None:
     launcher = Collecting()
-    fetch = CheckpointFetch(cast(Launcher, launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 1e-9)
+    fetch = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 1e-9)
     fetch.heard(40)
     fetch.heard(80)
     launcher.go_on.set()
@@ -245,7 +247,7 @@ def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_
     fetch.heard(40)
     fetch.wait()
     assert len(launcher.asked) == 1, "it is here already"
-    never = CheckpointFetch(cast(Launcher, launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 0.0)
+    never = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 0.0)
     never.heard(80)
     never.wait()
     assert len(launcher.asked) == 1
@@ -255,7 +257,7 @@ def test_a_run_folder_that_takes_no_checkpoint_is_told_once_and_tried_again(tmp_
     launcher, told = Collecting(), list[OSError]()
     launcher.go_on.set()
     where = plan("n0 10.0.0.1:22 uid 0")
-    fetch = CheckpointFetch(cast(Launcher, launcher), where, tmp_path, 1e-9, on_failed=told.append)
+    fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, on_failed=told.append)
     for full in (True, True, False, True):
         launcher.full, fetch._next, fetch._step = full, 0.0, 0
         fetch.heard(40)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +17,12 @@ from pipeline.cluster.agent import slurm_node
 from pipeline.cluster.agent.probe import probe
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
+from pipeline.cluster.launchers.slurm import SlurmScheduler
 from pipeline.cluster.launchers.slurm_job import (
-    BatchJob,
-    JobState,
     Queue,
+    ShownJob,
     job_id,
     options_of,
     parse_job,
@@ -45,16 +46,17 @@ SHOWN = (
 )
 
 
-def batch_job(queue: Any, run_dir: Path) -> BatchJob:
-    """One that is never submitted."""
-
-    def refuse(nonce: str, *_: Any) -> str:
-        raise AssertionError(f"{nonce} is submitted")
-
-    return BatchJob(queue, script=refuse, submit=refuse, name="paceline-x", run_dir=run_dir, nnodes=1)
+CLUSTER = Cluster(launcher="slurm", hosts=(Host(name="node7"),), settings=SETTINGS())
 
 
-def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> JobState:
+def granted(folder: JobFolder) -> GrantedLauncher:
+    """One that waits for job 42, with the Slurm that PATH names."""
+    launcher = GrantedLauncher(SlurmScheduler(CLUSTER))
+    launcher._job = launcher.scheduler._granted("42", folder)  # type: ignore[attr-defined]
+    return launcher
+
+
+def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> ShownJob:
     """A job as scontrol prints it."""
     return parse_job("42", SHOWN.format(state=state, reason=reason, restarts=restarts, preempted=preempted))
 
@@ -121,17 +123,18 @@ def test_a_refusal_on_standard_output_is_told(site: Callable[..., Queue], tmp_pa
 def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_are_shown(
     site: Callable[..., Queue], tmp_path: Path, scontrol: str, trouble: str
 ) -> None:
-    queue = site(scontrol=scontrol)
-    assert queue.show("42") is None
-    batch = batch_job(queue, tmp_path)
-    batch.state = shown("PENDING")
+    site(scontrol=scontrol)
+    folder = JobFolder(tmp_path / "slurm" / "1", "job.sh")
+    folder.make("", {}, 1)
+    launcher = granted(folder)
 
     def check() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        batch.wait(lambda _: None, check)
-    assert batch.doing == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
+        launcher._wait(lambda _: None, check)
+    assert launcher.starting() == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
+    assert launcher._polled().gone == ""
 
 
 def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable[..., Queue], tmp_path: Path) -> None:
@@ -145,12 +148,11 @@ def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable
     assert folder.was_left()
 
 
-def test_a_job_whose_folder_was_removed_while_it_waited_says_so(tmp_path: Path) -> None:
-    queue: Any = SimpleNamespace(show=lambda _: shown("FAILED"))
-    batch = batch_job(queue, tmp_path)
-    batch.state, batch.folder = shown("PENDING"), JobFolder(tmp_path / "slurm" / "1", "job.sh")
+def test_a_job_whose_folder_was_removed_while_it_waited_says_so(site: Callable[..., Queue], tmp_path: Path) -> None:
+    site(scontrol="echo JobId=42 JobState=FAILED")
+    launcher = granted(JobFolder(tmp_path / "slurm" / "1", "job.sh"))
     with pytest.raises(HostError, match=r"^job 42 found its folder .*/slurm/1 removed") as caught:
-        batch.wait(lambda _: None, lambda: None)
+        launcher._wait(lambda _: None, lambda: None)
     assert caught.value.hint == "the same command begins anew"
 
 
@@ -168,7 +170,7 @@ def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
 
 def test_a_job_is_read_from_what_scontrol_prints() -> None:
     job = shown("PENDING", "Resources")
-    assert job == JobState(
+    assert job == ShownJob(
         id="42",
         state="PENDING",
         reason="Resources",
@@ -228,9 +230,9 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the 
     ],
 )
 def test_what_slurm_did_to_a_job_is_named_with_what_helps(
-    now: JobState, output: list[str], text: str, hint: str, cause: str
+    now: ShownJob, output: list[str], text: str, hint: str, cause: str
 ) -> None:
-    outcome = why_it_ended(shown("RUNNING"), now, output)
+    outcome = why_it_ended(0, now, output)
     assert text in outcome.text
     assert hint in (outcome.hint or "")
     assert (outcome.cause, outcome.again) == (cause, False)
@@ -244,64 +246,61 @@ def test_what_slurm_did_to_a_job_is_named_with_what_helps(
         shown("RUNNING", restarts=1),
     ],
 )
-def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: JobState) -> None:
-    outcome = why_it_ended(shown("RUNNING"), now, [])
+def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: ShownJob) -> None:
+    outcome = why_it_ended(0, now, [])
     assert outcome.again
     assert "goes on" not in outcome.text
     assert "the run will go on from its last checkpoint" in outcome.text
 
 
 def test_a_preempted_job_that_slurm_does_not_requeue_is_replaced() -> None:
-    outcome = why_it_ended(shown("RUNNING"), shown("PREEMPTED", preempted="2026-01-01T00:00:00"), [])
+    outcome = why_it_ended(0, shown("PREEMPTED", preempted="2026-01-01T00:00:00"), [])
     assert outcome.again
     assert outcome.text.startswith(
         "job 42 was preempted by Slurm, which doesn't requeue it; another job takes its place"
     )
 
 
-class OneNode:
-    """Stands for a job whose only node has told its facts."""
+def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field(
+    site: Callable[..., Queue], tmp_path: Path
+) -> None:
+    site()
+    folder, pack = JobFolder(tmp_path / "slurm" / "1", "job.sh"), PackSource(path=Path("/data/digits"), digest="d")
+    folder.make("", {}, 1)
+    launcher = granted(folder)
 
-    def __init__(self, pack_path: str | None) -> None:
-        self.pack_path = pack_path
-
-    def facts(self) -> list[dict[str, object]]:
-        """What the agent's probe tells, as of a node with an address on ib0."""
+    def report(pack_path: str | None) -> None:
+        """What the agent's probe says, as of a node with an address on ib0."""
         told: dict[str, Any] = {}
         probe({"workdir": "/tmp"}, lambda **fields: told.update(fields))
         extra = {**told["extra"], "interfaces": {"10.0.0.2": "ib0"}}
-        return [{**told, "address": "10.0.0.2", "extra": extra, "pack_path": self.pack_path}]
+        facts = {**told, "address": "10.0.0.2", "extra": extra, "pack_path": pack_path}
+        with (folder.path / "node-0").open("a") as file:
+            file.write(json.dumps({"restart": 0, "facts": facts}) + "\n")
 
-
-def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field() -> None:
-    cluster = Cluster(launcher="slurm", hosts=(Host(name="node7"),), settings=SETTINGS())
-    launcher, pack = launchers.placing(cluster), PackSource(path=Path("/data/digits"), digest="d")
-    vars(launcher)["_job"] = OneNode("/data/digits")
+    report("/data/digits")
     (fact,) = launcher.probe(pack)
     assert (fact.host, fact.address, fact.interface) == ("node7", "10.0.0.2", "ib0")
-    vars(launcher)["_job"] = OneNode(None)
+    report(None)
     with pytest.raises(HostError, match="node7: the data pack /data/digits isn't there") as caught:
         launcher.probe(pack)
     assert (caught.value.hint or "").startswith("paths.data=")
 
 
-def test_a_job_that_is_suspended_is_said_to_be_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_suspended_is_said_to_be_once(
+    site: Callable[..., Queue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
-    asked: list[str] = []
-
-    def show(id_: str) -> JobState:
-        asked.append(id_)
-        return shown("SUSPENDED")
-
-    queue: Any = SimpleNamespace(show=show)
-    batch = batch_job(queue, tmp_path)
-    batch.state = shown("RUNNING")
+    site(scontrol=f"echo x >> {tmp_path}/asked; echo JobId=42 JobState=SUSPENDED")
+    folder = JobFolder(tmp_path / "slurm" / "1", "job.sh")
+    folder.make("", {}, len(PLAN.nodes))
     plan = dataclasses.replace(
         PLAN, nodes=tuple(dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes)
     )
     heard: list[Event] = []
-    follower = JobFollower(plan, batch.folder, 0, lambda: batch.gone(0), heard.append, lambda: batch.standing)
-    wait_until(lambda: len(asked) >= 3)
+    follower = granted(folder).follow(plan, heard.append, metrics_at=0)
+    asked = tmp_path / "asked"
+    wait_until(lambda: asked.exists() and len(asked.read_text().splitlines()) >= 3)
     follower.close()
     text = "paceline: WARNING: job 42 is suspended by Slurm, and the run waits for it; scontrol resume 42 lets it go on"
     assert heard == [LogLine(host=plan.nodes[0].host, rank=None, text=text)]

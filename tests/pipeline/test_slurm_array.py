@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cluster.launchers import LAUNCHERS, slurm
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.slurm import Arrays, Job, array_script, script
-from pipeline.cluster.launchers.slurm_job import FOLDERS, SCRIPT, RefusedError
+from pipeline.cluster.launchers.slurm import FOLDERS, Arrays, Job, array_script, script
+from pipeline.cluster.launchers.slurm_job import RefusedError
 
 
 class Sbatch:
@@ -39,7 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(runs: Path, key: str, nnodes: int = 1) -> Job:
     """With the folder that it shares with the controller."""
     folder = runs / key / FOLDERS / f"of-{key}"
-    JobFolder(folder, SCRIPT).make("", {}, nnodes)
+    JobFolder(folder, "job.sh").make("", {}, nnodes)
     settings = LAUNCHERS.settings("slurm")(nnodes=nnodes)
     common: dict[str, Any] = {"python": "python3", "nnodes": nnodes, "nproc_per_node": 1, "gpus": 0}
     return Job(name=f"paceline-{key}", folder=str(folder), settings=settings, **common)
@@ -48,9 +48,9 @@ def job(runs: Path, key: str, nnodes: int = 1) -> Job:
 def submitted(
     queue: Sbatch, jobs: list[Job], side_by_side: int, environs: list[dict[str, str]] | None = None
 ) -> list[str]:
-    arrays = Arrays(queue, side_by_side)  # type: ignore[arg-type]
+    arrays = Arrays(queue)  # type: ignore[arg-type]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(arrays.submit, jobs, environs or [{}] * len(jobs)))
+        return list(pool.map(arrays.submit, jobs, environs or [{}] * len(jobs), [side_by_side] * len(jobs)))
 
 
 def test_jobs_that_are_submitted_together_are_one_array_whose_elements_print_into_their_own_folders(
@@ -95,9 +95,9 @@ def test_where_the_site_allows_no_array_each_job_is_submitted_alone(tmp_path: Pa
 
 def test_a_refused_array_is_told_to_every_trial(tmp_path: Path) -> None:
     queue, jobs = Sbatch("Slurm refused the job: invalid partition", most=0), [job(tmp_path, "a"), job(tmp_path, "b")]
-    arrays = Arrays(queue, 2)  # type: ignore[arg-type]
+    arrays = Arrays(queue)  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(arrays.submit, one, {}) for one in jobs]
+        waiting = [pool.submit(arrays.submit, one, {}, 2) for one in jobs]
     assert [str(one.exception()) for one in waiting] == ["Slurm refused the job: invalid partition"] * 2
 
 
@@ -105,9 +105,9 @@ def test_where_a_site_allows_fewer_jobs_than_there_are_trials_those_are_submitte
     tmp_path: Path,
 ) -> None:
     queue = Sbatch("Slurm refused the job: Job violates accounting/QOS policy", most=2)
-    arrays, jobs = Arrays(queue, 3), [job(tmp_path, key) for key in "abc"]  # type: ignore[arg-type]
+    arrays, jobs = Arrays(queue), [job(tmp_path, key) for key in "abc"]  # type: ignore[arg-type]
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(arrays.submit, one, {}) for one in jobs]
+        waiting = [pool.submit(arrays.submit, one, {}, 3) for one in jobs]
     errors = [str(one.exception()) for one in waiting if one.exception()]
     assert errors == ["Slurm refused the job: Job violates accounting/QOS policy"]
 

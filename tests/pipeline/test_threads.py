@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers import streams
-from pipeline.cluster.launchers.local import LocalLauncher
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.streams import Connection, Streams
 from pipeline.core import threads
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
@@ -120,7 +120,7 @@ def test_an_agent_of_this_computer_that_gets_no_processor_for_a_while_is_not_los
     monkeypatch.setattr(streams, "LOST_S", 0.4)
     here = Host(name="localhost")
     launcher = launchers.create(Cluster(launcher="local", hosts=(here,)))
-    assert isinstance(launcher, LocalLauncher)
+    assert isinstance(launcher, AgentLauncher)
     limit_s = launcher.connection(here).silent_s
     assert limit_s >= 60
     program = NODE.format(once="", flag=str(tmp_path / "no"), body="log(0, 20); time.sleep(3); at = 20")

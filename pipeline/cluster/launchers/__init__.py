@@ -1,46 +1,48 @@
-"""The launchers: one module each, found by its name and imported on use. docs/launchers.md shows how to add one."""
+"""The launchers: one module each, known by its name and imported on use. docs/launchers.md shows how to add one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.settings import LAUNCHERS as LAUNCHERS
+from pipeline.cluster.launchers.settings import capabilities as capabilities
 from pipeline.core.errors import UsageError
-from pipeline.core.options import Options
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers.base import Launcher
+    from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+    from pipeline.cluster.launchers.base import AttemptSpec
+    from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
     from pipeline.core.specs import Cluster
 
-LAUNCHERS = Options("cluster.launcher", "pipeline.cluster.launchers", ClusterConfig)
+    Launcher: TypeAlias = AgentLauncher | GrantedLauncher
+    """Carries a rendered plan out on the hosts of one cluster."""
 
 
 def create(cluster: Cluster) -> Launcher:
     """The launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    launcher: Launcher = _class(cluster)(cluster)
-    return launcher
+    from pipeline.cluster.launchers.agent_launcher import AgentLauncher  # a finished run needs neither
+    from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+
+    way = _class(cluster)(cluster)
+    return GrantedLauncher(way) if capabilities(cluster).hosts_are_granted else AgentLauncher(way)
 
 
-def placing(cluster: Cluster) -> Launcher:
-    """A launcher for ``place`` alone, which is pure: nothing was looked for or started to make it."""
-    kind = _class(cluster)
-    launcher: Launcher = kind.__new__(kind)
-    vars(launcher)["cluster"] = cluster
-    return launcher
+def submission(cluster: Cluster, spec: AttemptSpec) -> str:
+    """What a scheduler is given for an attempt, or the commands that reach the hosts, as text; '': nothing to show.
 
-
-def capabilities(cluster: Cluster) -> Capabilities:
-    """What the cluster's launcher can do; its module isn't imported for it. Raises UsageError."""
-    found: Capabilities = LAUNCHERS.settings(cluster.launcher).capabilities
-    return found
+    Pure: nothing is looked for or asked. Raises UsageError.
+    """
+    text: str = _class(cluster).render(cluster, spec)
+    return text
 
 
 def _class(cluster: Cluster) -> Any:
-    """The class of the launcher's module that derives from ``base.Launcher``."""
-    from pipeline.cluster.launchers.base import Launcher
+    """The class of the launcher's module that derives from ``base.Transport`` or ``base.Scheduler``."""
+    from pipeline.cluster.launchers.base import Scheduler, Transport  # a finished run needs neither
 
     module = LAUNCHERS.module(cluster.launcher)
-    for found in vars(module).values():
-        if isinstance(found, type) and Launcher in found.__mro__ and found.__module__ == module.__name__:
-            return found
-    raise UsageError(f"cluster.launcher={cluster.launcher}: {module.__name__} has no class that derives from Launcher")
+    base = Scheduler if capabilities(cluster).hosts_are_granted else Transport
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__:
+            return value
+    raise UsageError(f"cluster.launcher={cluster.launcher}: {module.__name__} has no class of {base.__name__}")

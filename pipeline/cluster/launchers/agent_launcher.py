@@ -1,23 +1,25 @@
-"""What every launcher that starts the node agent by a command shares: requests, answers, live streams."""
+"""Attempts on hosts that the configuration names: each request is one command of the node agent on all of them."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import shutil
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
-from pipeline.cluster import launchers, networks, reachability
+from pipeline.cluster import networks, reachability
 from pipeline.cluster.agent.claims import BUSY
 from pipeline.cluster.launchers import agent_requests, claims
-from pipeline.cluster.launchers.answers import Answer, Output, answer_in
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
+from pipeline.cluster.launchers.answers import Answer, answer_in, received_bytes
+from pipeline.cluster.launchers.base import NOT_ENDED, Outcome, PackSource, Transport, workdir_of
+from pipeline.cluster.launchers.collect import receive, receive_others
 from pipeline.cluster.launchers.environments import Environment, LockFile
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.probe_answer import node_facts
@@ -30,11 +32,12 @@ from pipeline.cluster.launchers.sending import (
     rides_with_the_run,
     weights_bytes,
 )
-from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.streams import Connection, Streams
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
+from trainers.contract import run_folder
 
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
@@ -43,56 +46,34 @@ CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 _LISTENING_S = 10.0  # for which an agent waits for the others, beyond the time of a slow login
 
 
-class AgentLauncher(Launcher, ABC):
-    """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
+class AgentLauncher:
+    """Runs attempts on the hosts that ``cluster`` names: each is asked by the node agent, which a transport starts."""
 
-    silent_s: ClassVar[float] = 0.0
-    """How long a live agent may say nothing before it counts as lost; 0: as long as ssh takes to notice a lost host."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
+    def __init__(self, transport: Transport) -> None:
+        self.cluster, self.transport = transport.cluster, transport
+        self.environment = transport.environment  # of which hosts get their environment from here
         self.transfer: Transfer | None = None  # what was sent last, or is under way
+        self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
         self._notes: list[str] = []
-        self.environment: LockFile | None = None  # of which hosts get their environment from here
-        self.slow_s: float | None = None  # None: no host has answered yet
 
     @property
     def capabilities(self) -> Capabilities:
-        return launchers.capabilities(self.cluster)
+        return capabilities(self.cluster)
 
-    # ------------------------------------------------------------------ what a launcher brings
-    @abstractmethod
-    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
+    @property
+    def slow_s(self) -> float:
+        """How long further connections may take until they answer; 0: the usual limits will do."""
+        return self.transport.slow_s or 0.0
 
-    @abstractmethod
-    def stream_argv(self, host: Host) -> list[str]:
-        """The command of a live agent on one host."""
+    def close(self) -> None:
+        """Give back what the transport holds here (connections, folders)."""
+        self.transport.close()
 
-    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
-        """How much the hosts of ``labels`` have told to have of what the newest request brings; those that told."""
-        return {}
-
-    def remote_shell(self, host: Host) -> list[str]:
-        """The command that reaches the host, up to its name, for programs that bring their own remote command (rsync);
-        empty: there is none."""
-        return []
-
-    def go_alone(self) -> None:
-        """Called when a connection broke or hangs: later commands open connections of their own."""
-
-    @abstractmethod
-    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place: ...
-
-    @abstractmethod
     def registry(self, run_dir: Path) -> str:
-        """The folder on a node where its agents register (``~`` is the node's)."""
-
-    @abstractmethod
-    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        """An answer that failed in plain words, and the command that fixes it (None: not known)."""
+        """The folder on a node where its agents register (``~`` is the node's). It outlives the run folder, which
+        anybody may remove at any time."""
+        return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
     # ---------------------------------------------------------------------------- short verbs
     def ask(
@@ -115,13 +96,13 @@ class AgentLauncher(Launcher, ABC):
         labels = [host.label for host in hosts]
         self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            stdin.write(message({**self._local, **request}, token))
+            stdin.write(message({**self.transport.in_requests, **request}, token))
             begin = stdin.tell()
             if payload is not None:
                 payload(stdin)
                 self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)
             stdin.flush()
-            outputs = self.exchange(stdin, hosts, timeout_s or self.short_s)
+            outputs = self.transport.exchange(stdin, hosts, timeout_s or self.short_s)
         return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
@@ -129,7 +110,7 @@ class AgentLauncher(Launcher, ABC):
         fix."""
 
         def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
-            why, hint = self.explain(host, answer)
+            why, hint = self.transport.explain(host, answer)
             return why, claims.WHEN_BUSY if BUSY in (answer.told or "") else hint
 
         rows, hints = self.failures(answers, explained)
@@ -157,29 +138,38 @@ class AgentLauncher(Launcher, ABC):
         return rows, hints
 
     @property
-    def _local(self) -> dict[str, bool]:
-        """Tells the agent that no ssh connection stands behind its address."""
-        return {"local": self.capabilities.is_this_computer}
-
-    @property
     def workdir(self) -> str:
-        return agent_requests.workdir(self.cluster)
+        return workdir_of(self.cluster)
 
     @property
     def short_s(self) -> float:
         """Time limit of a short command. Hosts that have answered answer quickly again, or the others would run on for
         long after one is lost."""
         first_s = self.cluster.connect_timeout_s
-        return ANSWER_S + (first_s if self.slow_s is None else min(first_s, max(CONNECT_AGAIN_S, self.slow_s)))
+        slow_s = self.transport.slow_s
+        return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
 
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
     ) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order.
+
+        Args:
+            modules: names to look for among what is installed there.
+            warm: where a start is to follow, the environment of its ranks (``plan.warm_environment``): a warm parent
+                imports torch meanwhile.
+
+        Raises:
+            HostError: lists every host that failed.
+        """
+        self.transport.shares_connections = True
+        if self.environment is not None and not self.transport.pythons:
+            self.transport.pythons = self._interpreters(self.environment)
         request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
         asked, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
-        self.slow_s = max(self.slow_s or 0.0, slowness_s(answered_s))
+        self.transport.slow_s = max(self.slow_s, slowness_s(answered_s))
         when = {"asked": asked, "answered": time.time()}  # by this computer's clock, to compare the host's with
         return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
@@ -190,7 +180,11 @@ class AgentLauncher(Launcher, ABC):
         return replace(told, address=address, interface=interface, extra={**told.extra, **when})
 
     def reach(self, facts: list[NodeFacts]) -> None:
-        """By one command to all hosts, which listen and connect at the same time."""
+        """Let all hosts connect to each other over TCP at their addresses, as ranks will: by one command to all, which
+        listen and connect at the same time. One host has nobody to reach.
+
+        Raises HostError: names each host that another can't reach, the address, how that failed, and what mends it.
+        """
         if len(facts) == 1:
             return
         request = {
@@ -198,7 +192,7 @@ class AgentLauncher(Launcher, ABC):
             "nodes": reachability.nodes(facts),
             "hello": secrets.token_hex(8),
             "answer": secrets.token_hex(8),
-            "slow_s": self.slow_s or 0.0,
+            "slow_s": self.slow_s,
         }
         answers = self.ask(request, timeout_s=self.short_s + _LISTENING_S)
         values = self.demand("checking that the hosts reach each other", answers)
@@ -215,7 +209,20 @@ class AgentLauncher(Launcher, ABC):
         values = self.demand("looking for the environment", self.ask(request))
         return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
 
+    def _interpreters(self, lock: LockFile) -> dict[str, str]:
+        """Host label → the interpreter of its environment. Raises HostError that names hosts without one."""
+        pythons = {one.host: one.python for one in self.environments(lock)}
+        lacking = [label for label, python in pythons.items() if python is None]
+        if lacking:
+            raise HostError(
+                f"{', '.join(lacking)}: there is no environment of {lock.path.name} (cluster.environment_from)",
+                hint="doit sync with the same words makes it",
+                hosts=lacking,
+            )
+        return {label: python for label, python in pythons.items() if python is not None}
+
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
+        """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         rides = self._provide(pack, facts) if pack is not None else None
         digest = pack.digest if pack else ""
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
@@ -226,7 +233,26 @@ class AgentLauncher(Launcher, ABC):
         )
         self.demand("start", answers)
 
+    def starting(self) -> str:
+        """What ``start`` is at, for who waits (asked from another thread): words that follow "still"; with the bytes
+        that have arrived at each host, once one has reported any."""
+        if self.capabilities.shares_run_dir:
+            return "starting torchrun on the hosts"
+        arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
+        if self.transfer is None or not any(arrived.values()):
+            return "sending code and data to the hosts and starting torchrun there"
+        return self.transfer.text(arrived, time.monotonic())
+
+    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
+        """How much the hosts of ``labels`` have reported to have of what the newest request brings."""
+        arrived = {}
+        for label in labels:
+            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
+                arrived[label] = received_bytes(self.transport.outputs[label].read_bytes(), self._tokens[label])
+        return arrived
+
     def notes(self) -> list[str]:
+        """What the user should know of what was done, in lines; each is given once."""
         told, self._notes = self._notes, []
         return told
 
@@ -257,11 +283,15 @@ class AgentLauncher(Launcher, ABC):
         self.demand("sending the data pack", answers)
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
-        return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s or 0.0)
+        return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
+        """Stream all nodes' output and ends into ``emit`` (called from several threads).
+
+        ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
+        """
         hosts = {host.label: host for host in self.cluster.hosts}
-        request = {**self._request(plan, Path()), "do": "follow", **self._local}
+        request = {**self._request(plan, Path()), "do": "follow", **self.transport.in_requests}
         request |= {"metrics": not self.capabilities.shares_run_dir, "of_script": bool(plan.outputs.whole)}
         connections = [self.connection(hosts[node.host]) for node in plan.nodes]
         token, lock = new_token(), threading.Lock()
@@ -282,20 +312,27 @@ class AgentLauncher(Launcher, ABC):
         """To a live agent on one host; what comes after a broken one shares nothing with it."""
 
         def again() -> list[str]:
-            self.go_alone()
-            return self.stream_argv(host)
+            self.transport.shares_connections = False
+            return self.transport.stream_argv(host)
 
-        argv, slow_s = self.stream_argv(host), self.slow_s or 0.0
-        return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.silent_s)
+        argv, slow_s = self.transport.stream_argv(host), max(self.slow_s, self.transport.starts_s)
+        return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.transport.silent_s)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        self.go_alone()
+        """End everything that runs for this key, on every host that answers. Host label → what went wrong.
+
+        It takes a key and no plan, so that it also ends what an earlier controller, which died, has left behind.
+
+        Args:
+            bar: a run id that may not start any more: its start command may still be on its way.
+        """
+        self.transport.shares_connections = False
         which = attempts.prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         hosts = {host.label: host for host in self.cluster.hosts}
         failed = {label: answer for label, answer in answers.items() if answer.error is not None}
-        failures = {label: self.explain(hosts[label], answer)[0] for label, answer in failed.items()}
+        failures = {label: self.transport.explain(hosts[label], answer)[0] for label, answer in failed.items()}
         left = {
             label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
             for label, answer in answers.items()
@@ -304,18 +341,45 @@ class AgentLauncher(Launcher, ABC):
         self._silent = set(failures)
         return {**failures, **left}
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def outcome(self, plan: LaunchPlan) -> Outcome:
+        """Nobody but the nodes knows how an attempt ended."""
+        return Outcome()
 
-    @abstractmethod
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool: ...
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole, then what the other nodes have
+        of their own, into ``nodes/RANK``. Where one of those can't be had before the end, that is noted.
+
+        Args:
+            final: the attempt has ended well; else only what a later attempt resumes from is brought.
+
+        Returns:
+            False: it could not be had and lies there still.
+
+        Raises:
+            TrainingError, OSError: as ``collect.receive`` does.
+        """
+        if self.capabilities.shares_run_dir:
+            return True
+        request, labels = self._request(plan, run_dir), {host.label: host for host in self.cluster.hosts}
+        connections = {label: partial(self.connection, labels[label]) for label in labels.keys() - self._silent}
+        first = self.connection(labels[plan.nodes[0].host])
+        came = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
+        if came and plan.outputs.others:
+            receive_others(plan, connections, request, run_dir, final=final, say=self._notes.append)
+        if came and final and not (run_dir / run_folder.PRUNED).exists():  # all of it is among the outputs now
+            for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
+                shutil.rmtree(folder, ignore_errors=True)
+        return came
 
     def clean(self, plan: LaunchPlan) -> None:
+        """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
         hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
         if hosts:
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
     def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+        """Remove named folders of attempts that are over; host label → those that are gone. What is in use again stays.
+        Raises nothing for a host."""
         asked = {fact.host for fact, _ in unwanted}
         hosts = [host for host in self.cluster.hosts if host.label in asked]
         folders = {fact.identity: list(names) for fact, names in unwanted}

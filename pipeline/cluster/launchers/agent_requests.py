@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import encryption, launchers
+from pipeline.cluster import encryption
 from pipeline.cluster.launchers import claims
-from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.base import PackSource, workdir_of
+from pipeline.cluster.launchers.settings import capabilities
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
@@ -19,17 +20,12 @@ ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DE
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 
 
-def workdir(cluster: Cluster) -> str:
-    """The folder on a host below which the launchers that send files keep them (``~`` is the host's)."""
-    return cluster.workdir or "~/.cache/paceline"
-
-
 def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], registry: str) -> dict[str, Any]:
     """Asks for the facts of a host; ``registry`` is the folder there in which agents register."""
     return {
         "do": "probe",
-        "workdir": workdir(cluster),
-        "writes": not launchers.capabilities(cluster).shares_run_dir,
+        "workdir": workdir_of(cluster),
+        "writes": not capabilities(cluster).shares_run_dir,
         "registry": registry,
         "env_names": ENV_NAMES,
         "env_families": rank_environment.FAMILIES,
@@ -61,7 +57,7 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
         }
         for node in run["nodes"]
     ]
-    stage = not launchers.capabilities(cluster).shares_run_dir
+    stage = not capabilities(cluster).shares_run_dir
     return {**run, "do": "start", "pack_digest": digest, "nodes": nodes, "hide": rules(hidden), "stage": stage}
 
 
@@ -91,4 +87,4 @@ def _nodes_meet(cluster: Cluster, plan: LaunchPlan) -> bool:
 
 def _removed(cluster: Cluster, run_dir: str, state_dir: str) -> str:
     """The folder that ``clean`` removes on a node."""
-    return state_dir if launchers.capabilities(cluster).shares_run_dir else run_dir
+    return state_dir if capabilities(cluster).shares_run_dir else run_dir

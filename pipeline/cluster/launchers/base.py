@@ -1,15 +1,25 @@
-"""What a launcher is to the launch loop: its verbs, and what it can do as data (``Capabilities``)."""
+"""What one launcher has to bring: a ``Transport`` to hosts that are known, or the ``Scheduler`` that grants hosts.
+
+All else is the same for all of them: ``AgentLauncher`` runs an attempt over a transport, ``GrantedLauncher`` in a job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
-from pipeline.cluster.launchers.answers import Answer
-from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Event, Host, LaunchPlan, NodeFacts, Outputs
+from pipeline.cluster.launchers.answers import Answer, Output
+from pipeline.cluster.launchers.settings import capabilities
+from pipeline.core.errors import HostError, TrainingError
+from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, NodeFacts, Outputs
+from trainers.contract import run_folder
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers.environments import LockFile
+    from pipeline.cluster.launchers.job_folder import JobFolder
 
 NOT_ENDED = "could not be ended there: "
 """How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
@@ -64,6 +74,30 @@ class Place:
     state_dir: str
 
 
+def place(cluster: Cluster, number: int, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
+    """Where node ``number`` keeps the run. Without a pack (a diagnosis without data) ``data_dir`` is empty.
+
+    Hosts that don't share the run folder have one for each run id and node: homes are often shared over NFS.
+    """
+    able = capabilities(cluster)
+    if able.shares_run_dir:
+        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}"
+        state_dir = state_dir / f"node{number}" if able.hosts_are_granted else state_dir
+        data_dir = str(spec.pack.path) if spec.pack else ""
+        return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+    workdir = workdir_of(cluster)
+    if workdir == "~" or workdir.startswith("~/"):
+        workdir = facts.home + workdir[1:]
+    node_dir = f"{workdir}/runs/{run_id}/node{number}"
+    data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
+    return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
+
+
+def workdir_of(cluster: Cluster) -> str:
+    """The folder on a host in which hosts that share no run folder keep their files (``~`` is the host's)."""
+    return cluster.workdir or "~/.cache/paceline"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a launcher knows of an attempt's bad end that its nodes could not tell.
@@ -99,141 +133,180 @@ class Following(Protocol):
         ...
 
 
-class Launcher(Protocol):
-    """Carries a rendered plan out on the hosts of one cluster.
+class Transport(ABC):
+    """How the node agent is started on the hosts of a cluster, all of them at once or one with a live stream.
 
-    Why these verbs and no more: the loop (pipeline.cluster.attempt) decides what happens when; a launcher only
-    reaches hosts. ``probe`` and ``place`` are apart from ``start`` because the plan between them is pure
-    data that is checked and written down before any effect. ``ask`` is for preflight, whose questions no launcher
-    has to know. ``follow`` is apart from ``start`` because a stream may break while training goes on. ``stop`` takes a
-    run key and not a plan, so that it also ends what an earlier controller, which died, has left behind. ``grant`` and
-    ``outcome`` are for hosts that a batch scheduler gives and takes away.
+    ``silent_s``: how long a live agent may say nothing before it counts as lost; 0: as long as ssh takes to notice a
+    lost host. ``starts_s``: how long a further connection takes at least. ``in_requests``: goes into every request.
+    ``environment``: what hosts get their environment from, with ``pythons``, host label → the interpreter of it.
+    ``outputs``: host label → the file in which what its command says stands meanwhile, where there is one.
+
+    Who uses the transport sets ``slow_s`` (how long further connections may take until they answer; None: no host has
+    answered yet) and ``shares_connections`` (False: one broke or hangs, so commands open connections of their own).
     """
 
-    cluster: Cluster
+    silent_s: ClassVar[float] = 0.0
+    starts_s: ClassVar[float] = 0.0
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of its settings."""
-        ...
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.in_requests: dict[str, Any] = {"local": capabilities(cluster).is_this_computer}
+        self.environment: LockFile | None = None
+        self.pythons: dict[str, str] = {}
+        self.outputs: dict[str, Path] = {}
+        self.slow_s: float | None = None
+        self.shares_connections = True
 
-    def grant(
-        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
-    ) -> Cluster:
-        """Wait for the hosts of this attempt; the cluster with their names. Other launchers have them already.
-
-        Args:
-            modules: names to look for among what is installed there, as ``probe`` has them.
-            say: told what was asked for, and what the person should know while it waits.
-            check: called several times a second; raises when a signal wants the end.
-
-        Raises:
-            HostError: the hosts are refused, or can't be had.
-        """
-        return self.cluster
-
-    def beside(self, first: Launcher, count: int) -> None:
-        """Told before it is asked for hosts that ``count`` launchers of its kind serve trials side by side; ``first``
-        is the same one for all of them."""
-        return
-
-    def submission(self, spec: AttemptSpec) -> str:
-        """What a batch scheduler is given, as text; pure, before anything is asked for. '' for other launchers."""
+    @classmethod
+    def render(cls, cluster: Cluster, spec: AttemptSpec) -> str:
+        """What plan.json and `doit plan` show of how hosts are reached; pure."""
         return ""
 
+    @abstractmethod
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
+        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
+
+    @abstractmethod
+    def stream_argv(self, host: Host) -> list[str]:
+        """The command of a live agent on one host."""
+
+    def remote_shell(self, host: Host) -> list[str]:
+        """The command that reaches the host, up to its name, for programs that bring their own remote command (rsync);
+        empty: there is none."""
+        return []
+
+    @abstractmethod
+    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        """An answer that failed in plain words, and the command that fixes it (None: not known)."""
+
+    def close(self) -> None:
+        """Give back what is held here (connections, folders)."""
+        return
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrantedJob:
+    """One job of a scheduler for one run.
+
+    Args:
+        id: as the scheduler knows it.
+        title: how messages name it.
+        show_command: the command with which the user sees it.
+        end_command: the command with which the user may end it.
+        folder: what its nodes and the controller share.
+        life: how often the scheduler had taken its nodes away when they had all reported.
+        is_started: it has had a start.
+        printed_bytes: what it had printed before its newest start.
+    """
+
+    id: str
+    title: str
+    show_command: str
+    end_command: str
+    folder: JobFolder
+    nnodes: int
+    life: int = 0
+    is_started: bool = False
+    printed_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """How a job stands. Texts are empty where there is nothing to say.
+
+    Args:
+        words: what is waited for, as words that follow "still".
+        phase: the scheduler's own word for it.
+        warning: what somebody has to do before the job can start.
+        is_unanswered: the scheduler doesn't answer now, so nothing of what follows is known.
+        life: how often the scheduler has taken its nodes away and granted it others.
+        is_running: its nodes may take a start.
+        is_leaving: the scheduler is about to take these nodes away.
+        is_over: nothing more becomes of it.
+        is_idle: nothing runs in ``GrantedJob.life`` any more.
+        is_settled: it is decided what becomes of it.
+        standing: why its ranks stand still.
+        gone: why the nodes of ``GrantedJob.life`` are no longer the run's.
+        remains: what of a job that was ended goes on, and the command that ends that.
+        outcome: what the scheduler did to it.
+        error: why it ended before anything was started in it.
+        nodes: a node's own name → the name of what it runs on, where that is another one.
+    """
+
+    words: str = ""
+    phase: str = ""
+    warning: str = ""
+    is_unanswered: bool = False
+    life: int = 0
+    is_running: bool = False
+    is_leaving: bool = False
+    is_over: bool = False
+    is_idle: bool = False
+    is_settled: bool = True
+    standing: str = ""
+    gone: str = ""
+    remains: str = ""
+    outcome: Outcome = Outcome()
+    error: HostError | TrainingError | None = None
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Scheduler(ABC):
+    """Grants hosts by jobs, each for one run, whose nodes share the folder of runs with the controller.
+
+    ``name``: how messages call it. ``agent``: the agent's module that knows on which node of a job it is.
+    ``folder``, ``script``: the folder below a run's for those of its jobs, and the file in such a folder with what the
+    scheduler was given. ``node_name``: nodes are called by it and their number; '': by their own names. ``requeues``:
+    a job whose nodes are taken away waits for others, and one that ended is forgotten; else both stay until they are
+    cancelled. ``end_s``: how long the end of a start or of a job may take; ``settle_s``: how long the scheduler may
+    take to decide what becomes of a job. ``side_by_side``: how many trials of a sweep submit jobs at a time.
+    """
+
+    name: ClassVar[str]
+    agent: ClassVar[str]
+    folder: ClassVar[str]
+    script: ClassVar[str]
+    node_name: ClassVar[str] = ""
+    requeues: ClassVar[bool] = True
+    end_s: ClassVar[float] = 20.0
+    settle_s: ClassVar[float] = 20.0
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.side_by_side = 1
+
+    @classmethod
+    @abstractmethod
+    def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
+        """What the scheduler is given, as text; pure. Raises UsageError: its nodes can't do this.
+
+        Args:
+            nonce: a job's own part of its name, and the name of its folder.
+        """
+
+    @abstractmethod
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+        """Make ``folder``, and ask for a job whose agents get ``request`` first. Raises HostError: it is refused."""
+
+    @abstractmethod
+    def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
+        """The jobs of a run folder that the scheduler knows, the one to be taken up first. Raises PacelineError."""
+
+    @abstractmethod
+    def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
+        """How a job stands. Raises HostError: the scheduler refuses to say.
+
+        Args:
+            before: what an earlier poll said, of which something may be known that the scheduler has forgotten.
+        """
+
+    @abstractmethod
+    def cancel(self, job: GrantedJob) -> None:
+        """Let the scheduler end the job; one that is over is no error. Raises PacelineError."""
+
+    @abstractmethod
     def rehearse(self) -> list[str]:
-        """What can be told of hosts that a scheduler would grant, a line each, without asking for any.
+        """What can be said of hosts that would be granted, a line each, without asking for any.
 
         Raises HostError: they would be refused.
         """
-        return []
-
-    def probe(
-        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
-    ) -> list[NodeFacts]:
-        """Facts of every host, in the cluster's order.
-
-        Args:
-            modules: names to look for among what is installed there.
-            warm: where a start is to follow, the environment of its ranks (``plan.warm_environment``): a warm parent
-                imports torch meanwhile.
-
-        Raises:
-            HostError: lists every host that failed.
-        """
-        ...
-
-    def ask(
-        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
-    ) -> dict[str, Answer]:
-        """One request to the node agents of ``hosts`` (None: all) at once, for a question that preflight has beside
-        the probe's; never raises for a host. A launcher without agents answers for none.
-
-        Args:
-            request: ``do`` names the command (``agent/main.py``), the rest is its own.
-            timeout_s: None: that of a short command.
-        """
-        return {}
-
-    def reach(self, facts: list[NodeFacts]) -> None:
-        """Let all hosts connect to each other over TCP at their addresses, as ranks will. One host has nobody to reach.
-
-        Raises HostError: names each host that another can't reach, the address, how that failed, and what mends it.
-        """
-
-    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
-        """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
-        ...
-
-    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
-        """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What the person should know of how ``start`` did that, in lines; each is told once."""
-        return []
-
-    def starting(self) -> str:
-        """What ``start`` is at, for who waits (asked from another thread): words that follow "still"."""
-        return "starting torchrun on the hosts"
-
-    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Following:
-        """Stream all nodes' output and ends into ``emit`` (called from several threads).
-
-        ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
-        """
-        ...
-
-    def outcome(self, plan: LaunchPlan) -> Outcome:
-        """After a bad end: what else is known of it. Waits until a scheduler has decided what becomes of the job."""
-        return Outcome()
-
-    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        """End everything that runs for this key, on every host that answers. Host label → what went wrong.
-
-        ``bar`` is a run id that may not start any more: its start command may still be on its way.
-        """
-        ...
-
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole. Raises TrainingError.
-
-        Not ``final``: only what a later attempt resumes from; raises nothing. False: it could not be had and lies
-        there still.
-        """
-        ...
-
-    def clean(self, plan: LaunchPlan) -> None:
-        """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
-        ...
-
-    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
-        """Remove named folders of attempts that are over; host label → those that are gone. Raises nothing for a host.
-
-        For launchers that send files. What is in use again stays.
-        """
-        return {}
-
-    def close(self) -> None:
-        """Give back what the launcher holds here (connections, folders)."""
-        ...

@@ -7,13 +7,15 @@ where no link leads out of the run folder.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import select
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
@@ -25,12 +27,13 @@ from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.streams import Connection
 from pipeline.core import leftovers, process, tars
 from pipeline.core.errors import PacelineError, TrainingError
-from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
+from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
 from pipeline.runs.checkpoints import DAMAGE, read_verified
 from trainers.contract import run_folder
 
 SILENT_S = 10.0
+_AT_ONCE = 8  # hosts that send at a time
 _LOOK_S = 0.5
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
 _BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the way there, not of what was asked for
@@ -87,6 +90,39 @@ def receive(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
+
+
+def receive_others(
+    plan: LaunchPlan,
+    connections: Mapping[str, Callable[[], Connection]],
+    request: dict[str, Any],
+    run_dir: Path,
+    *,
+    final: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Fetch what the nodes behind the first have of their own; ``say`` is told which of them it can't be had from.
+
+    Args:
+        connections: host label → how it is reached, for those that can be.
+    """
+    outputs = dataclasses.replace(
+        plan.outputs, resume=plan.outputs.others, final=plan.outputs.others, needed=(), pruned=None
+    )
+
+    def receive_own(node: NodePlan) -> bool:
+        connection = connections[node.host]()
+        return receive(connection, request, run_dir, final=final, outputs=outputs, rank=node.node_rank, say=say)
+
+    reachable = [node for node in plan.nodes[1:] if node.host in connections]
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        had = dict(zip([node.host for node in reachable], pool.map(receive_own, reachable), strict=True))
+    lacking = [node.host for node in plan.nodes[1:] if not had.get(node.host)]
+    if lacking:
+        say(
+            f"{', '.join(lacking)}: what its ranks alone have saved (checkpoints, files in the working directory) "
+            "can't be fetched; an attempt that goes on from a checkpoint does so without it"
+        )
 
 
 def _refuse(error: Exception, host: str, *, final: bool) -> None:

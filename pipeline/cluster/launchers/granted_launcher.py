@@ -1,133 +1,56 @@
-"""What launchers share whose hosts a scheduler grants: one job, whose nodes share the folder of runs with us."""
+"""Attempts on hosts that a scheduler grants: one job, whose nodes share the folder of runs with the controller."""
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from pipeline.cluster import launchers
 from pipeline.cluster.launchers.agent_requests import ENV_NAMES
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, Outcome, PackSource, Place
+from pipeline.cluster.launchers.answers import Answer
+from pipeline.cluster.launchers.base import (
+    NOT_ENDED,
+    AttemptSpec,
+    GrantedJob,
+    JobState,
+    Outcome,
+    PackSource,
+    Scheduler,
+)
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.probe_answer import node_facts
-from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.core.errors import HostError
+from pipeline.cluster.launchers.settings import Capabilities, capabilities
+from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 from pipeline.runs import attempts
-from trainers.contract import run_folder
 
 LOOK_S = 0.2
 """Between two looks at what the nodes have written."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a job that is waited for
 
 
-class GrantedJob(ABC):
-    """The scheduler's job that serves the attempts of one run.
-
-    ``doing``: what is waited for, as words that follow "still". ``standing``: why its ranks stand still, by the
-    scheduler's newest answer; '': they don't. ``end_s``: how long the end of a start may take.
-    """
-
-    standing = ""
-    end_s = 20.0
-
-    def __init__(self, folder: JobFolder, nnodes: int, *, doing: str) -> None:
-        self.folder, self._nnodes, self.doing = folder, nnodes, doing
-
-    @property
-    @abstractmethod
-    def life(self) -> int:
-        """How often the scheduler has taken its nodes away and granted it others."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """How messages name the job."""
-
-    @property
-    @abstractmethod
-    def end_command(self) -> str:
-        """The command with which the user may end it."""
-
-    def wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Wait until all nodes have reported; False: they were taken away before, and another job is needed.
-
-        Raises:
-            HostError: the job ended before; and what ``check`` raises, which is called all the time.
-        """
-        pause_s = 0.5
-        while self._goes_on(say):
-            until = time.monotonic() + pause_s
-            while time.monotonic() < until:
-                check()
-                if self._is_ready():
-                    self.doing = f"starting torchrun in {self.title}"
-                    return True
-                time.sleep(LOOK_S)
-            pause_s = min(10.0, pause_s * 1.5)
-        return False
-
-    @abstractmethod
-    def _goes_on(self, say: Callable[[str], None]) -> bool:
-        """Ask the scheduler for the job's state, and set ``doing``. False, HostError: as ``wait``."""
-
-    def _is_ready(self) -> bool:
-        """Whether all nodes have reported, and nothing runs on them."""
-        return len(self.facts()) == self._nnodes and self.folder.is_idle(self.life, self._nnodes)
-
-    def facts(self) -> list[dict[str, Any]]:
-        """The facts of the nodes that have reported in this life of the job, in the order of their numbers."""
-        return self.folder.facts(self.life, self._nnodes)
-
-    def start(self, request: dict[str, Any]) -> None:
-        """Let all nodes start torchrun. Raises OSError."""
-        self.folder.order(restart=self.life, start=request)
-
-    @abstractmethod
-    def gone(self, life: int) -> str:
-        """Why the job is no longer in that life of it; '' while it is, or while the scheduler doesn't answer."""
-
-    @abstractmethod
-    def outcome(self) -> Outcome:
-        """What the scheduler did to the job in which a start ended badly; waits until that is decided."""
-
-    def end_start(self) -> dict[str, str]:
-        """End the start that runs in this life of the job; the job stays. Job → why the start goes on."""
-        life, deadline = self.life, time.monotonic() + self.end_s
-        self.folder.end(life)
-        while time.monotonic() < deadline:
-            if (self.folder.path.is_dir() and self.folder.is_idle(life, self._nnodes)) or self._is_off(life):
-                return {}
-            time.sleep(LOOK_S)
-        return {self.title: f"{NOT_ENDED}its nodes don't answer; {self.end_command}"}
-
-    @abstractmethod
-    def _is_off(self, life: int) -> bool:
-        """Whether the scheduler says that nothing runs in that life of the job any more."""
-
-
-class GrantedLauncher(Launcher):
+class GrantedLauncher:
     """Asks a scheduler for a job; on each of its nodes an agent waits for starts, which come through ``JobFolder``.
 
     After a bad end the agents wait for another start for half a minute, so that a further attempt needn't queue again.
-    ``scheduler`` names the agent's module that knows which node of the job it is on.
     """
 
-    scheduler: ClassVar[str]
-    _job: GrantedJob | None = None
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.cluster, self.scheduler = scheduler.cluster, scheduler
+        self._job: GrantedJob | None = None
+        self._state = JobState()  # what the scheduler said when it answered last
+        self._leaving = -1  # the life of the job that the scheduler was about to take back when it was taken up
+        self._doing = f"asking {self.cluster.launcher} for hosts"
 
     @property
     def capabilities(self) -> Capabilities:
-        return launchers.capabilities(self.cluster)
+        return capabilities(self.cluster)
 
     @property
     def job(self) -> GrantedJob:
@@ -136,11 +59,147 @@ class GrantedLauncher(Launcher):
             raise RuntimeError("no hosts were granted")
         return self._job
 
-    @abstractmethod
-    def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
-        """End all jobs of a run folder; job → why one that goes on does."""
+    def starting(self) -> str:
+        """What ``grant`` or ``start`` is at, for who waits (asked from another thread): words that follow "still"."""
+        return self._doing
 
-    def named(self, names: Sequence[str]) -> Cluster:
+    # ---------------------------------------------------------------------------- a job
+    def grant(
+        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
+    ) -> Cluster:
+        """Wait for the hosts of this attempt, in the job that an earlier command has submitted for this run, or in a
+        new one; the cluster with their names.
+
+        Args:
+            modules: names to look for among what is installed there, as ``probe`` has them.
+            say: takes what was asked for, and what the user should know while it waits.
+            check: called several times a second; raises when a signal wants the end.
+
+        Raises:
+            HostError: the hosts are refused, or can't be had.
+            TrainingError: somebody has cancelled the job.
+        """
+        self._doing = f"asking {self.scheduler.name}"
+        self.scheduler.render(self.cluster, spec)  # refuses what its nodes can't do before anything is asked for
+        self._job = self._taken_up(spec, say, check)
+        was_there = self._job is not None
+        try:
+            is_granted = was_there and self._wait(say, check)
+        except HostError:  # the one that was there has just ended
+            is_granted = False
+        while not is_granted:
+            self._submit(spec, modules, say)
+            is_granted = self._wait(say, check)
+        names = [str(fact["host"]) for fact in self._facts()]
+        if self.scheduler.node_name:
+            nodes, own = self._polled().nodes, names
+            names = [f"{self.scheduler.node_name}{number}" for number in range(self.cluster.nnodes)]
+            say(", ".join(f"{name} is {of} on {nodes.get(of) or '?'}" for name, of in zip(names, own, strict=True)))
+        return self._named(names)
+
+    def _taken_up(self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]) -> GrantedJob | None:
+        """The job that waits or runs for this run already; others are ended. Raises PacelineError."""
+        taken_up = None
+        for job in self.scheduler.jobs(spec.run_key, spec.run_dir):
+            while (state := self.scheduler.poll(job)).is_unanswered:
+                self._doing = state.words
+                self._pause(_FIRST_PAUSE_S, check)
+            same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
+            if taken_up is not None or not same or job.folder.was_left() or state.is_over:
+                self._release(job)
+                continue
+            taken_up, self._state = job, state
+            self._leaving = state.life if state.is_leaving else -1
+            phase = f" ({state.phase})" if state.phase else ""
+            say(f"{job.title} of this run is there already{phase}; going on with it")
+            job.folder.end(state.life)  # what an earlier command has started in it
+        return taken_up
+
+    def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
+        """Raises HostError: it is refused."""
+        folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
+        request = {**self._request(spec, modules), "folder": str(folder.path)}
+        job = self._job = self.scheduler.submit(self.cluster, spec, folder, request)
+        self._state, self._leaving = JobState(), -1
+        say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
+
+    def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
+        """Wait until all nodes have reported; False: they were taken away before, and another job is needed.
+
+        Raises:
+            HostError, TrainingError: the job ended before; and what ``check`` raises, which is called all the time.
+        """
+        job, pause_s, warned = self.job, _FIRST_PAUSE_S, ""
+        while True:
+            job.folder.beat()  # nodes that run already wait for the others
+            state = self.scheduler.poll(job, self._state)
+            self._doing = state.words
+            if not state.is_unanswered:
+                self._state = state
+            if state.is_over and state.outcome.again:
+                say(f"{state.outcome.text.partition(';')[0]}; another job is created")
+                self._release(job)
+                return False
+            if state.is_over:
+                ended = HostError(f"{job.title} ended before the run began")
+                raise job.folder.removed(job.title) or state.error or ended
+            if state.warning and state.warning != warned:
+                warned = state.warning
+                say(f"WARNING: {warned}")
+            if self._pause(pause_s, check, self._is_ready):
+                self._job = dataclasses.replace(job, life=self._state.life)
+                self._doing = f"starting torchrun in {job.title}"
+                return True
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+
+    @staticmethod
+    def _pause(seconds: float, check: Callable[[], None], is_ready: Callable[[], bool] = lambda: False) -> bool:
+        """Whether ``is_ready`` was true within that time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            check()
+            if is_ready():
+                return True
+            time.sleep(LOOK_S)
+        return False
+
+    def _is_ready(self) -> bool:
+        """Whether all nodes have reported in this life of the job, and nothing runs on them."""
+        job, state = self.job, self._state
+        if not state.is_running or state.life <= self._leaving:
+            return False
+        reported = job.folder.facts(state.life, job.nnodes)
+        return len(reported) == job.nnodes and job.folder.is_idle(state.life, job.nnodes)
+
+    def _facts(self) -> list[dict[str, Any]]:
+        return self.job.folder.facts(self.job.life, self.job.nnodes)
+
+    def _polled(self) -> JobState:
+        """How the job stands, as far as the scheduler says."""
+        try:
+            state = self.scheduler.poll(self.job, self._state)
+        except HostError as error:
+            return JobState(is_unanswered=True, outcome=Outcome(text=error.what))
+        if not state.is_unanswered:
+            self._state = state
+        return state
+
+    def _release(self, job: GrantedJob) -> None:
+        """Let the agents leave and the scheduler end the job, without waiting. Raises PacelineError."""
+        job.folder.leave()
+        self.scheduler.cancel(job)
+
+    def _remains(self, jobs: Sequence[GrantedJob]) -> dict[str, str]:
+        """Wait until cancelled jobs have ended; job → what of it goes on. Raises HostError."""
+        deadline, left = time.monotonic() + self.scheduler.end_s, {job.title: job for job in jobs}
+        while True:
+            remains = {title: why for title, job in left.items() if (why := self.scheduler.poll(job).remains)}
+            left = {title: left[title] for title in remains}
+            if not left or time.monotonic() >= deadline:
+                return {title: f"{NOT_ENDED}{why}" for title, why in remains.items()}
+            time.sleep(LOOK_S)
+
+    def _named(self, names: Sequence[str]) -> Cluster:
         """The cluster with its hosts' names, which it has from now on."""
         hosts = tuple(
             dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)
@@ -148,14 +207,11 @@ class GrantedLauncher(Launcher):
         self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
         return self.cluster
 
-    def starting(self) -> str:
-        return self._job.doing if self._job is not None else f"asking {self.cluster.launcher} for hosts"
-
-    def request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
+    def _request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
         """The first request to every node of the job."""
         return {
             "do": "job",
-            "scheduler": self.scheduler,
+            "scheduler": self.scheduler.agent,
             "lease_s": self.cluster.lease_s,
             "interface": self.cluster.hosts[0].interface,
             "env_passed": rank_environment.PASSED,
@@ -175,12 +231,16 @@ class GrantedLauncher(Launcher):
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
     ) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order, as the nodes of the job have reported them.
+
+        Raises HostError: there is no job, or a node doesn't see the data pack.
+        """
         if self._job is None:
             raise HostError(
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",
                 hint="doit preflight tells what can be told without a job",
             )
-        facts = [_facts(host, value) for host, value in zip(self.cluster.hosts, self._job.facts(), strict=True)]
+        facts = [_facts(host, value) for host, value in zip(self.cluster.hosts, self._facts(), strict=True)]
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
         if pack is not None and blind:
             raise HostError(
@@ -189,14 +249,19 @@ class GrantedLauncher(Launcher):
             )
         return facts
 
-    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
-        number = self.cluster.hosts.index(host)
-        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}" / f"node{number}"
-        data_dir = str(spec.pack.path) if spec.pack else ""
-        return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+    def ask(
+        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Answer]:
+        """Agents in a job take no questions, so there are no answers."""
+        return {}
+
+    def reach(self, facts: list[NodeFacts]) -> None:
+        """Hosts that a scheduler grants aren't tried."""
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
-        """The folders are made here, where one process makes them for all nodes.
+        """Let all nodes start torchrun. Raises OSError.
+
+        The folders are made here, where one process makes them for all nodes.
 
         What ranks of an earlier start have printed goes, which a killed command has left: it may hold secrets.
         """
@@ -217,37 +282,96 @@ class GrantedLauncher(Launcher):
             "registry": str(run_dir.parent / ".agents"),
             "nodes": [{**dataclasses.asdict(node), "remove": [node.state_dir]} for node in plan.nodes],
         }
-        self.job.start(start)
+        job = self.job
+        self._job = dataclasses.replace(job, is_started=True, printed_bytes=job.folder.output_bytes())
+        job.folder.order(restart=job.life, start=start)
+
+    def notes(self) -> list[str]:
+        """Nothing is sent, so there is nothing to say of it."""
+        return []
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
-        life = self.job.life
-        return JobFollower(plan, self.job.folder, life, partial(self.job.gone, life), emit, lambda: self.job.standing)
+        """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
+        job = self.job
+        return JobFollower(plan, job.folder, job.life, lambda: self._polled().gone, emit, lambda: self._state.standing)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
-        return self.job.outcome()
+        """After a bad end: what the scheduler did to the job. Waits until that is decided."""
+        job, deadline = self.job, time.monotonic() + self.scheduler.settle_s
+        if _is_left(job):
+            return Outcome()
+        state = self._polled()
+        if not state.is_settled and self.scheduler.requeues:  # nobody waits for another start in this life of it
+            job.folder.leave(restart=job.life)
+        while not state.is_settled and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            state = self._polled()
+        if _is_left(job):
+            return Outcome()
+        if state.outcome.again and not self.scheduler.requeues:
+            self._release(job)
+            self._remains([job])
+        return state.outcome
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        if bar:  # one start, after which the job may be wanted for another
-            return self.job.end_start()
-        return self.cancel_all(run_key, run_dir)
+        """End all jobs of the run folder; job → why one that goes on does.
 
-    def clean(self, plan: LaunchPlan) -> None:
-        """After a good end the nodes may go too; after a bad one another attempt may want them."""
-        for node in plan.nodes:
-            shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
-        if self._job is not None and self._job.folder.ended_well(plan.run_id, plan.nnodes):
-            self.let_go()
+        Args:
+            bar: one start of this launcher's job is to end, after which the job may be wanted for another.
+        """
+        if bar:
+            return self._end_start()
+        for path in (run_dir / self.scheduler.folder).glob("*"):  # also where the scheduler doesn't answer
+            JobFolder(path, self.scheduler.script).leave()
+        try:
+            jobs = self.scheduler.jobs(run_key, run_dir)
+            for job in jobs:
+                self.scheduler.cancel(job)
+            return self._remains(jobs)
+        except PacelineError as error:
+            words = "its nodes were told through the run folder and end by themselves"
+            return {self.scheduler.name: f"{error.what}; {words}"}
 
-    def let_go(self) -> None:
-        """What follows a good end: the nodes leave."""
-        self.job.folder.leave(restart=self.job.life)
+    def _end_start(self) -> dict[str, str]:
+        """End the start that runs in this life of the job; the job stays. Job → why the start goes on."""
+        job, deadline = self.job, time.monotonic() + self.scheduler.end_s
+        job.folder.end(job.life)
+        while time.monotonic() < deadline:
+            has_ended = job.folder.path.is_dir() and job.folder.is_idle(job.life, job.nnodes)
+            if has_ended or self._polled().is_idle:
+                return {}
+            time.sleep(LOOK_S)
+        return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """The outputs lie in the run folder already."""
         return True
 
+    def clean(self, plan: LaunchPlan) -> None:
+        """Remove the agents' folders. After a good end the nodes may go too; after a bad one another attempt may want
+        them."""
+        for node in plan.nodes:
+            shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
+        job = self._job
+        if job is None or not job.folder.ended_well(plan.run_id, plan.nnodes):
+            return
+        if self.scheduler.requeues:
+            job.folder.leave(restart=job.life)
+        else:
+            with suppress(HostError):  # what is over is in nobody's way; its time to live ends it
+                self._release(job)
+
+    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+        """Nothing lies on the nodes."""
+        return {}
+
     def close(self) -> None:
-        """Nothing is held: a job ends by itself, or is found again."""
+        """Nothing is held: a job ends by itself, or is taken up again."""
+
+
+def _is_left(job: GrantedJob) -> bool:
+    """Whether its folder was removed, which ended the agents and which the start reports; or the run was stopped."""
+    return not job.folder.path.is_dir() or job.folder.was_left()
 
 
 def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:

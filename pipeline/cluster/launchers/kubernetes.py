@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+import yaml  # type: ignore[import-untyped]
+
+from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
-from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object
-from pipeline.cluster.launchers.kubernetes_job import (
-    FOLDERS,
-    MANIFEST,
-    PodsJob,
-    claim_words,
-    release,
-    vanish,
-    yaml_of,
-)
+from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
+from pipeline.cluster.launchers.kubernetes_job import claim_words, known, pod_of, state_of
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
+from pipeline.core.errors import HostError, UsageError, suggestion
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
@@ -82,6 +73,8 @@ _NEEDED = {
 }
 _KINDS = ("job", "trainjob")
 _LARGEST_ID = 2147483647
+FOLDERS = "kubernetes"
+"""The folder below a run's for those of its jobs."""
 
 
 @dataclass(kw_only=True)
@@ -316,11 +309,14 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------- the launcher
-class KubernetesLauncher(GrantedLauncher):
-    """Creates one job for an attempt, or takes up the one that an earlier command has created for the same run."""
+# ------------------------------------------------------------------------------------------------------ the scheduler
+class KubernetesScheduler(Scheduler):
+    """Creates jobs through the cluster's API. A job has one life: one whose pods are taken away ends."""
 
-    scheduler = "kubernetes_pod"
+    name, agent, folder, script, node_name = "Kubernetes", "kubernetes_pod", FOLDERS, "job.yaml", "pod"
+    requeues = False
+    end_s = 75.0  # a pod has 60 s for its end
+    settle_s = 10.0  # from a node's last word until the API knows what took it
     _api: Api | None = None
 
     @property
@@ -331,53 +327,57 @@ class KubernetesLauncher(GrantedLauncher):
             self._api = Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
         return self._api
 
-    def submission(self, spec: AttemptSpec) -> str:
-        return yaml_of(self._manifest(spec.run_key, spec.run_dir, "<random>"))
+    @classmethod
+    def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
+        if spec.pack is not None:
+            _refuse_elsewhere("paths.data", spec.pack.path, cluster.settings.mount_path)
+        return yaml_of(_manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
-    def _manifest(self, run_key: str, run_dir: Path, nonce: str) -> Object:
-        """Raises UsageError: pods can't work in this run folder, or as this user."""
-        host, settings = self.cluster.hosts[0], self.cluster.settings
-        _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
-        _refuse_secrets(self.cluster)
-        gpus = host.nproc_per_node if self.cluster.device == "cuda" else 0
-        return manifest(
-            PodJob(
-                name=f"paceline-{_word(run_key)}-{nonce}",
-                run=_label(run_key, run_dir),
-                folder=str(run_dir / FOLDERS / nonce),
-                python=host.python or "python3",
-                nnodes=self.cluster.nnodes,
-                nproc_per_node=host.nproc_per_node,
-                gpus=gpus if settings.gpus is None else settings.gpus,
-                uid=_user(settings.run_as_user, os.getuid()),
-                gid=os.getgid(),
-                settings=settings,
-            )
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+        made = _manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        env_from = [place.rpartition("/")[2] for place in cluster.settings.env_from]
+        folder.make(yaml_of(made), {**request, "env_from": env_from, "hide": rules()}, cluster.nnodes)
+        self.api.create(made)
+        return self._granted(made["metadata"]["name"], folder)
+
+    def _granted(self, name: str, folder: JobFolder) -> GrantedJob:
+        kind, kubectl = self.api.kind.name, self.api.kubectl
+        return GrantedJob(
+            id=name,
+            title=f"{kind} {name}",
+            show_command=f"{kubectl} get pods -l {JOB}={name}",
+            end_command=f"{kubectl} delete {kind.lower()} {name}",
+            folder=folder,
+            nnodes=self.cluster.nnodes,
         )
 
-    def grant(
-        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
-    ) -> Cluster:
-        if spec.pack is not None:
-            _refuse_elsewhere("paths.data", spec.pack.path, self.cluster.settings.mount_path)
-        write, run = partial(self._manifest, spec.run_key, spec.run_dir), _label(spec.run_key, spec.run_dir)
-        write("check")  # before the cluster is asked for anything
-        request = {
-            **self.request(spec, modules),
-            "env_from": [place.rpartition("/")[2] for place in self.cluster.settings.env_from],
-            "hide": rules(),
-        }
-        job = self._job = PodsJob(self.api, write, run=run, run_dir=spec.run_dir, nnodes=self.cluster.nnodes)
-        if not job.find(say):
-            job.submit(request, say)
-        while not job.wait(say, check):
-            job.submit(request, say)
-        say(job.described())
-        return self.named([f"pod{number}" for number in range(self.cluster.nnodes)])
+    def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
+        """By their label, the newest first."""
+        names = [job["metadata"]["name"] for job in reversed(self.api.jobs(_label(run_key, run_dir)))]
+        folders = [JobFolder(run_dir / FOLDERS / name.rpartition("-")[2], self.script) for name in names]
+        return [self._granted(name, folder) for name, folder in zip(names, folders, strict=True)]
+
+    def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
+        try:
+            value, pods = self.api.get(job.id), [pod_of(pod) for pod in self.api.pods(job.id)]
+        except UnansweredError as error:
+            return JobState(
+                is_unanswered=True,
+                words=f"waiting for {job.title}: {error.what}",
+                remains=error.what,
+                outcome=Outcome(text=error.what),
+            )
+        is_waited_for = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
+        warnings = self.api.warnings(job.id) if is_waited_for else []
+        return state_of(job, value, pods, known(before, pods), warnings, self.api.log, self.api.kubectl)
+
+    def cancel(self, job: GrantedJob) -> None:
+        self.api.delete(job.id)
 
     def rehearse(self) -> list[str]:
         settings, kind = self.cluster.settings, self.api.kind
-        self.api.create(self._manifest("preflight", Path(settings.mount_path), "rehearsal"), dry_run=True)
+        made = _manifest(self.cluster, "preflight", Path(settings.mount_path), "rehearsal")
+        self.api.create(made, dry_run=True)
         if not os.access(settings.mount_path, os.W_OK | os.X_OK):
             raise HostError(
                 f"cluster.mount_path={settings.mount_path} isn't there on this computer, or can't be written",
@@ -389,22 +389,33 @@ class KubernetesLauncher(GrantedLauncher):
             f"cluster.mount_path={settings.mount_path} is there and can be written",
         ]
 
-    def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
-        for folder in (run_dir / FOLDERS).glob("*"):  # also where the API doesn't answer
-            JobFolder(folder, MANIFEST).leave()
-        try:
-            names = [job["metadata"]["name"] for job in self.api.jobs(_label(run_key, run_dir))]
-            for name in names:
-                self.api.delete(name)
-            return vanish(self.api, names)
-        except PacelineError as error:
-            return {"Kubernetes": error.what}
 
-    def let_go(self) -> None:
-        """The job is deleted too."""
-        if isinstance(self._job, PodsJob):
-            with contextlib.suppress(HostError):  # what is over is in nobody's way; its time to live ends it
-                release(self.api, self._job.folder, self._job.name)
+def yaml_of(value: Object) -> str:
+    """A manifest as a file that kubectl takes."""
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
+    """Raises UsageError: pods can't work in this run folder, or as this user."""
+    host, settings = cluster.hosts[0], cluster.settings
+    _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
+    _refuse_secrets(cluster)
+    gpus = host.nproc_per_node if cluster.device == "cuda" else 0
+    return manifest(
+        PodJob(
+            name=f"paceline-{_word(run_key)}-{nonce}",
+            run=_label(run_key, run_dir),
+            folder=str(run_dir / FOLDERS / nonce),
+            python=host.python or "python3",
+            nnodes=cluster.nnodes,
+            nproc_per_node=host.nproc_per_node,
+            gpus=gpus if settings.gpus is None else settings.gpus,
+            uid=_user(settings.run_as_user, os.getuid()),
+            gid=os.getgid(),
+            settings=settings,
+        )
+    )
 
 
 def _label(run_key: str, run_dir: Path) -> str:

@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.answers import LATE, Answer, Output
-from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.base import AttemptSpec, Transport
 from pipeline.cluster.launchers.host_errors import agent_error, interpreter_error, quoted, ssh_command, ssh_error
 from pipeline.cluster.launchers.payload import agent_argv
-from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.streams import Connection
 from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -98,13 +96,17 @@ class Mpirun:
         return [*argv, *self.options, *agent]
 
 
-class MpiLauncher(RemoteLauncher):
+class MpiTransport(Transport):
     """One mpirun a host and command: one for all would end all hosts' processes when it loses a host, and nothing
-    could stop them any more."""
+    could stop them any more. mpirun starts a daemon there first, so a connection takes longer than one of ssh."""
+
+    starts_s = _STARTS_S
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._refuse_unfit_names()
+        _refuse_unfit_names(cluster)
+        # a host that wasn't reached over ssh knows its address by the way to the others
+        self.in_requests = {"local": False, "names": [host.name for host in cluster.hosts]}
         if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
             raise UsageError(
                 f"cluster.ssh_config={cluster.ssh_config} does not exist",
@@ -114,12 +116,6 @@ class MpiLauncher(RemoteLauncher):
         self._refuse_absent_interface()
         self._folder = Path(tempfile.mkdtemp(prefix=leftovers.prefix("paceline"), dir="/tmp"))  # a path without spaces
         self._ssh_config = self._passed_on(cluster.ssh_config)
-
-    def _refuse_unfit_names(self) -> None:
-        for host in self.cluster.with_spares.hosts:
-            if why := unfit_for_mpirun(host):
-                field = "hosts" if host in self.cluster.hosts else "spares"
-                raise UsageError(f"cluster.{field}: {host.label!r} {why}")
 
     def _refuse_absent_interface(self) -> None:
         network = self.cluster.settings.btl_tcp_if_include
@@ -137,39 +133,17 @@ class MpiLauncher(RemoteLauncher):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------------------- reaching hosts
-    @property
-    def _local(self) -> dict[str, Any]:
-        """A host that wasn't reached over ssh knows its address by the way to the others."""
-        return {"local": False, "names": [host.name for host in self.cluster.hosts]}
-
-    def _mpirun(self, program: str, tmp: str, ssh_config: str | None) -> Mpirun:
-        within = f"ConnectTimeout={math.ceil(self.cluster.connect_timeout_s)}"
-        args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", within) if ssh_config else ()
-        settings = self.cluster.settings
-        return Mpirun(
-            program=program,
-            tmp=tmp,
-            as_root=os.geteuid() == 0,
-            ssh_args=args,
-            network=settings.btl_tcp_if_include,
-            options=settings.mpirun,
-        )
-
-    def submission(self, spec: AttemptSpec) -> str:
+    @classmethod
+    def render(cls, cluster: Cluster, spec: AttemptSpec) -> str:
         """The command that reaches each host. Raises UsageError: mpirun can't take one of the hosts' names."""
-        self._refuse_unfit_names()
-        command = self._mpirun("mpirun", "<a folder of its own>", self.cluster.ssh_config).command
-        rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in self.cluster.hosts]
+        _refuse_unfit_names(cluster)
+        command = _mpirun(cluster, "mpirun", "<a folder of its own>", cluster.ssh_config).command
+        rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in cluster.hosts]
         return "\n".join(rows) + "\n"
-
-    def connection(self, host: Host) -> Connection:
-        """mpirun starts a daemon there first: a further connection takes longer than one of ssh."""
-        connection = super().connection(host)
-        return dataclasses.replace(connection, slow_s=max(connection.slow_s, _STARTS_S))
 
     def stream_argv(self, host: Host) -> list[str]:
         tmp = tempfile.mkdtemp(dir=self._folder)
-        return self._mpirun(self._program, tmp, self._ssh_config).command(host, agent_argv(host.python))
+        return _mpirun(self.cluster, self._program, tmp, self._ssh_config).command(host, agent_argv(host.python))
 
     def _passed_on(self, ssh_config: str | None) -> str | None:
         """The file under a name that mpirun passes on whole."""
@@ -194,6 +168,26 @@ class MpiLauncher(RemoteLauncher):
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         network = self.cluster.settings.btl_tcp_if_include
         return explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
+
+
+def _mpirun(cluster: Cluster, program: str, tmp: str, ssh_config: str | None) -> Mpirun:
+    within = f"ConnectTimeout={math.ceil(cluster.connect_timeout_s)}"
+    args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", within) if ssh_config else ()
+    return Mpirun(
+        program=program,
+        tmp=tmp,
+        as_root=os.geteuid() == 0,
+        ssh_args=args,
+        network=cluster.settings.btl_tcp_if_include,
+        options=cluster.settings.mpirun,
+    )
+
+
+def _refuse_unfit_names(cluster: Cluster) -> None:
+    for host in cluster.with_spares.hosts:
+        if why := unfit_for_mpirun(host):
+            field = "hosts" if host in cluster.hosts else "spares"
+            raise UsageError(f"cluster.{field}: {host.label!r} {why}")
 
 
 def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:

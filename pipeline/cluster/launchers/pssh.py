@@ -14,26 +14,24 @@ import shlex
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from pipeline.cluster.launchers.answers import ENDLESS, LATE, Answer, Output, received_bytes
-from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.environments import LockFile, lock_file
+from pipeline.cluster.launchers.answers import ENDLESS, LATE, Answer, Output
+from pipeline.cluster.launchers.base import Transport
+from pipeline.cluster.launchers.environments import lock_file
 from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
-from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 
 INSTALL = {
     "darwin": "brew install pssh",
@@ -64,7 +62,7 @@ class PsshConfig(ClusterConfig):
     wheelhouse: str | None = None
 
 
-class PsshLauncher(RemoteLauncher):
+class PsshTransport(Transport):
     """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -88,12 +86,10 @@ class PsshLauncher(RemoteLauncher):
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         settings = cluster.settings
         self.environment = lock_file(settings.environment_from, settings.wheelhouse) if settings is not None else None
-        self._pythons: dict[str, str] = {}  # host label → the interpreter of its environment
         self._pssh, self._ssh_program = program, ssh
-        self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
-        self._shared = self._sharing = self._shared_connection()
+        self._shared = self._shared_connection()
 
     # ------------------------------------------------------------------------- reaching hosts
     def _shared_connection(self) -> dict[str, str]:
@@ -131,29 +127,9 @@ class PsshLauncher(RemoteLauncher):
         argv += ["-p", str(host.port)] if host.port else []
         return argv
 
-    def probe(
-        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
-    ) -> list[NodeFacts]:
-        self._sharing = self._shared
-        if self.environment is not None and not self._pythons:
-            self._pythons = self._interpreters(self.environment)
-        return super().probe(pack, modules, warm)
-
-    def _interpreters(self, lock: LockFile) -> dict[str, str]:
-        """Host label → the interpreter of its environment. Raises HostError that names hosts without one."""
-        pythons = {one.host: one.python for one in self.environments(lock)}
-        lacking = [label for label, python in pythons.items() if python is None]
-        if lacking:
-            raise HostError(
-                f"{', '.join(lacking)}: there is no environment of {lock.path.name} (cluster.environment_from)",
-                hint="doit sync with the same words makes it",
-                hosts=lacking,
-            )
-        return {label: python for label, python in pythons.items() if python is not None}
-
     def python_of(self, host: Host) -> str | None:
         """The interpreter that is configured for the host; None: whichever is there."""
-        return self._pythons.get(host.label, host.python)
+        return self.pythons.get(host.label, host.python)
 
     @property
     def _connect_s(self) -> float:
@@ -164,7 +140,7 @@ class PsshLauncher(RemoteLauncher):
 
     def _options(self) -> dict[str, str]:
         return {
-            **self._sharing,
+            **(self._shared if self.shares_connections else {}),
             "BatchMode": "yes",  # no questions: nobody could answer for many hosts at once
             "ConnectTimeout": str(max(1, round(self._connect_s))),
             "ServerAliveInterval": "1",
@@ -207,7 +183,7 @@ class PsshLauncher(RemoteLauncher):
 
     def _pssh_argv(self, folder: Path, hosts: Sequence[Host], timeout_s: float) -> list[str]:
         """The command that runs the agent on one group of hosts; its files lie in ``folder``."""
-        self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
+        self.outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
         (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
         argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
         argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
@@ -215,23 +191,6 @@ class PsshLauncher(RemoteLauncher):
         if self.cluster.ssh_config:
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
         return [*argv, remote_command(self.python_of(hosts[0]))]
-
-    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
-        arrived = {}
-        for label in labels:
-            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
-                arrived[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
-        return arrived
-
-    def starting(self) -> str:
-        """With the bytes that have arrived at each host, once one has reported any."""
-        arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
-        if self.transfer is None or not any(arrived.values()):
-            return "sending code and data to the hosts and starting torchrun there"
-        return self.transfer.text(arrived, time.monotonic())
-
-    def go_alone(self) -> None:
-        self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
 
     def stream_argv(self, host: Host) -> list[str]:
         return [*self._ssh(host, self._options()), "--", host.name, remote_command(self.python_of(host))]

@@ -1,9 +1,14 @@
-"""What the section ``cluster`` holds, whichever launcher it names (standard library only)."""
+"""What the section ``cluster`` holds, whichever launcher it names, and which launchers there are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.core.options import Options
+
+if TYPE_CHECKING:
+    from pipeline.core.specs import Cluster
 
 MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
 
@@ -129,3 +134,12 @@ class ClusterConfig:
     checkpoint_mirror: str | None = None
     max_restarts: int = 0
     restart_wait_s: float = 300.0
+
+
+LAUNCHERS = Options("cluster.launcher", "pipeline.cluster.launchers", ClusterConfig)
+
+
+def capabilities(cluster: Cluster) -> Capabilities:
+    """What the cluster's launcher can do; its module isn't imported for it. Raises UsageError."""
+    settings: type[ClusterConfig] = LAUNCHERS.settings(cluster.launcher)
+    return settings.capabilities

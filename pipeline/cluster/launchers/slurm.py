@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shlex
@@ -9,34 +10,32 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.cluster.launchers.base import AttemptSpec, Launcher
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST
+from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Scheduler
+from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.slurm_job import (
-    ELEMENT,
-    FOLDERS,
-    NAME_PREFIX,
-    BatchJob,
-    Queue,
-    RefusedError,
-    cancel_all,
-)
+from pipeline.cluster.launchers.slurm_job import Queue, RefusedError, state_of, unanswered
 from pipeline.core import cache
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import write_atomic
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
+from trainers.contract import variables
 from trainers.core.config import ConfigError
+
+NAME_PREFIX = "paceline-"
+"""The beginning of the names of all jobs."""
+FOLDERS = "slurm"
+"""The folder below a run's for those of its jobs."""
+ELEMENT = "array"
+"""The file in a job's folder that says which element of which array it is: ``NAME NUMBER``."""
 
 _DECIDED = (
     (("-N", "--nodes"), "cluster.nnodes="),
@@ -219,22 +218,21 @@ class Arrays:
     """Submits jobs: those that trials side by side submit within a moment as one array, which is one entry in Slurm's
     queue. Safe to use from threads.
 
-    Args:
-        side_by_side: how many trials run at a time; 1: no job waits for others.
     """
 
-    def __init__(self, queue: Queue, side_by_side: int = 1) -> None:
-        self._queue, self._most = queue, side_by_side
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._lock = threading.Lock()
         self._batch: _Batch | None = None
 
-    def submit(self, job: Job, environ: Mapping[str, str]) -> str:
+    def submit(self, job: Job, environ: Mapping[str, str], side_by_side: int = 1) -> str:
         """The job's id, ``ARRAY_NUMBER`` for an element. Raises HostError: Slurm refuses it.
 
         Args:
             environ: further variables of the job's environment.
+            side_by_side: how many trials run at a time; 1: the job waits for no others.
         """
-        if self._most == 1:
+        if side_by_side == 1:
             return self._alone(job, environ)
         with self._lock:
             if self._batch is None or not self._batch.takes(job, environ):
@@ -244,18 +242,18 @@ class Arrays:
             batch.newest = time.monotonic()
             number = len(batch.jobs) - 1
         if number == 0:
-            self._lead(batch)
+            self._lead(batch, side_by_side)
         batch.done.wait()
         result = batch.results[number]
         if isinstance(result, PacelineError):
             raise HostError(result.what, hint=result.hint)
         return result
 
-    def _lead(self, batch: _Batch) -> None:
-        """Wait for further jobs, then submit all of them, in the thread of the first."""
+    def _lead(self, batch: _Batch, most: int) -> None:
+        """Wait for further jobs, at most ``most``, then submit all of them, in the thread of the first."""
         began = time.monotonic()
         try:
-            while len(batch.jobs) < self._most and time.monotonic() - began < _LONGEST_S:
+            while len(batch.jobs) < most and time.monotonic() - began < _LONGEST_S:
                 if time.monotonic() - batch.newest >= _QUIET_S:
                     break
                 time.sleep(0.02)
@@ -314,79 +312,79 @@ def _remove_dangling(arrays: Path) -> None:
                 shutil.rmtree(folder)
 
 
-# ------------------------------------------------------------------------------------------------------- the launcher
-class SlurmLauncher(GrantedLauncher):
-    """Submits one job for an attempt, or takes up the one that an earlier command has submitted for the same run."""
+# ------------------------------------------------------------------------------------------------------ the scheduler
+class SlurmScheduler(Scheduler):
+    """Submits batch jobs by sbatch."""
 
-    scheduler = "slurm_node"
+    name, agent, folder, script = "Slurm", "slurm_node", FOLDERS, "job.sh"
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._queue = Queue()
         self._arrays = Arrays(self._queue)
 
-    def beside(self, first: Launcher, count: int) -> None:
-        assert isinstance(first, SlurmLauncher)
-        self._arrays = Arrays(self._queue, count) if self is first else first._arrays
+    @classmethod
+    def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
+        return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce))
 
-    def submission(self, spec: AttemptSpec) -> str:
-        return script(self._job_of(spec.run_key, spec.run_dir, "<random>"))
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+        """The ranks' secret variables and the rules that hide these travel in the job's environment, by no file."""
+        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
+        kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
+        job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        folder.make(script(job), {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
+        id_ = self._arrays.submit(job, {variables.SECRETS: json.dumps(kept)}, self.side_by_side)
+        return self._granted(id_, folder)
 
-    def _job_of(self, run_key: str, run_dir: Path, nonce: str) -> Job:
-        host = self.cluster.hosts[0]
-        return Job(
-            name=f"{_name(run_key, run_dir)}{nonce}",
-            folder=str(run_dir / FOLDERS / nonce),
-            python=host.python or sys.executable,
-            nnodes=self.cluster.nnodes,
-            nproc_per_node=host.nproc_per_node,
-            gpus=host.nproc_per_node if self.cluster.device == "cuda" else 0,
-            settings=self.cluster.settings,
-        )
-
-    def batch_job(self, run_key: str, run_dir: Path) -> BatchJob:
-        """The job of a run folder, before it is submitted or found."""
-        job_of, arrays = partial(self._job_of, run_key, run_dir), self._arrays
-        return BatchJob(
-            self._queue,
-            script=lambda nonce: script(job_of(nonce)),
-            submit=lambda nonce, environ: arrays.submit(job_of(nonce), environ),
-            name=_name(run_key, run_dir),
-            run_dir=run_dir,
+    def _granted(self, id_: str, folder: JobFolder) -> GrantedJob:
+        return GrantedJob(
+            id=id_,
+            title=f"job {id_}",
+            show_command=f"squeue -j {id_}",
+            end_command=f"scancel {id_}",
+            folder=folder,
             nnodes=self.cluster.nnodes,
         )
 
-    def grant(
-        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
-    ) -> Cluster:
-        job = self._job = self.batch_job(spec.run_key, spec.run_dir)
-        request, hidden = self.request(spec, modules), self._secrets()
-        is_new = not job.find(say)
-        if is_new:
-            job.submit(request, hidden, say)
+    def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
+        """By their names, or as elements of an array."""
+        prefix, folders = _name(run_key, run_dir), run_dir / FOLDERS
+        elements = {path.read_text(encoding="utf-8"): path.parent for path in folders.glob(f"*/{ELEMENT}")}
+        jobs = []
+        for id_, name in self._queue.mine(NAME_PREFIX):
+            own = folders / name.removeprefix(prefix) if name.startswith(prefix) else None
+            path = own or elements.get(f"{name} {id_.rpartition('_')[2]}")
+            if path is not None:
+                jobs.append(self._granted(id_, JobFolder(path, self.script)))
+        return jobs
+
+    def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
         try:
-            job.wait(say, check)
-        except HostError:
-            if is_new:
-                raise
-            job.submit(request, hidden, say)  # the one that was there has just ended
-            job.wait(say, check)
-        return self.named([fact["host"] for fact in job.facts()])
+            now = self._queue.show(job.id)
+        except PacelineError as error:
+            return unanswered(job, error.what)
+        place = self._queue.place(now) if now.state == "PENDING" else ""
+        return state_of(job, now, place, before)
 
-    def _secrets(self) -> dict[str, Any]:
-        """The ranks' secret variables, and the rules that hide these in their output."""
-        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
-        return {"env": dict(self.cluster.hosts[0].secrets), "hide": rules(hidden)}
+    def cancel(self, job: GrantedJob) -> None:
+        self._queue.cancel(job.id)
 
     def rehearse(self) -> list[str]:
-        words = self._queue.rehearse(script(self._job_of("preflight", Path.cwd(), "rehearsal")))
+        words = self._queue.rehearse(script(_job_of(self.cluster, "preflight", Path.cwd(), "rehearsal")))
         return [f"Slurm would take such a job: {words}"]
 
-    def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
-        try:
-            return cancel_all(self._queue, _name(run_key, run_dir), run_dir)
-        except PacelineError as error:
-            return {"Slurm": f"{error.what}; its nodes were told through the run folder and end by themselves"}
+
+def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Job:
+    host = cluster.hosts[0]
+    return Job(
+        name=f"{_name(run_key, run_dir)}{nonce}",
+        folder=str(run_dir / FOLDERS / nonce),
+        python=host.python or sys.executable,
+        nnodes=cluster.nnodes,
+        nproc_per_node=host.nproc_per_node,
+        gpus=host.nproc_per_node if cluster.device == "cuda" else 0,
+        settings=cluster.settings,
+    )
 
 
 def _name(run_key: str, run_dir: Path) -> str:

@@ -1,221 +1,22 @@
-"""One batch job of Slurm: submitted or found, waited for, and what became of it; and the commands for that."""
+"""Slurm's commands about one batch job, and what their answers mean."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from pipeline.cluster.agent.wire import SAYS
-from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
-from pipeline.cluster.launchers.granted_launcher import LOOK_S, GrantedJob
-from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
+from pipeline.cluster.launchers.base import GrantedJob, JobState, Outcome
+from pipeline.cluster.launchers.job_folder import OUTPUT
 from pipeline.core import process
 from pipeline.core.errors import HostError, PacelineError, TrainingError
-from trainers.contract import variables
-
-NAME_PREFIX = "paceline-"
-"""The beginning of the names of all jobs."""
-FOLDERS, SCRIPT = "slurm", "job.sh"
-"""The folder below a run's for those of its jobs, and the file in such a folder with the script."""
-ELEMENT = "array"
-"""The file in a job's folder that says which element of which array it is: ``NAME NUMBER``."""
 
 _LASTS_S = 2.0  # a node whose last job is just ending isn't available for a moment
 _TIMEOUT_S = 60.0  # a controller that is busy makes its commands try again
-
-
-class BatchJob(GrantedJob):
-    """The job of one run folder, through all attempts that it serves. Each return to the queue begins another life.
-
-    Args:
-        script: a job's own part of its name → its script.
-        submit: that part, and variables of the job's environment → its id.
-        name: the beginning of the names of all jobs of this run folder.
-    """
-
-    def __init__(
-        self,
-        queue: Queue,
-        *,
-        script: Callable[[str], str],
-        submit: Callable[[str, Mapping[str, str]], str],
-        name: str,
-        run_dir: Path,
-        nnodes: int,
-    ) -> None:
-        super().__init__(JobFolder(run_dir, SCRIPT), nnodes, doing="asking Slurm")
-        self._queue, self._script, self._submit = queue, script, submit
-        self._name, self._run_dir = name, run_dir
-        self.state = JobState(id="")
-        self._lost = -1  # the life of the job that Slurm is about to take back
-        self._printed_bytes = 0  # by the job before the newest start
-        self._reason, self._reason_since, self._warned = "", time.monotonic(), ""
-
-    @property
-    def life(self) -> int:
-        return self.state.restarts
-
-    @property
-    def title(self) -> str:
-        return f"job {self.state.id}"
-
-    @property
-    def end_command(self) -> str:
-        return f"scancel {self.state.id}"
-
-    def find(self, say: Callable[[str], None]) -> bool:
-        """Take up the job that waits or runs for this run already; one with another script is cancelled."""
-        for id_, folder in _jobs_of(self._queue, self._name, self._run_dir):
-            state = self._queue.show(id_)
-            if state is None or state.ended:
-                continue
-            if folder.script == self._script(folder.path.name) and not folder.was_left():
-                self.state, self.folder = state, folder
-                self._lost = state.restarts if state.preempted and state.state == "RUNNING" else -1
-                say(f"job {id_} of this run is in the queue already ({state.state}); going on with it")
-                folder.end(state.restarts)  # what an earlier command has started in it
-                return True
-            self._queue.cancel(id_)
-        return False
-
-    def submit(self, request: Mapping[str, Any], hidden: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """Submit a job, whose agents get ``request`` first, and ``hidden`` by a way that no file holds.
-
-        Raises:
-            HostError: Slurm refuses it.
-        """
-        nonce = secrets.token_hex(3)
-        self.folder = JobFolder(self._run_dir / FOLDERS / nonce, SCRIPT)
-        whole = {**request, "folder": str(self.folder.path), "has_secrets": any(hidden.values())}
-        self.folder.make(self._script(nonce), whole, self._nnodes)
-        id_ = self._submit(nonce, {variables.SECRETS: json.dumps(hidden)})
-        self.state, self._reason, self._warned = JobState(id=id_, state="PENDING"), "", ""
-        say(f"job {id_} was submitted; squeue -j {id_} shows it, scancel {id_} ends it")
-
-    def _goes_on(self, say: Callable[[str], None]) -> bool:
-        """Always True. Raises HostError, TrainingError: the job ended."""
-        state = self._queue.show(self.state.id)
-        if state is None:
-            self.doing = f"asking Slurm, which doesn't tell how {self.title} stands: {self._queue.trouble}"
-            return True
-        self.state = state
-        if state.ended:
-            raise self._ended_early()
-        if state.state == "RUNNING":
-            self.doing = f"waiting for the agents of {self.title} on {state.nodes}"
-        else:
-            place = self._queue.place(state) if state.state == "PENDING" else ""
-            self.doing = f"waiting for {self.title}: {waiting(state, place)}"
-        if state.reason != self._reason:
-            self._reason, self._reason_since = state.reason, time.monotonic()
-        lasts = time.monotonic() - self._reason_since >= _LASTS_S
-        if state.state == "PENDING" and stuck(state) and state.reason != self._warned and lasts:
-            self._warned = state.reason
-            say(f"WARNING: {self.title} can't start as things are: {waiting(state, '')}")
-        return True
-
-    def _is_ready(self) -> bool:
-        return self.state.state == "RUNNING" and self.life > self._lost and super()._is_ready()
-
-    def _ended_early(self) -> HostError | TrainingError:
-        """The job ended before its nodes reported; TrainingError: somebody has cancelled it."""
-        if removed := self.folder.removed(self.title):
-            return removed
-        lines = self.folder.output()
-        said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or lines[-4:]
-        id_, state = self.state.id, self.state.state or "Slurm does not know it any more"
-        was_forgotten = "_" in id_ and not self.state.state and not said  # as an element that waits is once cancelled
-        if self.state.state == "CANCELLED" or was_forgotten:
-            text = "\n".join([f"job {id_} was cancelled before the run began", *(f"  {line}" for line in said)])
-            return TrainingError(text, hint="the same command submits it again", cause="cancelled")
-        how = f"job {id_} ended before the run began: {state}"
-        if not said:
-            return HostError(
-                f"{how}, and nothing is in {self.folder.path / OUTPUT}",
-                hint="paths.runs=<a folder that this computer and all nodes share>; or cluster.setup has ended it; "
-                f"scontrol show job {id_}",
-            )
-        python = any("No such file" in line or "not found" in line for line in said)
-        other = "cluster.python=<an interpreter that the nodes have>"
-        hint = other if python else "the same command submits another job"
-        return HostError("\n".join([how, *(f"  {line}" for line in said)]), hint=hint)
-
-    def start(self, request: dict[str, Any]) -> None:
-        self._printed_bytes = self.folder.output_bytes()
-        super().start(request)
-
-    def gone(self, life: int) -> str:
-        now = self._queue.show(self.state.id)
-        if now is not None:
-            advice = f"scontrol resume {now.id} lets it go on"
-            is_suspended = f"job {now.id} is suspended by Slurm, and the run waits for it; {advice}"
-            self.standing = is_suspended if now.state == "SUSPENDED" else ""
-        if now is None or (now.state in ("RUNNING", "SUSPENDED") and now.restarts == life):
-            return ""
-        said = complaints(self.folder.output(self._printed_bytes))
-        return "; ".join([f"was taken away: job {now.id} is {now.state or 'over'}", *said])
-
-    def outcome(self) -> Outcome:
-        before, now, deadline = self.state, self._queue.show(self.state.id), time.monotonic() + self.end_s
-        if now is not None and now.state == "COMPLETING":  # nobody waits for another start in this life of it
-            self.folder.leave(restart=before.restarts)
-        while now is not None and now.state == "COMPLETING" and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-            now = self._queue.show(before.id)
-        # a folder that was removed while the run went on ended the agents, which the start reports
-        if now is None or not self.folder.path.is_dir() or self.folder.was_left():
-            return Outcome()
-        return why_it_ended(before, now, self.folder.output(self._printed_bytes))
-
-    def _is_off(self, life: int) -> bool:
-        now = self._queue.show(self.state.id)
-        return now is not None and (now.restarts > life or now.state not in ("RUNNING", "COMPLETING"))
-
-
-def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:
-    """End all jobs of a run folder; job → why one that goes on does. Raises HostError."""
-    for folder in (run_dir / FOLDERS).glob("*"):  # also where Slurm doesn't answer
-        JobFolder(folder, SCRIPT).leave()
-    ids = [id_ for id_, _ in _jobs_of(queue, name, run_dir)]
-    for id_ in ids:
-        queue.cancel(id_)
-    return {f"job {id_}": why for id_ in ids if (why := _survives(queue, id_))}
-
-
-def _jobs_of(queue: Queue, name: str, run_dir: Path) -> list[tuple[str, JobFolder]]:
-    """Ids and folders of all jobs of a run folder that are in the queue: by their names, or as elements of an array.
-
-    Raises HostError.
-    """
-    elements = {path.read_text(encoding="utf-8"): path.parent for path in (run_dir / FOLDERS).glob(f"*/{ELEMENT}")}
-    jobs = []
-    for id_, job_name in queue.mine(NAME_PREFIX):
-        own = run_dir / FOLDERS / job_name.removeprefix(name) if job_name.startswith(name) else None
-        folder = own or elements.get(f"{job_name} {id_.rpartition('_')[2]}")
-        if folder is not None:
-            jobs.append((id_, JobFolder(folder, SCRIPT)))
-    return jobs
-
-
-def _survives(queue: Queue, id_: str) -> str:
-    """The state of a job that doesn't end; '' of one that has ended."""
-    deadline = time.monotonic() + BatchJob.end_s
-    job = queue.show(id_)
-    while (job is None or not job.ended) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
-        job = queue.show(id_)
-    if job is not None and job.ended:
-        return ""
-    state = job.state if job is not None else "in a state that Slurm doesn't tell"
-    return f"{NOT_ENDED}it is {state}; scancel {id_}"
 
 
 # ------------------------------------------------------------------------------- Slurm's commands and their answers
@@ -270,7 +71,7 @@ WAITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobState:
+class ShownJob:
     """One job as scontrol shows it. Empty texts: it doesn't say."""
 
     id: str
@@ -288,11 +89,11 @@ class JobState:
         return self.state in ENDED or not self.state
 
 
-def parse_job(id_: str, text: str) -> JobState:
+def parse_job(id_: str, text: str) -> ShownJob:
     """Read the line of ``scontrol -o show job``. Free text (comments, paths) comes last and may look like more fields:
     the first of a name counts."""
     fields = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
-    return JobState(
+    return ShownJob(
         id=id_,
         state=fields.get("JobState", ""),
         reason=_set(fields.get("Reason", "")),
@@ -309,11 +110,9 @@ def _set(value: str) -> str:
 
 
 class Queue:
-    """The commands of one Slurm cluster, as PATH has them. ``trouble``: why the last ``show`` had no answer; '': it
-    had one."""
+    """The commands of one Slurm cluster, as PATH has them."""
 
     def __init__(self) -> None:
-        self.trouble = ""
         for program in ("sbatch", "squeue", "scontrol", "scancel"):
             if process.find(program) is None:
                 raise HostError(
@@ -379,22 +178,16 @@ class Queue:
         rows = (line.strip().partition(" ") for line in done.stdout.splitlines())
         return [(id_, job_name.strip()) for id_, _, job_name in rows if job_name.strip().startswith(name)]
 
-    def show(self, id_: str) -> JobState | None:
-        """How a job stands; without a state where Slurm has forgotten it. None: Slurm doesn't answer now."""
-        self.trouble = ""
-        try:
-            done = _run("scontrol", "-o", "show", "job", id_)
-        except PacelineError as error:
-            self.trouble = error.what
-            return None
+    def show(self, id_: str) -> ShownJob:
+        """How a job stands; without a state where Slurm has forgotten it. Raises PacelineError: no answer."""
+        done = _run("scontrol", "-o", "show", "job", id_)
         if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
         if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # that: an element
-            return JobState(id=id_)
-        self.trouble = f"scontrol: {_words(done.stderr or done.stdout)}"
-        return None
+            return ShownJob(id=id_)
+        raise PacelineError(f"scontrol: {_words(done.stderr or done.stdout)}")
 
-    def place(self, job: JobState) -> str:
+    def place(self, job: ShownJob) -> str:
         """``place 3 of 12 in partition gpu``; '' where Slurm doesn't say."""
         options = ("--noheader", "--array", "--states=PENDING", f"--partition={job.partition}", "--sort=-p,i")
         try:
@@ -461,28 +254,28 @@ def _helps(said: str) -> str | None:
     return next((hint for words, hint in _REFUSALS.items() if words in said.lower()), None)
 
 
-def waiting(job: JobState, place: str) -> str:
+def waiting(job: ShownJob, place: str) -> str:
     """Why a job doesn't run yet, in a few words."""
     means = next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
     parts = [f"{job.state} ({job.reason or 'no reason yet'})", place, means]
     return ", ".join(filter(None, parts))
 
 
-def stuck(job: JobState) -> bool:
+def stuck(job: ShownJob) -> bool:
     """Whether somebody has to do something before the job can start."""
     return any(job.reason.startswith(reason) for reason in WAITS)
 
 
-def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outcome:
+def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     """What Slurm did to a job in which a start ended badly.
 
     Args:
-        before: the job as it ran that start.
+        life: that of the job which ran that start.
         output: the last lines of what it printed.
     """
     said = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
-    if taken := _taken_off(before, now, said):
+    if taken := _taken_off(life, now, said):
         return taken
     if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
         return Outcome(
@@ -509,10 +302,10 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     return Outcome(text=said.strip())
 
 
-def _taken_off(before: JobState, now: JobState, said: str) -> Outcome | None:
+def _taken_off(life: int, now: ShownJob, said: str) -> Outcome | None:
     """That Slurm took the job's nodes away, so that the run goes on on others; None: it didn't."""
     name, goes_on = f"job {now.id}", "the run will go on from its last checkpoint"
-    if now.restarts > before.restarts or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+    if now.restarts > life or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
         why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
         return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
     if now.state == "PREEMPTED":
@@ -525,3 +318,79 @@ def complaints(lines: Sequence[str]) -> list[str]:
     """Slurm's own errors in a job's output, newest last; each once."""
     errors = [line.strip() for line in lines if re.match(r"(?:slurmstepd|srun|slurmd)[\w-]*: error: ", line)]
     return list(dict.fromkeys(errors))[-4:]
+
+
+# ------------------------------------------------------------------------------------------------ the state of a job
+@dataclass(frozen=True, kw_only=True)
+class SlurmState(JobState):
+    """``reason``: why it waits, since ``reason_since`` (monotonic seconds)."""
+
+    reason: str = ""
+    reason_since: float = 0.0
+
+
+def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None) -> SlurmState:
+    """How a job stands that has had its nodes and starts as ``job`` says.
+
+    Args:
+        place: where it stands in the queue.
+        before: what an earlier poll said.
+    """
+    since = time.monotonic()
+    if isinstance(before, SlurmState) and before.reason == now.reason:
+        since = before.reason_since
+    words = f"waiting for {job.title}: {waiting(now, place)}"
+    if now.state == "RUNNING":
+        words = f"waiting for the agents of {job.title} on {now.nodes}"
+    is_stuck = now.state == "PENDING" and stuck(now) and time.monotonic() - since >= _LASTS_S
+    advice = f"scontrol resume {now.id} lets it go on"
+    suspended = f"{job.title} is suspended by Slurm, and the run waits for it; {advice}"
+    has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.life
+    output = job.folder.output(job.printed_bytes)
+    taken = [f"was taken away: {job.title} is {now.state or 'over'}", *complaints(output)]
+    return SlurmState(
+        words=words,
+        phase=now.state,
+        warning=f"{job.title} can't start as things are: {waiting(now, '')}" if is_stuck else "",
+        life=now.restarts,
+        is_running=now.state == "RUNNING",
+        is_leaving=now.state == "RUNNING" and now.preempted,
+        is_over=now.ended,
+        is_idle=now.restarts > job.life or now.state not in ("RUNNING", "COMPLETING"),
+        is_settled=now.state != "COMPLETING",
+        standing=suspended if now.state == "SUSPENDED" else "",
+        gone="" if has_nodes else "; ".join(taken),
+        remains="" if now.ended else f"it is {now.state}; {job.end_command}",
+        outcome=why_it_ended(job.life, now, output),
+        error=_ended_early(job, now, output) if now.ended and not job.is_started else None,
+        reason=now.reason,
+        reason_since=since,
+    )
+
+
+def unanswered(job: GrantedJob, why: str) -> JobState:
+    """That Slurm doesn't tell how a job stands."""
+    words = f"asking Slurm, which doesn't tell how {job.title} stands: {why}"
+    return JobState(
+        is_unanswered=True, words=words, remains=f"it is in a state that Slurm doesn't tell; {job.end_command}"
+    )
+
+
+def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
+    """Why it ended before its nodes reported; TrainingError: somebody has cancelled it."""
+    said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
+    was_forgotten = "_" in now.id and not now.state and not said  # as an element that waits is once cancelled
+    if now.state == "CANCELLED" or was_forgotten:
+        text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in said)])
+        return TrainingError(text, hint="the same command submits it again", cause="cancelled")
+    how = f"{job.title} ended before the run began: {now.state or 'Slurm does not know it any more'}"
+    if not said:
+        return HostError(
+            f"{how}, and nothing is in {job.folder.path / OUTPUT}",
+            hint="paths.runs=<a folder that this computer and all nodes share>; or cluster.setup has ended it; "
+            f"scontrol show job {now.id}",
+        )
+    python = any("No such file" in line or "not found" in line for line in said)
+    other = "cluster.python=<an interpreter that the nodes have>"
+    hint = other if python else "the same command submits another job"
+    return HostError("\n".join([how, *(f"  {line}" for line in said)]), hint=hint)

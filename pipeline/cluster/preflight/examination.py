@@ -7,15 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import host_versions, launchers, leftover, validation
 from pipeline.cluster.connecting import connected
-from pipeline.cluster.launchers.base import Launcher
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, NodeFacts
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 _GPU_S = 5.0  # without persistence mode nvidia-smi wakes every GPU first
 
@@ -108,7 +112,7 @@ def examine(
     """
     key = versions or {}
     with closing(launchers.create(cluster)) as launcher:
-        if launcher.capabilities.hosts_are_granted:
+        if isinstance(launcher, GrantedLauncher):
             return _rehearsed(launcher)
         facts = launcher.probe(None, host_versions.asked(key))
         for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
@@ -125,12 +129,12 @@ def examine(
     return Report(facts=facts, checks=checks, refusals=refusals)
 
 
-def _rehearsed(launcher: Launcher) -> Report:
-    said = [Check(host=ALL, name="scheduler", state=State.OK, seen=line) for line in launcher.rehearse()]
+def _rehearsed(launcher: GrantedLauncher) -> Report:
+    said = [Check(host=ALL, name="scheduler", state=State.OK, seen=line) for line in launcher.scheduler.rehearse()]
     return Report(facts=(), checks=said)
 
 
-def _look_closer(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> _Closer:
+def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _Closer:
     asked = time.time()
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()

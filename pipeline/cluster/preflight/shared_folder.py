@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.cluster.launchers.answers import Answer
-from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.preflight.judgement import Check, State
 from pipeline.core.specs import Cluster, Host
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 _NAME = "shared folder"
 

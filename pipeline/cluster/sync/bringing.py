@@ -64,7 +64,7 @@ class Found:
 def remote(cluster: Cluster) -> AgentLauncher:
     """The launcher of hosts that have files of their own; close it afterwards. Raises UsageError, HostError."""
     launcher = launchers.create(cluster)
-    if isinstance(launcher, AgentLauncher) and launcher.remote_shell(cluster.hosts[0]):
+    if isinstance(launcher, AgentLauncher) and launcher.transport.remote_shell(cluster.hosts[0]):
         return launcher
     shares = launcher.capabilities.shares_run_dir
     launcher.close()
@@ -204,7 +204,7 @@ def _copies(
     hosts = [host for host in launcher.cluster.hosts if host.label in labels]
     places = _places(launcher, folders, hosts, delete=delete)
     return [
-        rsync.Copy(host=host, folder=folder, place=place, shell=launcher.remote_shell(host))
+        rsync.Copy(host=host, folder=folder, place=place, shell=launcher.transport.remote_shell(host))
         for host in hosts
         for folder, place in zip(folders, places[host.label], strict=True)
         if (host.label, place) in stale

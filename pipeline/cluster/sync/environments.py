@@ -60,7 +60,7 @@ def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
 
     def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
         if answer.value is None or "repeat" not in answer.value:
-            return launcher.explain(host, answer)
+            return launcher.transport.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
         return str(answer.told), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
