@@ -23,7 +23,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 from pipeline.core.specs import LaunchPlan, LogLine, NodePlan
-from pipeline.live.run_picture import RunPicture
+from pipeline.live.pictures import RunPicture
 from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen
 from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage

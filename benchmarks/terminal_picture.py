@@ -22,7 +22,7 @@ from rich.text import Text
 from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core.specs import LogLine
 from pipeline.execution.attempting import shown
-from pipeline.live.run_picture import RunPicture, first_state
+from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles
 from pipeline.runs.folder import RunFolder
 

@@ -45,7 +45,7 @@ def of_run(run: Run) -> Screen:
     """For one run."""
 
     def picture() -> Picture:
-        from pipeline.live.run_picture import RunPicture, first_state
+        from pipeline.live.pictures import RunPicture, first_state
 
         return RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path)
 
@@ -54,8 +54,8 @@ def of_run(run: Run) -> Screen:
 
 def watch(folder: RunFolder) -> None:
     """Follow a run that another command trains, to its end."""
-    from pipeline.live.run_picture import RunPicture, first_state
-    from pipeline.live.watching import follow, is_under_way
+    from pipeline.live.pictures import RunPicture, first_state
+    from pipeline.live.watching import follow_run, is_under_way
 
     if not is_under_way(folder):
         return
@@ -65,7 +65,7 @@ def watch(folder: RunFolder) -> None:
 
     try:
         with screen(picture) as shown:
-            follow(folder, shown)
+            follow_run(folder, shown)
     except KeyboardInterrupt:
         note(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
         leave_if_interrupted()
@@ -73,14 +73,14 @@ def watch(folder: RunFolder) -> None:
 
 def watch_sweep(folder: SweepFolder) -> None:
     """Follow a sweep that another command runs, to its end."""
-    from pipeline.live.sweep_picture import SweepPicture
-    from pipeline.live.watched_sweep import SweepFiles, follow
+    from pipeline.live.pictures import SweepPicture
+    from pipeline.live.watching import SweepFiles, follow_sweep
 
     files = SweepFiles(folder)
     state = files.so_far(time.time(), time.monotonic())
     try:
         with screen(lambda: SweepPicture(state, folder.path.parent.parent), trials=True) as shown:
-            follow(folder, files, shown)
+            follow_sweep(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status watch=1")
         leave_if_interrupted()
@@ -95,7 +95,7 @@ def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
     """For a sweep, of which ``state`` makes the first state."""
 
     def picture() -> Picture:
-        from pipeline.live.sweep_picture import SweepPicture
+        from pipeline.live.pictures import SweepPicture
 
         return SweepPicture(state(), runs_dir)
 

@@ -1,9 +1,9 @@
-"""A run that another command trains, followed by what its folder tells. Reads only."""
+"""A run or a sweep that another command works on, followed by what its files tell. Reads only."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,33 @@ from pipeline.cluster import earlier
 from pipeline.cluster.launchers.answers import log_line
 from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core import locks
-from pipeline.core.specs import LaunchPlan, LogLine, Waiting
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import LaunchPlan, LogLine, State, Waiting
 from pipeline.execution.attempting import shown
+from pipeline.live.pictures import GrowingFile
 from pipeline.live.screen import Screen
-from pipeline.runs import rank_beats
+from pipeline.live.sweep_state import SweepState, after_trial_event
+from pipeline.runs import acceptance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
+from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.report import MINIMIZE, direction_of
+from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, RankBeat
 
-LOOK_S = 0.5
+_LOOK_S = 0.5
 _LAST_BYTES = 1 << 16  # of a log that was long before it was watched
 
 
-def is_under_way(folder: RunFolder) -> bool:
+def is_under_way(folder: RunFolder | SweepFolder) -> bool:
     """Whether a command works on it now. One that was killed doesn't, whatever the journal says."""
     return locks.is_held(folder.lock)
 
 
-def follow(folder: RunFolder, screen: Screen, sleep: Callable[[float], None] = time.sleep) -> None:
+# ---------------------------------------------------------------------------------------------- a run
+def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None] = time.sleep) -> None:
     """Until no command works on the run any more: tell the screen what its files tell, and say its ranks' lines."""
     files = AttemptFiles(folder)
     since = time.monotonic()
@@ -44,7 +52,7 @@ def follow(folder: RunFolder, screen: Screen, sleep: Callable[[float], None] = t
             return
         if screen.is_live:
             screen.tell(Waiting(what=progress.under_way(folder), for_s=time.monotonic() - since))
-        sleep(LOOK_S)
+        sleep(_LOOK_S)
 
 
 class AttemptFiles:
@@ -53,7 +61,7 @@ class AttemptFiles:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._plan: LaunchPlan | None = None
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, GrowingFile] = {}
         self._beaten = 0
 
     def look(self) -> Iterator[Any]:
@@ -66,8 +74,8 @@ class AttemptFiles:
         attempt = self._folder.path / run_folder.ATTEMPTS / str(plan.attempt)
         for node in plan.nodes:
             path = attempt / f"{node.host}.log"
-            log = self._logs.setdefault(path, _Log(path))
-            yield from (log_line(node.host, text) for text in log.lines())
+            log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
+            yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
         with suppress(OSError):
             changed = (attempt / rank_beats.FILE).stat().st_mtime_ns
             if changed != self._beaten:
@@ -91,20 +99,103 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
         yield NodeBeat(host=host, ranks=ranks, usage=usages.get(host))
 
 
-class _Log:
-    """A growing log, as whole lines; of a long one first the end."""
+# -------------------------------------------------------------------------------------------- a sweep
+def follow_sweep(
+    folder: SweepFolder, files: SweepFiles, screen: Screen, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Until no command runs the sweep any more: tell the screen what its files tell, and say its trials' lines.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, -1
+    Args:
+        files: those that the screen's first state was made of.
+    """
+    while True:
+        over = not is_under_way(folder)
+        for event in files.look():
+            screen.tell(event)
+            for text in files.lines(event):
+                screen.say(text)
+        if over:
+            return
+        sleep(_LOOK_S)
 
-    def lines(self) -> list[str]:
-        with suppress(OSError), self._path.open("rb") as file:
-            size = file.seek(0, 2)
-            cut = self._at < 0 and size > _LAST_BYTES
-            self._at = max(0, size - _LAST_BYTES) if self._at < 0 else min(self._at, size)
-            file.seek(self._at)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._at += len(whole)
-            return whole.decode(errors="replace").splitlines()[1 if cut else 0 :]
+
+class SweepFiles:
+    """``look`` yields what came since the last one: trials that began and ended, and with its number in front what
+    each trial under way tells. What was there at first is in ``so_far``."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self._folder, self._runs_dir = folder, folder.path.parent.parent
+        self._chosen: Mapping[int, tuple[str, ...]] = {}
+        self._seen = 0
+        self._running: dict[int, AttemptFiles] = {}
+        self._total = 0
+
+    def so_far(self, unix_now: float, now: float) -> SweepState:
+        """The sweep as its journal has it.
+
+        Args:
+            unix_now, now: the same moment, in seconds since 1970 and by the clock of the state's times.
+        """
+        about = self._folder.begun()
+        self._total = about.total
+        state = SweepState(
+            name=self._folder.name,
+            total=about.total,
+            at_once=about.at_once,
+            metric=about.by,
+            maximize=direction_of(about.by, about.goals) != MINIMIZE,
+        )
+        for entry in self._entries():
+            state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
+        return state
+
+    def look(self) -> Iterator[Any]:
+        yield from map(self._event, self._entries())
+        for number, files in self._running.items():
+            yield from ((number, event) for event in files.look())
+
+    def lines(self, event: Any) -> Iterator[str]:
+        """What the sweep's own terminal says of an event."""
+        if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
+            failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
+            yield f"{label(event.number, self._total)} {failed}"
+        if type(event) is tuple and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
+            yield f"{label(event[0], self._total)} | {shown(event[1])}"
+
+    def _entries(self) -> list[TrialEntry]:
+        """Those that were added; a journal that can't be read right now has none."""
+        with suppress(OSError):
+            entries, _ = self._folder.entries()
+            new, self._seen = entries[self._seen :], len(entries)
+            return new
         return []
+
+    def _event(self, entry: TrialEntry) -> TrialBegan | TrialEnded:
+        chosen = self._words(entry.number)
+        if entry.state is State.RUNNING:
+            self._running[entry.number] = AttemptFiles(RunFolder(self._runs_dir / entry.key))
+            return TrialBegan(number=entry.number, key=entry.key, chosen=chosen)
+        self._running.pop(entry.number, None)
+        figures = self._figures(entry.key) if entry.state is State.FINISHED else {}
+        again = entry.state is State.KILLED  # by the end of its command: the next one goes on with it
+        return TrialEnded(
+            number=entry.number,
+            chosen=chosen,
+            state=entry.state,
+            metrics=figures,
+            detail=entry.detail,
+            again=again,
+        )
+
+    def _words(self, number: int) -> tuple[str, ...]:
+        """What sets a trial apart; a search writes it down before it starts one."""
+        if number not in self._chosen:
+            with suppress(UsageError, OSError):
+                self._chosen = {trial.number: trial.chosen for trial in self._folder.begun().trials}
+        return self._chosen.get(number, ())
+
+    def _figures(self, key: str) -> Mapping[str, float]:
+        with suppress(AlteredError, UsageError, OSError):
+            result, _ = acceptance.standing(RunFolder(self._runs_dir / key))
+            return {} if result is None else result.metrics
+        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan, Waiting
-from pipeline.live.run_picture import first_state
+from pipeline.live.pictures import first_state
 from pipeline.live.run_state import RunState, Said, Saved, after
 from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract.beats import NodeBeat, Phase, RankBeat

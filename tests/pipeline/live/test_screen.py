@@ -25,7 +25,7 @@ from pipeline.live.screen import Screen, is_live, plain_width
 PROGRAM = """
 import sys, time
 from pipeline.core.specs import LogLine
-from pipeline.live.run_picture import RunPicture
+from pipeline.live.pictures import RunPicture
 from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen
 from pathlib import Path

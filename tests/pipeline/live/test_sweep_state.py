@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.core.specs import LogLine, State, Waiting
 from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
-from pipeline.live.sweep_view import sweep_view
+from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines
 

@@ -14,9 +14,9 @@ import pytest
 from pipeline.cli import showing, watching
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, LogLine
-from pipeline.live.folder_news import FolderNews
+from pipeline.live.pictures import FolderNews
 from pipeline.live.run_state import Saved
-from pipeline.live.watching import AttemptFiles, follow, is_under_way
+from pipeline.live.watching import AttemptFiles, follow_run, is_under_way
 from pipeline.runs import rank_beats
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
@@ -79,7 +79,7 @@ def test_it_follows_until_the_command_is_gone_and_leaves_the_run_alone(tmp_path:
         if len(slept) == 2:
             lock.release()
 
-    follow(folder, heard, sleep)  # type: ignore[arg-type]
+    follow_run(folder, heard, sleep)  # type: ignore[arg-type]
     assert heard.said == ["node0:0 | epoch 1/20"]
     assert len(slept) == 2
     assert sorted(folder.path.rglob("*")) == before

@@ -16,8 +16,8 @@ from pipeline.cli import sweeping
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import LogLine, State
-from pipeline.live.sweep_picture import SweepPicture
-from pipeline.live.watched_sweep import SweepFiles, follow
+from pipeline.live.pictures import SweepPicture
+from pipeline.live.watching import SweepFiles, follow_sweep
 from pipeline.runs.lock import RunLock
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.trial import TrialBegan
@@ -112,7 +112,7 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
             sweep.lock.release()
 
     heard.tell = tell
-    follow(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
+    follow_sweep(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
     assert len(slept) == 3
     lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "trial 1 FAILED: no loss", "trial 2 no loss"]
     assert heard.said == lines

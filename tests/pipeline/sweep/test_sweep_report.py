@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.live import cells
+from pipeline.live import views
 from pipeline.sweep.report import TrialResult, as_json, best, direction_of, groups, statistic, text
 
 
@@ -78,8 +78,8 @@ def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None
     rows = [trial(n, f"program.args.lr={n}", loss=loss) for n, loss in enumerate([2.1e-5, 3e-10])]
     assert "2.1e-05" in text(rows, 2)
     assert "3e-10 *" in text(rows, 2)
-    assert cells.figure("loss", 2.123e-5) == "loss 2.123e-05"
-    assert cells.figure("loss", 0.0) == "loss 0.0000"
+    assert views.figure("loss", 2.123e-5) == "loss 2.123e-05"
+    assert views.figure("loss", 0.0) == "loss 0.0000"
 
 
 def test_only_the_command_is_wider_than_a_terminal_of_40_columns() -> None:

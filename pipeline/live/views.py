@@ -1,0 +1,313 @@
+"""The state of a run and of a sweep as rich draws it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.core.printable import printable
+from pipeline.core.specs import State
+from pipeline.core.tables import counted, file_size
+from pipeline.live.run_state import HostState, RunState
+from pipeline.live.sweep_state import SweepState, left_s
+from trainers.contract.beats import Phase, Usage, phase_words
+
+Part = tuple[str, str]
+"""A piece of a line and its style ('' for none)."""
+_FULL, _EMPTY = "━", "─"
+_NAMES = {"val/accuracy": "val accuracy", "test/accuracy": "test accuracy"}
+# of a run
+_HEAD_LINES = 5  # all but the hosts
+_MOST_NAME = 24
+_LEAST_STATE, _MOST_STATE = 21, 26
+_SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
+_WAITS_S = 10.0  # a rank that does one thing for longer is shown with its seconds
+_COLUMNS = {"step": 7, "images/s": 9, "busy": 9, "memory": 18, "network in / out": 25}
+"""Behind the state: title → columns."""
+_FIRST = ("step", "busy", "images/s", "memory", "network in / out")
+"""Which are shown first where not all have room."""
+# of a sweep
+_TRIALS_HEAD_LINES = 3
+_MOST_WORDS = 40
+_BAR = 16
+_LEAST_FIGURE = 5
+_BEFORE = 25  # columns of state, epoch and what stands between the columns
+_STANDING = 30  # columns that what a trial does may take: "making the evaluation report"
+_BAD = (State.FAILED, State.KILLED, State.PRUNED)
+
+
+# ----------------------------------------------------------------------------------------------- parts
+def _line(parts: Iterable[Part]) -> Text:
+    """One line, cut where it is longer than the view. Nothing in it is taken for rich's markup."""
+    return Text.assemble(*((printable(text), style) for text, style in parts), no_wrap=True, overflow="ellipsis")
+
+
+def _table(columns: Mapping[str, int | None], rows: Iterable[Iterable[Text]]) -> Table:
+    """Title → its width, None: that of its cells; a cell that is longer is cut."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title, width in columns.items():
+        table.add_column(Text(title), width=width, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _bar(done: float, width: int) -> list[Part]:
+    """``done`` from 0 to 1."""
+    full = round(done * width)
+    return [(_FULL * full, "green"), (_EMPTY * (width - full), "dim")]
+
+
+def _time_left(seconds: float) -> str:
+    """``about 25 min left``: as exact as it can be known."""
+    if seconds < 90:
+        return f"{max(0, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"about {minutes} min left"
+    return f"about {minutes // 60} h {minutes % 60:02d} min left"
+
+
+def figure(name: str, value: float) -> str:
+    """``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
+    short = abs(value) >= 1000 or 0 < abs(value) < 1e-3
+    return f"{_NAMES.get(name, name)} {value:{'.4g' if short else '.4f'}}".strip()
+
+
+# --------------------------------------------------------------------------------------------- a run
+def run_view(state: RunState, now: float, *, width: int, height: int) -> RenderableType:
+    """The view of one run, not larger than the terminal.
+
+    Args:
+        now: by the clock of the state's times.
+        width, height: of the terminal, in columns and lines.
+    """
+    width = max(20, width - 1)  # a line that fills the last column moves some terminals on
+    lines = [_line(_headline(state)), _line(_progress(state, now, width)), _line(_figures(state))]
+    notes = _line(_notes(state, now))
+    lines += [notes] if notes.plain else []
+    return Constrain(Group(*lines, *_hosts(state, width, max(1, height - _HEAD_LINES - 1))), width)
+
+
+def _headline(state: RunState) -> Iterator[Part]:
+    yield f"run {state.key}", "bold"
+    yield f"  {state.title}", ""
+    if state.attempt > 1:
+        yield f"  attempt {state.attempt}", "yellow"
+    if state.hosts:
+        yield f"  {counted(state.world_size, 'rank')} on {counted(len(state.hosts), 'host')}", "dim"
+
+
+def _progress(state: RunState, now: float, width: int) -> list[Part]:
+    """The bar over all epochs; before the first step, after the last, or of unknown many, what is waited for."""
+    waited = f" ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else ""
+    if not (state.steps and state.hosts):
+        step = f"step {state.current_step:,}  " if state.current_step else ""
+        return [(step, ""), (f"{state.doing.what}{waited}", "cyan")]
+    epoch, step = f"epoch {_epoch(state)} ", f" step {state.current_step:,}/{state.steps:,}  "
+    if state.step >= state.steps:
+        return [(f"{epoch}{step}", ""), (f"{state.doing.what}{waited}", "cyan")]
+    left = "" if state.left_s is None else _time_left(max(0.0, state.left_s - (now - state.left_at)))
+    tail = f" {state.done:>4.0%} {step}{left}".rstrip()
+    room = width - len(epoch) - len(tail)
+    return [(epoch, ""), *(_bar(state.done, min(40, room)) if room >= 8 else []), (tail, "")]
+
+
+def _epoch(state: RunState) -> str:
+    """``3/20``: the epoch that is under way."""
+    epoch = state.epoch
+    if state.steps_per_epoch:
+        epoch = min(state.current_step, state.steps - 1) // state.steps_per_epoch + 1
+    last = -(-state.steps // state.steps_per_epoch) if state.steps_per_epoch else state.epochs
+    return f"{epoch}/{last}" if last else str(epoch)
+
+
+def _figures(state: RunState) -> Iterator[Part]:
+    """Loss, accuracy and speed; of a script its first metrics."""
+    shown = {name: value for name, value in state.metrics.items() if name in ("train/loss", "val/accuracy")}
+    if not shown:
+        shown = dict(sorted(state.metrics.items())[:4])
+    for name, value in shown.items():
+        text = figure("loss" if name == "train/loss" else name, value)
+        yield f"{text}  ", "" if math.isfinite(value) else "bold red"
+    if state.images_per_s is not None:
+        yield f"{state.images_per_s:,.0f} images/s  ", ""
+    if not shown:
+        yield "no metric yet", "dim"
+
+
+def _notes(state: RunState, now: float) -> Iterator[Part]:
+    if state.saved_step:
+        yield f"checkpoint of step {state.saved_step:,}, {now - state.saved_at:.0f} s ago  ", "dim"
+    if state.warnings:
+        yield f"{counted(state.warnings, 'warning')}: {state.warning}", "yellow"
+
+
+def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
+    """A line for each host; where not all have room, those that are furthest behind."""
+    if not state.hosts:
+        return
+    names = [*state.hosts]
+    if len(names) > most:
+        first = sorted(names, key=lambda name: (not state.hosts[name].over, state.hosts[name].step))[: max(1, most - 1)]
+        names = [name for name in names if name in set(first)]
+    name_width = min(_MOST_NAME, max(4, *(cell_len(printable(name)) for name in state.hosts)))
+    columns = _columns(width, name_width)
+    cells = {name: _cells(state, state.hosts[name]) for name in names}
+    rows = ([Text(printable(name), "bold"), *(cells[name][title] for title in columns)] for name in names)
+    yield _table({"host": name_width, **columns}, rows)
+    if hidden := len(state.hosts) - len(names):
+        steps = [_step(state, host) for host in state.hosts.values()]
+        yield _line([(f"and {counted(hidden, 'more host')}; all are at steps {min(steps)} to {max(steps)}", "dim")])
+
+
+def _columns(width: int, name_width: int) -> dict[str, int]:
+    """Title → columns of what the terminal has room for behind a host's name."""
+    room, shown = width - name_width - 2 - _LEAST_STATE, set[str]()
+    for title in _FIRST:
+        if room < 2 + _COLUMNS[title]:
+            break
+        room -= 2 + _COLUMNS[title]
+        shown.add(title)
+    state = min(_MOST_STATE, _LEAST_STATE + max(0, room))
+    return {"state": state, **{title: size for title, size in _COLUMNS.items() if title in shown}}
+
+
+def _cells(state: RunState, host: HostState) -> dict[str, Text]:
+    """Column → what stands in it."""
+    usage = host.usage
+    network = f"{file_size(round(usage.received_per_s))}/s / {file_size(round(usage.sent_per_s))}/s" if usage else "-"
+    return {
+        "state": _state(host),
+        "step": Text(f"{_step(state, host):,}" if host.step else "-"),
+        "images/s": Text(_images_per_s(state, host)),
+        "busy": Text(_busy(usage) if usage else "-"),
+        "memory": Text(_memory(usage) if usage else "-"),
+        "network in / out": Text(network),
+    }
+
+
+def _step(state: RunState, host: HostState) -> int:
+    """What rank 0 has finished every host has begun; a host itself reports once a second."""
+    return host.step if host.over else max(host.step, state.step)
+
+
+def _state(host: HostState) -> Text:
+    if host.over:
+        return Text(host.over, "green" if host.over == "ended" else "bold red")
+    waits = f" {host.for_s:.0f} s" if host.for_s >= _WAITS_S else ""
+    return Text(printable(f"{_SHORT.get(host.doing, host.doing)}{waits}"), "yellow" if waits else "")
+
+
+def _images_per_s(state: RunState, host: HostState) -> str:
+    """The host's own share, of the steps that it makes."""
+    if not (state.batch and host.steps_per_s is not None and state.world_size):
+        return "-"
+    return f"{host.steps_per_s * state.batch * host.ranks / state.world_size:,.0f}"
+
+
+def _busy(usage: Usage) -> str:
+    return f"gpu {sum(gpu.busy for gpu in usage.gpus) / len(usage.gpus):.0%}" if usage.gpus else f"cpu {usage.cpu:.0%}"
+
+
+def _memory(usage: Usage) -> str:
+    """Of the GPUs, all together, where there are any."""
+    parts = usage.gpus or (usage,)
+    used, total = sum(part.memory_bytes for part in parts), sum(part.memory_total_bytes for part in parts)
+    return f"{file_size(used)} of {total / 1e9:.0f} GB"
+
+
+# ------------------------------------------------------------------------------------------- a sweep
+def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> RenderableType:
+    """The view of a sweep, not larger than the terminal: a table of trials, with those under way in any case.
+
+    Args:
+        now: by the clock of the state's times.
+        width, height: of the terminal, in columns and lines.
+    """
+    width = max(20, width - 1)
+    counts = [*_counts(state, now)]
+    name = f"sweep {state.name}: "  # left out where it would push the time left out of the line
+    fits = len(name) + sum(len(text) for text, _ in counts) <= width
+    lines = [_line([(name if fits else "sweep: ", "bold"), *counts])]
+    if state.best is not None:
+        lines.append(_line([(f"best so far {figure(state.metric, state.best.value)}: {state.best.words}", "green")]))
+    return Constrain(Group(*lines, *_trials(state, width, max(1, height - _TRIALS_HEAD_LINES - 1))), width)
+
+
+def _counts(state: SweepState, now: float) -> Iterator[Part]:
+    yield f"{state.done} of {state.total} done, {len(state.running)} running", ""
+    left = left_s(state, now)
+    if left is not None:
+        yield f", {_time_left(left)}", ""
+    for which in _BAD:
+        if number := sum(trial.state is which for trial in state.ended.values()):
+            yield f", {number} {which.lower()}", "bold red" if which is State.FAILED else "yellow"
+
+
+def _trials(state: SweepState, width: int, most: int) -> Iterator[RenderableType]:
+    """A head and a line a trial: all that are under way, then as many of those that ended last as there is room for."""
+    running = sorted(state.running)[: max(1, most - 2)] if len(state.running) > most - 1 else sorted(state.running)
+    room = max(0, most - 1 - len(running) - (len(state.ended) + len(state.running) > most - 1))
+    shown = sorted([*running, *([*state.ended][-room:] if room else [])])
+    if not shown:
+        return
+    words = {number: (state.running.get(number) or state.ended[number]).words or f"trial {number}" for number in shown}
+    names = max(len("differs in"), *(cell_len(printable(text)) for text in words.values()))
+    names = min(names, _MOST_WORDS, max(8, width // 2 - 8))
+    digits = max(len("trial"), len(str(shown[-1])))
+    rest = width - digits - names - _BEFORE
+    title = f"best {state.metric.replace('/', ' ')}"
+    title = title if rest - len(title) >= _STANDING else "best  "  # in short: what a trial does would be cut behind it
+    columns = {"trial": digits, "state": 8, "differs in": names, "epoch": 7, title: None, "": None}
+    table = _table(columns, (_row(state, number, words[number], rest - len(title)) for number in shown))
+    table.columns[0].justify = "right"
+    yield table
+    if hidden := len(state.ended) + len(state.running) - len(shown):
+        yield _line([(f"and {counted(hidden, 'more trial')}", "dim")])
+
+
+def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
+    """``room``: columns for what a trial under way does."""
+    if (trial := state.running.get(number)) is not None:
+        how, epoch, value = Text("running", "cyan"), _epoch(trial.run), trial.best
+        standing = _line(_standing(trial.run, room) if room >= _LEAST_FIGURE else ())
+    else:
+        over = state.ended[number]
+        bad = "bold red" if over.state is State.FAILED else "yellow"
+        how = Text(over.state.lower(), "green" if over.state is State.FINISHED else bad)
+        epoch, value, standing = str(over.epochs), over.value, Text()
+    best = "" if math.isnan(value) else figure("", value)
+    texts = (Text("" if epoch == "0" else epoch), Text(best))
+    return [Text(str(number)), how, Text(printable(words), "bold"), *texts, standing]
+
+
+def _standing(run: RunState, room: int) -> Iterator[Part]:
+    """What there is room for: what matters most first; before the first step and after the last what is waited for."""
+    if not (run.steps and run.current_step) or run.step >= run.steps:
+        yield run.doing.what, "cyan"
+        return
+    if room >= _BAR + 24:
+        yield from _bar(run.done, _BAR)
+        room -= _BAR
+    for text, style in _trial_figures(run):
+        room -= len(text)
+        if room < 0:
+            return
+        yield text, style
+
+
+def _trial_figures(run: RunState) -> Iterator[Part]:
+    yield f" {run.done:>4.0%}", ""
+    if (loss := run.loss) is not None:
+        yield f"  {figure('loss', loss)}", "" if loss == loss else "bold red"
+    if run.warnings:
+        yield f"  {counted(run.warnings, 'warning')}", "yellow"
+    if run.images_per_s is not None:
+        yield f"  {run.images_per_s:,.0f} images/s", ""
