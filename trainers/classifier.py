@@ -7,7 +7,6 @@ Reads RUN_DIR/config.json and RUN_DIR/data/, writes the files of the run-folder 
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 from trainers.entry import leave, start
@@ -16,7 +15,6 @@ from trainers.entry import leave, start
 def main() -> None:
     """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS; read once by CUDA
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
     start("trainers.classifier", _run, "Train an image classifier.")
 
 

@@ -6,26 +6,35 @@ import argparse
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract.beats import RUNNING
-from trainers.core import garbage
+from trainers.core.memory import pause_garbage_collection
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.isolation import leave_snapshot_and_installed
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
-    """Call ``run`` with the path of config.json; what a person can fix is said once a node, with exit code 1."""
+    """Call ``run`` with the path of config.json from the command line, while the node agent watches this rank."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
-    leave_snapshot_and_installed()
-    garbage.pause()
     running = _note_running()
     if running is not None:
         HEARTBEAT.publish(running.parent)
+    run_entry(lambda: run(path.resolve()))
+    if running is not None:
+        running.unlink(missing_ok=True)
+
+
+def run_entry(run: Callable[[], None]) -> None:
+    """Call ``run`` in this rank. An error that a user can fix is one line, once a node, with exit code 1."""
+    leave_snapshot_and_installed()
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
+    pause_garbage_collection()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
     from trainers.core.config import ConfigError
@@ -35,7 +44,7 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     ranks = read_ranks()  # before anybody's model may change the environment
     try:
         # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
-        record(_raising_what_can_be_recorded(run))(path.resolve())
+        record(_raising_what_can_be_recorded(run))()
     except (ConfigError, TrainerError) as error:
         if ranks.local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
@@ -43,8 +52,6 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     except Exception:
         print(marked(traceback.format_exc(), ranks.rank), file=sys.stderr, flush=True)
         leave(1)
-    if running is not None:
-        running.unlink(missing_ok=True)
 
 
 def marked(text: str, rank: int) -> str:
@@ -65,12 +72,12 @@ def _note_running() -> Path | None:
     return path
 
 
-def _raising_what_can_be_recorded(run: Callable[[Path], None]) -> Callable[[Path], None]:
+def _raising_what_can_be_recorded(run: Callable[[], None]) -> Callable[[], None]:
     """torch's ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text."""
 
-    def recorded(path: Path) -> None:
+    def recorded() -> None:
         try:
-            run(path)
+            run()
         except BaseException as error:
             told = recordable(error)
             if told is error:

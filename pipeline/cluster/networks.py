@@ -129,7 +129,7 @@ def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: 
     """The interface for gloo and NCCL, and NCCL's InfiniBand ports, as environment; what the host itself has set stays.
 
     An interface that the configuration names goes before the host's own. Where NCCL is given InfiniBand ports, it logs
-    which network it takes (``trainers/distributed/nccl_log.py`` reads that), unless somebody has set up its log.
+    which network it takes (``trainers/distributed/nccl.py`` reads that), unless somebody has set up its log.
     """
     already = fact.extra.get("env", {})
     env = {}

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster.agent import flight_recorder
 from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
-from trainers.distributed.flight_recorder import prepare
+from trainers.distributed.nccl import record_flights
 
 
 def entry(number: int, name: str = "nccl:all_reduce", group: str = "0", **other: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
-    prepare(environment)
+    record_flights(environment)
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == str(tmp_path / FLIGHT_PIPE)
     assert flight_recorder.ask(str(tmp_path), 5) is None  # no NCCL there
     (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(dump(9, 9))
@@ -84,7 +84,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
 def test_what_a_person_has_set_for_the_recorder_stays(name: str) -> None:
     theirs = {"TORCHELASTIC_ERROR_FILE": "/run/error.json", name: "/mine/dump-"}
     before = dict(theirs)
-    prepare(theirs)
+    record_flights(theirs)
     assert theirs == before
 
 

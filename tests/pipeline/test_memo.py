@@ -17,7 +17,6 @@ EDITED = [
     "conf/experiment/quickstart.yaml",
     "pipeline/config/schema.py",
     "trainers/core/config.py",
-    "trainers/core/trainer_config.py",
     "trainers/models/small_cnn.py",
     "trainers/models/mine.py",  # a new one
     "pipeline/data/datasets/digits.py",

@@ -11,8 +11,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from pipeline.data.manifest import Manifest
 from pipeline.execution.run import refuse_misfits
-from trainers.core.config import DatasetConfig, TrainConfig
-from trainers.core.trainer_config import TrainerConfig
+from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
 
 
 def data(encoding: dict[str, int | None] | None = None) -> Manifest:

@@ -11,8 +11,8 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from trainers.core.errors import TrainerError
-from trainers.measuring.allreduce import Settings, main, message_sizes, run, size_bytes
-from trainers.measuring.bandwidth import Timing, count_wrong, fill
+from trainers.measuring.allreduce import main, size_bytes
+from trainers.measuring.bandwidth import Settings, Timing, count_wrong, fill, message_sizes, run
 from trainers.measuring.hardware import peak_flop_per_s
 
 
@@ -52,11 +52,9 @@ def test_three_nodes_are_also_measured_two_at_a_time(tmp_path: Path) -> None:
     assert [(pair["ranks"], pair["wrong_elements"], pair["n"]) for pair in pairs] == [(2, 0, 2)] * 3
 
 
-def test_one_rank_alone_is_refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["trainers.measuring.allreduce"])
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    assert "an all-reduce needs at least 2 ranks" in capfd.readouterr().err
+def test_one_rank_alone_is_refused() -> None:
+    with pytest.raises(TrainerError, match="an all-reduce needs at least 2 ranks"):
+        run(Settings(), None)
 
 
 def test_bus_bandwidth_of_four_ranks_is_half_as_much_again() -> None:

@@ -19,11 +19,10 @@ from trainers.core.options import load, parse
 from trainers.data.pack import MappedPack, open_pack
 from trainers.distributed.process_group import Node, Ranks
 from trainers.training import loss
-from trainers.training.averaging import WeightAverage
-from trainers.training.grad_scaler import GradScaler
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import make_network
 from trainers.training.session import run
+from trainers.training.update import GradScaler, WeightAverage
 
 CPU = torch.device("cpu")
 

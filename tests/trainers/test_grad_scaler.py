@@ -10,7 +10,7 @@ from trainers.distributed.rank_state import statistics
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training import model_setup
-from trainers.training.grad_scaler import GradScaler
+from trainers.training.update import GradScaler
 
 CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")

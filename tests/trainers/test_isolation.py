@@ -97,7 +97,7 @@ def test_the_persons_own_path_and_a_folder_of_installed_distributions_stay(found
 @pytest.mark.parametrize("module", ["classifier", "measuring.measure", "measuring.profiling", "measuring.allreduce"])
 def test_no_program_of_the_ranks_imports_torch_before_its_path_is_settled(module: str) -> None:
     source = (ROOT / "trainers" / f"{module.replace('.', '/')}.py").read_text()
-    assert "leave_snapshot_and_installed()" in source or f'start("trainers.{module}"' in source
+    assert "run_entry(" in source or f'start("trainers.{module}"' in source
     asked = f"import sys, trainers.{module}; print(sorted({{'torch', 'numpy'}} & sys.modules.keys()))"
     told = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told == "[]\n"

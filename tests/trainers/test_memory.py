@@ -1,11 +1,16 @@
+"""What a rank does with memory that is free again."""
+
+import gc
 import subprocess
 import sys
 
 import pytest
 
+from trainers.core import memory
+
 _TAKEN_AGAIN = """
 import resource, sys
-from trainers.distributed.malloc import keep_freed_memory
+from trainers.core.memory import keep_freed_memory
 
 if sys.argv[1] == "kept" and not keep_freed_memory():
     sys.exit("no mallopt")
@@ -30,3 +35,19 @@ def _page_faults(how: str) -> int:
 def test_a_large_block_that_was_freed_is_taken_again_without_page_faults() -> None:
     assert _page_faults("kept") < 100
     assert _page_faults("as usual") > 100
+
+
+def test_what_a_start_has_made_is_never_looked_through() -> None:
+    gc.unfreeze()  # what these tests themselves have frozen
+    gc.enable()
+    memory.resume_garbage_collection()  # nobody paused
+    before = gc.get_freeze_count()  # some versions of Python begin with a few hundred
+    try:
+        memory.pause_garbage_collection()
+        assert not gc.isenabled()
+        memory.resume_garbage_collection()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before + 1000
+    finally:
+        gc.unfreeze()
+        gc.enable()

@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainers.contract import variables
 from trainers.core.errors import TrainerError
-from trainers.distributed import flight_recorder
+from trainers.distributed import nccl
 from trainers.distributed.process_group import Node, Ranks, read_ranks
 
 _TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
@@ -116,7 +116,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
         _join_mpi(ranks)
         return store
     refuse_missing_tls(host)
-    flight_recorder.prepare()
+    nccl.record_flights()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,

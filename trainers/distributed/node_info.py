@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import re
@@ -95,12 +94,7 @@ def _instructions(node: Mapping[str, Any]) -> str:
     return str(node.get("device_name"))
 
 
-def of_all_nodes(node: Node) -> list[dict[str, Any]] | None:
-    """What the first rank of each node computes with, in the order of the nodes; None but on rank 0."""
-    text = json.dumps({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)}).encode()
-    table = node.gather_bytes(text)
-    if table is None:
-        return None
-    told = [json.loads(item) for item in table]
-    first = sorted((item for item in told if item.pop("local") == 0), key=lambda item: int(item["node"]))
-    return [{name: value for name, value in item.items() if name != "node"} for item in first]
+def of_all_nodes(node: Node) -> list[dict[str, Any]]:
+    """What the first rank of each node computes with, in the order of the nodes. Every rank calls it."""
+    ranks = node.share({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)})
+    return sorted((item for item in ranks if item.pop("local") == 0), key=lambda item: int(item.pop("node")))

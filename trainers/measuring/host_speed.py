@@ -9,24 +9,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import socket
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.contract import run_folder
-from trainers.distributed.isolation import leave_snapshot_and_installed
-from trainers.entry import leave
+from trainers.entry import leave, run_entry
 
 if TYPE_CHECKING:
     import torch
 
     from trainers.distributed.process_group import Node
-    from trainers.measuring.allreduce import RankInfo
+    from trainers.measuring.bandwidth import RankInfo
 
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training
 BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # of a message
@@ -38,21 +34,12 @@ def main() -> None:
     """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
     parser = argparse.ArgumentParser(prog="trainers.measuring.host_speed", description="Speed of each host and pair.")
     parser.add_argument("--config", type=Path, required=True, help="config.json, beside which the figures are written")
-    path = parser.parse_args().config
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
-    leave_snapshot_and_installed()
-    from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
+    path: Path = parser.parse_args().config
+    run_entry(lambda: run(_backend(path), path.parent / run_folder.HOST_SPEED))
 
-    from trainers.core.errors import TrainerError
-    from trainers.distributed.process_group import read_ranks
 
-    try:
-        backend = json.loads(path.read_text(encoding="utf-8"))["strategy"]["backend"]
-        record(run)(backend, path.parent / run_folder.HOST_SPEED)
-    except TrainerError as error:
-        if read_ranks().local_rank == 0:
-            print(f"paceline: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+def _backend(path: Path) -> str:
+    return str(json.loads(path.read_text(encoding="utf-8"))["strategy"]["backend"])
 
 
 def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
@@ -69,12 +56,13 @@ def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int 
     from trainers.distributed.affinity import take_cores
     from trainers.distributed.connecting import connect
     from trainers.distributed.process_group import read_ranks
+    from trainers.measuring.bandwidth import gather_rank_infos
 
     take_cores(read_ranks())
     with connect(backend) as node:
-        infos = _rank_infos(node)
+        infos = gather_rank_infos(node)
         side, size_bytes = side or SIDE[node.device.type], size_bytes or BYTES[node.device.type]
-        speeds = _gathered(node, multiply_flop_per_s(node.device, side))
+        speeds = node.share(multiply_flop_per_s(node.device, side))
         groups = _groups(node, infos, size_bytes)
         if node.is_rank_zero:
             ranks = [{**vars(info), "flop_per_s": speed} for info, speed in zip(infos, speeds, strict=True)]
@@ -103,29 +91,9 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
     return 2.0 * side**3 / statistics.median(seconds(products) for _ in range(_SAMPLES))
 
 
-def _rank_infos(node: Node) -> list[RankInfo]:
-    from trainers.distributed.node_info import device_name
-    from trainers.measuring.allreduce import RankInfo, gather_rank_infos
-
-    if node.ranks.world_size > 1:
-        return gather_rank_infos(node)
-    device = f"{node.device} {device_name(node.device)}"
-    return [RankInfo(rank=0, node_rank=0, host=socket.gethostname(), device=device)]
-
-
-def _gathered(node: Node, mine: float) -> list[float]:
-    """Every rank's figure."""
-    import torch
-
-    all_ranks = torch.zeros(node.ranks.world_size, dtype=torch.float64, device=node.device)
-    all_ranks[node.ranks.rank] = mine
-    figures: list[float] = node.sum(all_ranks).tolist()
-    return figures
-
-
 def _groups(node: Node, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
     """Each node with several ranks, then each two nodes."""
-    from trainers.measuring.allreduce import measure_nodes
+    from trainers.measuring.bandwidth import measure_nodes
 
     nodes = sorted({info.node_rank for info in infos})
     ranks = [info.node_rank for info in infos]

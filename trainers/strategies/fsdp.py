@@ -35,7 +35,6 @@ from trainers.strategies.fsdp_files import (
     file_name,
     folder_name,
     missing_files,
-    of_all_ranks,
     read_slices,
     write_slices,
 )
@@ -203,7 +202,7 @@ class Shards(Layout):
         """
         source = folder / folder_name(step)
         mine = sorted(path.name for path in source.glob("rank-*.pt")) if self.node.is_rank_zero else []
-        names = of_all_ranks(mine, self.node)[0]
+        names = self.node.share(mine)[0]
         for rank in self._far_leaders:
             exchange(source, names, source=0, target=rank, node=self.node)
         dist.barrier()
@@ -217,7 +216,7 @@ class Shards(Layout):
 
     def _agreed(self, error: str | None, value: Any) -> list[Any]:
         """What every rank passes. Raises TrainerError on all where one has an error: the others would wait for it."""
-        said = of_all_ranks((error, value), self.node)
+        said = self.node.share((error, value))
         for text, _ in said:
             if text is not None:
                 raise TrainerError(text)
@@ -242,7 +241,7 @@ class Shards(Layout):
 
     def _refuse_nonfinite(self, step: int) -> None:
         bad = [name for name, item in zip(self.whole, self.parameters, strict=True) if not torch.isfinite(item).all()]
-        names: list[str | None] = of_all_ranks(bad[0] if bad else None, self.node)
+        names: list[str | None] = self.node.share(bad[0] if bad else None)
         first = next((name for name in names if name is not None), None)
         if first is not None:
             raise TrainerError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -69,25 +68,14 @@ def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | No
     return next((f"{count} rows of {name} are missing" for name, count in left.items() if count), None)
 
 
-def of_all_ranks(value: Any, node: Node) -> list[Any]:
-    """What every rank passes, by rank. As JSON: torch's exchange of objects unpickles what comes, and so runs what
-    somebody on the network puts into it."""
-    data = bytearray(json.dumps(value).encode())
-    sizes = node.all_gather(torch.tensor([len(data)])).flatten().tolist()
-    row = torch.zeros(max(sizes), dtype=torch.uint8)
-    row[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-    rows = node.all_gather(row)
-    return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)]
-
-
 def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
     """The ranks whose ``folder`` isn't rank 0's, and the first of them on each host. Every rank calls it."""
-    path = folder / of_all_ranks(f".seen-{secrets.token_hex(8)}", node)[0]
+    path = folder / node.share(f".seen-{secrets.token_hex(8)}")[0]
     if node.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     dist.barrier()
-    found = of_all_ranks((path.exists(), node.ranks.local_rank), node)
+    found = node.share((path.exists(), node.ranks.local_rank))
     if node.is_rank_zero:
         path.unlink()
     far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(found) if not near]

@@ -15,8 +15,10 @@ from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.memory import resume_garbage_collection
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
-from trainers.data.pack import MappedPack, PackWatch
+from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
@@ -27,15 +29,12 @@ from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
 from trainers.training import initial_weights, loss
-from trainers.training.data_check import check_data
-from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.freezing import freeze
-from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput, take
+from trainers.training.metrics import BestSoFar, Clock, Losses, MetricsFile, Reading, Throughput, take
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 from trainers.training.training_state import TrainingState
-from trainers.training.warm_up import warm_up
 
 
 class Trainer:
@@ -80,7 +79,8 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
-        warm_up_s = warm_up(self.stepper, lambda: self.plan(0, 0), self.say)
+        resume_garbage_collection()
+        warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
         row, metrics = self.state.row(), ""
         table: Tensor | None = None
@@ -93,7 +93,7 @@ class Trainer:
                 hardware=f"{self.node.device.type} in {self.precision}",
                 strategy=layout.name,
             )
-            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes or ())
+            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes)
             table = row.unsqueeze(0)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
@@ -118,6 +118,26 @@ class Trainer:
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
+
+    def _warm_up(self) -> float:
+        """Passes that leave nothing behind, and the seconds that they took. Before a checkpoint is loaded, which may
+        hold state that only these passes create."""
+        stepper, compiles = self.stepper, self.config.trainer.compile
+        whole = stepper.strategy.layout.name == "ddp" and self.node.ranks.world_size > 1
+        if whole and self.node.device.type == "cpu" and not compiles:
+            HEARTBEAT.watch_gradients(self.model)
+        if not stepper.warm_up_passes:
+            return 0.0
+        plan = self.plan(0, 0)
+        stepper.begin_training()
+        began = time.perf_counter()
+        stepper.warm_up(plan)
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        seconds = time.perf_counter() - began
+        if compiles:
+            self.say(f"compiled in {seconds:.1f} s")
+        return seconds
 
     def _unread_losses(self) -> list[list[float]]:
         """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
@@ -263,14 +283,14 @@ class Trainer:
 
     def _keep_best(self, metrics: dict[str, float]) -> None:
         """Written before the checkpoint that knows of it."""
-        check_data(self.watch, self.node)
+        self.check_data()
         weights = self.stepper.strategy.layout.weights()
         if self.folder is not None:
             self.folder.save_best(weights, {"step": self.step, **metrics})
 
     def _save(self, epoch: int, position: int) -> None:
         HEARTBEAT.enter(Phase.SAVING)
-        check_data(self.watch, self.node)
+        self.check_data()
         table = self.node.gather(self.state.row())
         shards = self.stepper.strategy.layout.save(
             self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()
@@ -320,6 +340,19 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.close()
         return result
+
+    def check_data(self) -> None:
+        """Every rank calls it before anything computed from the data is kept.
+
+        Raises:
+            TrainerError: a node's data were written to since they were verified.
+        """
+        damage = self.watch.damage() if self.watch is not None else None
+        whole = self.node.all_reduce_min(int(damage is None))
+        if damage is not None:
+            raise set_aside(damage)
+        if not whole:
+            raise TrainerError("the data of another rank were altered during the training; the same command fixes it")
 
     def close(self) -> None:
         """Finish files that are being written, and stop reading ahead, also after an error."""

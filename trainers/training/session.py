@@ -20,6 +20,7 @@ from trainers.core.config import TrainConfig
 from trainers.core.dependencies import OfRank, Unkeyed
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
+from trainers.core.memory import keep_freed_memory
 from trainers.core.options import load
 from trainers.data.pack import (
     DamagedPackError,
@@ -32,13 +33,11 @@ from trainers.data.pack import (
     set_aside,
 )
 from trainers.data.step_plan import Steps
-from trainers.distributed import nccl_log
+from trainers.distributed import nccl
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.malloc import keep_freed_memory
 from trainers.distributed.process_group import Node, Ranks, read_ranks
-from trainers.training.data_check import check_data
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
@@ -89,14 +88,14 @@ def run(path: Path, seen: OfRank | None = None) -> None:
             _note_pruned(trainer)
         else:
             test = trainer.test()
-            check_data(trainer.watch, node)
+            trainer.check_data()
             _finish(trainer, test, seen)
 
 
 def _warn_of_slow_network(node: Node) -> None:
     """Once a host; NCCL has chosen its transport by now."""
     if node.backend == "nccl" and node.ranks.nnodes > 1 and node.ranks.local_rank == 0:
-        text = nccl_log.warning()
+        text = nccl.warning()
         if text is not None:
             print(text, flush=True)
 

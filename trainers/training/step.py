@@ -20,11 +20,9 @@ from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
-from trainers.training.averaging import WeightAverage
-from trainers.training.clipping import Clipping
 from trainers.training.freezing import moving_buffers, training_mode
-from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_generators
+from trainers.training.update import Clipping, GradScaler, WeightAverage
 
 _WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
 _FEW_IMAGES = 2  # the fewest that batch normalisation takes

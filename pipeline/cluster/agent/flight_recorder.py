@@ -1,4 +1,4 @@
-"""Which NCCL collectives a rank has come to, from torch's flight recorder (trainers/distributed/flight_recorder.py)."""
+"""Which NCCL collectives a rank has come to, from torch's flight recorder (trainers/distributed/nccl.py)."""
 
 # Requests carry paths as text: os.path all the way.
 # ruff: noqa: PTH108, PTH118, PTH123

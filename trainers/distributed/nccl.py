@@ -1,17 +1,34 @@
-"""Which transport NCCL took, as its own log tells: where there is InfiniBand and it takes sockets, that is said."""
+"""What NCCL leaves for others to read: its log, which names the transport, and torch's flight recorder of collectives.
+
+torch documents the recorder in "Flight Recorder for Debugging Stuck Jobs": it keeps the newest collectives in memory,
+and writes them to a file when somebody writes a line into a named pipe. The node agent does so.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
+
+from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE
 
 _NETWORK = re.compile(r"NCCL INFO .*?Using network (\S+)")
 _SOCKETS = re.compile(r"NET/Socket : Using (.+)")
 _REASON = re.compile(r"NET/IB ?: (No device found|No IP interface found|Unable to [^\n]*)|NCCL WARN (.*ibv_[^\n]*)")
+_VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEMP_FILE": FLIGHT_DUMP}
+"""torch adds the rank, and .pipe to the first."""
+
+
+def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
+    """For a rank that is about to make its process group. What a person has set stays, and is not looked at."""
+    error_file = environment.get("TORCHELASTIC_ERROR_FILE")
+    if error_file is None or any(name in environment for name in (*_VARIABLES, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
+        return
+    for variable, name in _VARIABLES.items():
+        environment[variable] = str(Path(error_file).with_name(name))
 
 
 def fallback(text: str) -> str | None:

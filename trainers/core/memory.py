@@ -1,13 +1,26 @@
-"""Freed memory stays with the process: a step frees and takes the same large blocks again and again."""
+"""What Python and malloc do with memory that is free again."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGEST_BYTES = 1 << 30
 _NEVER_BYTES = (1 << 31) - 1
+
+
+def pause_garbage_collection() -> None:
+    """While a rank starts: its imports make half a million objects that all stay, and take a quarter less time so."""
+    gc.disable()
+
+
+def resume_garbage_collection() -> None:
+    """Collect again, but not what exists by now. Does nothing where nobody paused."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def keep_freed_memory() -> bool:

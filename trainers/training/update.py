@@ -1,0 +1,131 @@
+"""What surrounds an update: gradients that are not finite or too long, and an average of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from trainers.strategies import Layout
+
+_FIRST_SCALE = 2.0**16
+_GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
+
+
+class GradScaler:
+    """Skips an update whose gradients are not finite, and scales the loss of fp16; the device decides by itself.
+
+    The gradients are averaged before they are looked at, so every rank decides alike. torch's fused optimizers
+    take the answer as a tensor and leave parameters and state as they were. The scale follows the rule of
+    torch.amp.GradScaler (Micikevicius et al.: Mixed precision training, 2018), which restores no batch statistics
+    and counts no skipped update.
+
+    ``begin()`` before the forward pass, ``inspect()`` once the gradients are averaged, ``end()`` at last.
+
+    ``found`` is 1.0 on the device when this step's update is to be skipped. What a forward pass made of ``statistics``
+    (the floating-point buffers) is taken back then.
+    """
+
+    def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:
+        self._scales = scales
+        self.scale = torch.full((), _FIRST_SCALE if scales else 1.0, device=device)  # multiply the loss with it
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
+        self.found = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps of the run so far
+        self._buffers = [*statistics]
+        self._before = [item.clone() for item in self._buffers]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Remember the buffers."""
+        if self._buffers:
+            torch._foreach_copy_(self._before, self._buffers)
+
+    @torch.no_grad()
+    def inspect(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Divide the gradients by the scale in place. Returns ``found`` for the optimizer."""
+        self.found.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self.found, self.scale.reciprocal())
+        return self.found
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Count a skipped update, undo what it did to the buffers, and choose the next scale."""
+        self.skipped += self.found.to(torch.int64)
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(torch.where(self.found > 0, before, buffer))
+        if self._scales:
+            torch._amp_update_scale_(self.scale, self._good_steps, self.found, _GROWTH, _BACKOFF, _GROWTH_STEPS)
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint keeps."""
+        return {"skipped": [self.skipped], "scale": [self.scale, self._good_steps]}
+
+
+class Clipping:
+    """Shortens gradients that are too long, by torch.nn.utils (Pascanu et al. 2013).
+
+    ``clip()`` once the gradients of the global batch are complete and unscaled; it waits for nothing.
+
+    The norm is taken over the whole gradient: averaged over ranks and micro-batches, with slices of all ranks.
+    """
+
+    def __init__(self, layout: Layout, max_norm: float) -> None:
+        self._layout, self._max_norm = layout, max_norm
+        self.norm = torch.zeros(())  # of the last step, before it was clipped
+
+    @torch.no_grad()
+    def clip(self, gradients: list[Tensor]) -> None:
+        """Shorten the gradients of the layout's parameters in place, if their norm is above the largest allowed."""
+        self.norm = self._layout.whole_norm(get_total_norm(gradients))
+        clip_grads_with_norm_(self._layout.parameters, self._max_norm, self.norm)
+
+    def metrics(self) -> dict[str, float]:
+        """The norm of the last step before it was clipped, if it is a number. Waits for the device."""
+        norm = float(self.norm)
+        return {"train/grad_norm": norm} if math.isfinite(norm) else {}
+
+
+class WeightAverage:
+    """A running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992; as an exponential average).
+
+    ``parameters`` are tensors that are trained in place, slices of tensors with fsdp.
+
+    As torch's AveragedModel: it begins with the weights after the first step. Buffers such as batch statistics aren't
+    averaged, they are those of the newest weights.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._parameters = list(parameters)
+        self.values = [item.detach().clone() for item in self._parameters]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after step ``step`` of the run (from 0)."""
+        if step:
+            self._update(self.values, self._parameters, step)
+        else:
+            torch._foreach_copy_(self.values, self._parameters)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, the network has the averaged weights."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """The network gets the averaged weights and ``values`` the others, bit for bit."""
+        for weights, average in zip(self._parameters, self.values, strict=True):
+            before = weights.detach().clone()
+            weights.copy_(average)
+            average.copy_(before)
