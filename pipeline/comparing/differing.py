@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.comparing import spread
-from pipeline.comparing.groups import Group, differing_fields, flat_config, metrics_of, shown
+from pipeline.comparing.groups import Difference, Group, difference, differing_fields, flat_config, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.redact import hide
 from pipeline.keys.diff import flat
@@ -47,7 +46,7 @@ class Against:
 
     label: str
     code: tuple[FileChange, ...]
-    differences: tuple[spread.Difference, ...]
+    differences: tuple[Difference, ...]
     reservation: str = ""
 
 
@@ -82,7 +81,7 @@ def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
     for name in metrics:
         one, two = first.figures.get(name), group.figures.get(name)
         if one is not None and two is not None and one.over is not None and two.over is not None:
-            found.append(spread.difference(name, one.over, two.over))
+            found.append(difference(name, one.over, two.over))
     doubts = [f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation]
     return Against(
         label=group.label,

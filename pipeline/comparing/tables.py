@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
-from pipeline.comparing.groups import Group
-from pipeline.comparing.spread import CONFIDENCE, Difference, Figure
+from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
 from pipeline.core.tables import counted, in_width, wrapped
 
 _MOST_LINES = 60  # of a diff in a terminal

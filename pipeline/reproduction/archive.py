@@ -20,7 +20,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes, write_atomic
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.reproduction import submodules
+from pipeline.reproduction import clones
 from pipeline.runs import acceptance
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
@@ -215,7 +215,7 @@ def _source(root: Path, commit: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
         path, part = Path(scratch) / SOURCE, Path(scratch) / "part.tar"
         _archive(repository, commit, path)
-        for item in submodules.recorded(repository, commit, top):
+        for item in clones.recorded(repository, commit, top):
             if item.repository is not None:
                 _archive(item.repository, item.commit, part, f"--prefix={item.path}/")
                 with tarfile.open(part) as more, tarfile.open(path, "a") as whole:

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.core import git, places
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes
-from pipeline.reproduction import git_clone, submodules
+from pipeline.reproduction import clones
 from pipeline.reproduction.archive import SOURCE
 from pipeline.runs import acceptance
 from pipeline.runs.agreement import check_parts
@@ -106,7 +106,7 @@ def checkout(
         if recipe.commit is None:
             _copy_project(root, place, recipe)
         elif repository is not None:
-            git_clone.clone(repository, place, recipe.commit)
+            clones.clone(repository, place, recipe.commit)
         elif (recipe.folder.path / SOURCE).is_file():
             with tarfile.open(recipe.folder.path / SOURCE) as archive:
                 archive.extractall(place, filter="data")
@@ -119,7 +119,7 @@ def checkout(
             )
         _apply(recipe, place)
         if recipe.commit is not None:
-            for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
+            for line in clones.fill(place, root if repository is not None else None, recipe.commit):
                 say(f"  submodule    {line}")
         project = place / recipe.provenance.get("git_prefix", "")
         for name in _from_snapshot(recipe, project):
@@ -154,7 +154,7 @@ def _apply(recipe: Recipe, place: Path) -> None:
     if recipe.patch:
         _patch(recipe, place, ("--cached",) if cloned else ())
     if cloned:
-        git_clone.check_out(place)
+        clones.check_out(place)
 
 
 def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:

@@ -26,8 +26,7 @@ from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.diff import Difference, differences
 from pipeline.keys.installed import version
-from pipeline.reproduction import seed_spread
-from pipeline.reproduction.compare import Verdict, compare
+from pipeline.reproduction.compare import Verdict, compare, reach_of_seeds
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
@@ -82,7 +81,7 @@ def reproduce(
         words, secrets = secret_words.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
         code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
-    reach = seed_spread.reach(recipe, work.parents[1])
+    reach = reach_of_seeds(recipe, work.parents[1])
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
     told = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
     write_json(work / "verdict.json", {**asdict(verdict), **told})

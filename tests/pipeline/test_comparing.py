@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import comparing, listing
-from pipeline.comparing import spread, tables
+from pipeline.comparing import groups, tables
 from pipeline.comparing.differing import compare
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
@@ -278,16 +278,16 @@ def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float
 
 
 def test_the_spread_is_the_sample_standard_deviation() -> None:
-    found = spread.figure([1.0, 2.0, 4.0, math.inf])
+    found = groups.figure([1.0, 2.0, 4.0, math.inf])
     assert found.over is not None
     assert (found.over.std, found.infinite) == (statistics.stdev([1.0, 2.0, 4.0]), 1)
 
 
 def test_figures_beyond_what_a_square_can_hold_are_no_error() -> None:
-    huge = [spread.figure([1e200, 3e200]).over, spread.figure([1e200, 5e200]).over]
+    huge = [groups.figure([1e200, 3e200]).over, groups.figure([1e200, 5e200]).over]
     assert huge[0] is not None
     assert huge[1] is not None
-    assert spread.difference("x", huge[0], huge[1]).unknown == "a spread too large to be counted with"
+    assert groups.difference("x", huge[0], huge[1]).unknown == "a spread too large to be counted with"
 
 
 @pytest.mark.slow

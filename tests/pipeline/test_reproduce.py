@@ -15,8 +15,8 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes, write_atomic, write_json
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.reproduction import recipe as recipes
-from pipeline.reproduction import reproduce, seed_spread
-from pipeline.reproduction.compare import compare, text
+from pipeline.reproduction import reproduce
+from pipeline.reproduction.compare import compare, reach_of_seeds, text
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
@@ -80,11 +80,11 @@ def test_the_spread_of_a_metric_is_that_of_other_seeds_or_of_the_test_images(tmp
 
     first = read(seed(0, 0.5), tmp_path)
     write_json(first.folder.path / "predictions.json", {"targets": [0] * 400})
-    assert seed_spread.reach(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.5 / 20, rel=1e-3)}
+    assert reach_of_seeds(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.5 / 20, rel=1e-3)}
     seed(1, 0.52)
     seed(2, 0.48)
     seed(0, 0.9, trainer={"epochs": 9})
-    assert seed_spread.reach(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.02)}
+    assert reach_of_seeds(first, tmp_path) == {"test/accuracy": pytest.approx(2 * 2**0.5 * 0.02)}
 
 
 def script_run(path: Path, metrics: dict[str, float], **outputs: str) -> RunFolder:

@@ -1,4 +1,7 @@
-"""A repository's submodules at the commits that it records, out of git folders that are here: nothing is fetched."""
+"""A commit, and its submodules at the commits that it records, in repositories that borrow the objects of others.
+
+Nothing is fetched, and nothing is written into the git folders that are here.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core import git
-from pipeline.reproduction import git_clone
+from pipeline.core.errors import PacelineError
 
 _PATHS = ("--null", "--get-regexp", r"^submodule\..*\.path$")
+
+
+def clone(repository: Path, place: Path, commit: str) -> None:
+    """The commit of the git folder ``repository``, in the index of a new repository at ``place`` and nowhere else.
+
+    A patch is made of what git keeps, which filters and line ends of a checkout may alter: it is applied to the index.
+
+    Raises:
+        PacelineError: git refuses.
+    """
+    cloning = ("clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
+    at_commit = (place, ("update-ref", "--no-deref", "HEAD", commit)), (place, ("read-tree", commit))
+    for folder, words in ((repository, cloning), *at_commit):
+        done = git.git(folder, *words)
+        if done is None or done.code != 0:
+            why = done.stderr.strip() if done else "git is missing"
+            raise PacelineError(f"git {words[0]} of {commit[:10]} into {place} failed: {why}")
+
+
+def check_out(place: Path) -> None:
+    """The files of the index. Raises PacelineError."""
+    done = git.git(place, "checkout-index", "--all", "--force", "--index", "--quiet")
+    if done is None or done.code != 0:
+        raise PacelineError(f"git checkout-index in {place} failed: {done.stderr.strip() if done else 'no git'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +56,13 @@ def recorded(repository: Path, commit: str, checkout: Path) -> Iterator[Submodul
         repository: a git folder that has the commit.
         checkout: where a checkout of that repository may lie, with those of its submodules.
     """
-    listed = _ask(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
+    listed = _answer(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
     links = [row.partition("\t") for row in listed.split("\0") if row.startswith("160000 ")]
     names = _names(repository, commit) if links else {}
     for about, _, path in links:
         wanted = about.split()[2]
         places = _repositories(repository, names.get(path, path), checkout / path)
-        found = next((place for place in places if _ask(place, "cat-file", "-t", wanted) == "commit\n"), None)
+        found = next((place for place in places if _answer(place, "cat-file", "-t", wanted) == "commit\n"), None)
         yield Submodule(path=path, commit=wanted, repository=found)
         if found is not None:
             for item in recorded(found, wanted, checkout / path):
@@ -43,7 +70,7 @@ def recorded(repository: Path, commit: str, checkout: Path) -> Iterator[Submodul
 
 
 def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
-    """Check out the submodules of ``commit`` in its copy at ``place``; what lacks, and how to get it, a line each.
+    """Check out the submodules of ``commit`` in its copy at ``place``; a line for each that can't be, with what helps.
 
     Args:
         root: a folder of the checkout from which the copy was made; None where an archive brought the files.
@@ -66,8 +93,8 @@ def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
         if item.repository is None:
             yield f"{item.path} at {item.commit[:10]} isn't here; if the run needs it: {_mend(top, item)}"
             continue
-        git_clone.clone(item.repository, place / item.path, item.commit)
-        git_clone.check_out(place / item.path)
+        clone(item.repository, place / item.path, item.commit)
+        check_out(place / item.path)
 
 
 def _mend(top: Path, item: Submodule) -> str:
@@ -88,7 +115,7 @@ def _repositories(outer: Path, name: str, checkout: Path) -> Iterator[Path]:
 
 def _names(repository: Path, commit: str) -> dict[str, str]:
     """Path → the name under which git keeps it, as .gitmodules of a commit says."""
-    return _by_path(_ask(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS))
+    return _by_path(_answer(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS))
 
 
 def _paths(file: Path) -> list[str]:
@@ -104,7 +131,7 @@ def _is_empty(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
-def _ask(repository: Path, *words: str) -> str:
+def _answer(repository: Path, *words: str) -> str:
     """git's answer, '' where it refuses."""
     done = git.git(repository, *words, env=git.without_checkout(repository), errors="surrogateescape")
     return done.stdout if done is not None and done.code == 0 else ""
