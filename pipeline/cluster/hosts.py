@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import encryption, launchers, preflight
-from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core import places
@@ -84,7 +83,7 @@ class Hosts:
         Raises HostError that names who can't reach whom.
         """
         if not self._connected:
-            self._facts, self._note = connected(self.launcher, self.cluster, self._facts)
+            self._facts, self._note = self.launcher.connect(self._facts)
             self._connected = True
         return self._facts
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
-from pipeline.cluster import earlier, lost_hosts, starts
+from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.beats import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following
-from pipeline.cluster.stalls import Verdict
+from pipeline.cluster.stalls import Verdict, Watch
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
-from pipeline.cluster.watching import Watch
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
@@ -244,8 +243,8 @@ class RunningAttempt:
         witnesses = [host for host in others if host in self.seen] if late else others
         for host in [*self.silent]:
             is_alone = not others and self.plan.nnodes == 1
-            unknown = lost_hosts.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
-            if is_over or unknown or lost_hosts.is_dead(host, self.lost, self.seen, witnesses):
+            unknown = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
+            if is_over or unknown or failures.is_dead(host, self.lost, self.seen, witnesses):
                 self._take(NodeLost(host=host, reason=self.silent[host].reason))
         if late or not others or set(others) <= self.seen.keys():
             self._say_silence()
@@ -258,7 +257,7 @@ class RunningAttempt:
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
             line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
             seen = {who: said[self.lost.index(host) :][:1] for who, said in self.seen.items() if host in self.lost}
-            self.watchers.on_job("\n".join([line, *lost_hosts.described([host], seen)]))
+            self.watchers.on_job("\n".join([line, *failures.seen_of_lost([host], seen)]))
         if new:
             self._waited_for.update(new)
             self._say_wait()
@@ -274,7 +273,7 @@ class RunningAttempt:
             self._ask(following, lost)
 
     def _ask(self, following: Following, silent: Sequence[str]) -> None:
-        servers = {host: lost_hosts.ssh_server(self.plan, host) for host in silent}
+        servers = {host: failures.ssh_server(self.plan, host) for host in silent}
         known = {host: server for host, server in servers.items() if server is not None}
         self.lost, self.seen = [*known][:_ASKED_OF], {}
         if self.lost:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import occupancy
+from pipeline.cluster import attempt
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
@@ -98,15 +98,15 @@ def test_a_run_that_waits_and_is_forestalled_at_its_start_waits_again_and_then_r
 ) -> None:
     """As if the hosts had been free when they were asked."""
     waits, said, looks = part(bench, "waits", "wait"), list[str](), list[int]()
-    until_free = occupancy.until_free
+    until_free = attempt.until_free
 
     def blind_at_first(*args: Any) -> None:
         looks.append(1)
         if len(looks) > 1:
             until_free(*args)
 
-    monkeypatch.setattr(occupancy, "until_free", blind_at_first)
-    monkeypatch.setattr(occupancy, "ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(attempt, "until_free", blind_at_first)
+    monkeypatch.setattr(attempt, "ASK_AGAIN_S", 0.1)
     with running(part(bench, "first", "share")) as controller:
         stub = waits.stub(RUN_TO_END, stand_in=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import occupancy
+from pipeline.cluster import attempt
 from pipeline.cluster.agent import claims, processors
 from pipeline.cluster.launchers import claims as wishes
 from pipeline.cluster.preflight import State, occupation
@@ -290,24 +290,24 @@ def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[st
 def test_who_waits_asks_until_nobody_is_there_and_outlives_a_host_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(occupancy, "ASK_AGAIN_S", 0.0)
-    monkeypatch.setattr(occupancy, "AgentLauncher", SimpleNamespace)
+    monkeypatch.setattr(attempt, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(attempt, "AgentLauncher", SimpleNamespace)
     answers = [[row("a", "gpu:0")], HostError("node0: timed out"), [row("a", "gpu:0")], []]
     said, hosts, spec = waiting(tmp_path, "wait", answers)
-    occupancy.until_free(hosts, spec, Watchers(on_line=lambda _: None, on_job=said.append), lambda: None)
+    attempt.until_free(hosts, spec, Watchers(on_line=lambda _: None, on_job=said.append), lambda: None)
     waits = "waiting for node0: bob's run a"
     assert said == [waits, "waiting, and a host doesn't answer: node0: timed out; it is asked again", waits]
     _, hosts, spec = waiting(tmp_path, "wait", [HostError("node0: timed out")])
     with pytest.raises(HostError, match="timed out"):
-        occupancy.until_free(hosts, spec, Watchers(on_line=lambda _: None), lambda: None)
+        attempt.until_free(hosts, spec, Watchers(on_line=lambda _: None), lambda: None)
 
 
 def test_a_start_that_another_run_forestalled_is_tried_again_where_waiting_is_wanted(tmp_path: Path) -> None:
     error = HostError("start: node0: is busy: bob's run a has GPU 0")
     _, hosts, spec = waiting(tmp_path, "wait", [])
-    assert occupancy.was_forestalled(error, hosts, spec)
-    assert not occupancy.was_forestalled(HostError("the disk is full"), hosts, spec)
+    assert attempt.was_forestalled(error, hosts, spec)
+    assert not attempt.was_forestalled(HostError("the disk is full"), hosts, spec)
     _, hosts, spec = waiting(tmp_path, "refuse", [])
-    assert not occupancy.was_forestalled(error, hosts, spec)
+    assert not attempt.was_forestalled(error, hosts, spec)
     spec.is_restart = True
-    assert occupancy.was_forestalled(error, hosts, spec)
+    assert attempt.was_forestalled(error, hosts, spec)

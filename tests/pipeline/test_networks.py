@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pipeline.cluster import networks
-from pipeline.cluster.connecting import connected
-from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.local import LocalTransport
 from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
-
-if TYPE_CHECKING:
-    from pipeline.cluster.launchers import Launcher
 
 HELD = {
     "127.0.0.1": "lo",
@@ -118,11 +116,11 @@ def test_addresses_move_to_infiniband_where_every_host_has_it_and_nothing_was_ch
     assert networks.over_infiniband(hosts, moved) is None, "ssh is there already"
 
 
-class Reaching:
-    """A launcher whose hosts connect over the addresses that it is told."""
+class Reaching(AgentLauncher):
+    """A launcher of two hosts that connect over addresses which begin with ``over``."""
 
-    def __init__(self, *, granted: bool = False, over: str = "10.") -> None:
-        self.capabilities = Capabilities(hosts_are_granted=granted)
+    def __init__(self, over: str) -> None:
+        super().__init__(LocalTransport(replace(cluster(1, 1), launcher="local")))
         self.over = over
         self.asked: list[list[str]] = []
 
@@ -132,16 +130,9 @@ class Reaching:
             raise HostError("the hosts can't reach each other:\n  node1 can't reach node0")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "chosen", "asked"),
-    [
-        (Reaching(), "10.9.0.1", 1),
-        (Reaching(over="10.0."), "10.0.0.1", 2),
-        (Reaching(granted=True), "10.0.0.1", 1),
-    ],
-)
-def test_infiniband_is_taken_where_a_trial_over_it_went_well(launcher: Reaching, chosen: str, asked: int) -> None:
-    found = [with_ports(number, port("mlx5_0", "ib0")) for number in range(2)]
-    moved, note = connected(cast("Launcher", launcher), cluster(1, 1), found)
+@pytest.mark.parametrize(("over", "chosen", "asked"), [("10.", "10.9.0.1", 1), ("10.0.", "10.0.0.1", 2)])
+def test_infiniband_is_taken_where_a_trial_over_it_went_well(over: str, chosen: str, asked: int) -> None:
+    launcher = Reaching(over)
+    moved, note = launcher.connect([with_ports(number, port("mlx5_0", "ib0")) for number in range(2)])
     assert (moved[0].address, len(launcher.asked)) == (chosen, asked)
     assert ("not all connect over it (node1 can't reach node0)" in note) == (asked == 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.cluster import reachability
+from pipeline.cluster import networks
 from pipeline.core.specs import NodeFacts
 from tests.pipeline.test_plan import facts
 
@@ -23,11 +23,11 @@ def failing(*items: tuple[int, int, str]) -> dict[str, Any]:
 
 def told(answers: list[dict[str, Any]], *hosts: NodeFacts) -> list[str]:
     """The lines of the error."""
-    return str(reachability.error(reachability.unreached(answers), hosts)).splitlines()
+    return str(networks.unreached_error(networks.unreached(answers), hosts)).splitlines()
 
 
 def test_the_first_host_listens_where_ranks_may_meet_and_the_others_at_one_port() -> None:
-    first, second = reachability.nodes([host(0), host(1)])
+    first, second = networks.listeners([host(0), host(1)])
     assert first == {"identity": host(0).identity, "address": "10.0.0.1", "ports": [40000, 40001, 40002, 40003]}
     assert second["ports"] == [40010]
 
@@ -118,4 +118,4 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
 
 def test_a_port_that_another_program_took_meanwhile_is_no_failure_of_the_network() -> None:
     taken = {"taken": {"40000": "address already in use"}, "failed": []}
-    assert reachability.unreached([taken, failing((0, 40000, "another program answers there"))]) == []
+    assert networks.unreached([taken, failing((0, 40000, "another program answers there"))]) == []

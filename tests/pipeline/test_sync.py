@@ -14,7 +14,7 @@ from pipeline.cli.syncing import line
 from pipeline.cluster.agent import trees
 from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.sync import Found, Tree, bringing, rsync
-from pipeline.cluster.sync.folders import Folder, folders
+from pipeline.cluster.sync.rsync import Folder, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 

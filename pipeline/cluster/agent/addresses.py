@@ -49,7 +49,7 @@ def places(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
 
 
 def unresolved(error: Exception) -> str:
-    """Why an address can't be looked up. The controller puts the address between (pipeline/cluster/reachability.py)."""
+    """Why an address can't be looked up. The controller puts the address between (pipeline/cluster/networks.py)."""
     return f"{UNRESOLVED}{getattr(error, 'strerror', None) or error}"
 
 

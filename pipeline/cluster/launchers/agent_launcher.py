@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster import networks, reachability
+from pipeline.cluster import networks
 from pipeline.cluster.agent.claims import BUSY
 from pipeline.cluster.launchers import agent_requests, claims
 from pipeline.cluster.launchers.answers import Answer, answer_in, received_bytes
@@ -179,6 +179,27 @@ class AgentLauncher:
         address, interface = networks.address_and_interface(host, told.address, told.extra["interfaces"])
         return replace(told, address=address, interface=interface, extra={**told.extra, **when})
 
+    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
+        """Let all hosts connect to each other, as ``reach`` does; the facts with the addresses that did, and what is
+        remarkable about that.
+
+        Where the configuration chose none and all have InfiniBand, its addresses are tried before those of ssh.
+        """
+        fast = networks.over_infiniband(self.cluster.hosts, facts)
+        if fast is None:
+            self.reach(facts)
+            return facts, ""
+        try:
+            self.reach(fast)
+        except HostError as error:
+            self.reach(facts)
+            why = error.what.splitlines()[1].strip()
+            return facts, (
+                f"WARNING: the hosts have InfiniBand, but not all connect over it ({why}), so their addresses are "
+                "those of ssh; cluster.interface= says which to take without a trial"
+            )
+        return fast, ""
+
     def reach(self, facts: list[NodeFacts]) -> None:
         """Let all hosts connect to each other over TCP at their addresses, as ranks will: by one command to all, which
         listen and connect at the same time. One host has nobody to reach.
@@ -189,16 +210,16 @@ class AgentLauncher:
             return
         request = {
             "do": "reach",
-            "nodes": reachability.nodes(facts),
+            "nodes": networks.listeners(facts),
             "hello": secrets.token_hex(8),
             "answer": secrets.token_hex(8),
             "slow_s": self.slow_s,
         }
         answers = self.ask(request, timeout_s=self.short_s + _LISTENING_S)
         values = self.demand("checking that the hosts reach each other", answers)
-        failures = reachability.unreached([values[host.label] for host in self.cluster.hosts])
+        failures = networks.unreached([values[host.label] for host in self.cluster.hosts])
         if failures:
-            raise reachability.error(failures, facts)
+            raise networks.unreached_error(failures, facts)
 
     def environments(self, lock: LockFile) -> list[Environment]:
         """Each host's environment of a lock file, in their order, by the interpreters that the configuration names.

@@ -255,8 +255,9 @@ class GrantedLauncher:
         """Agents in a job take no questions, so there are no answers."""
         return {}
 
-    def reach(self, facts: list[NodeFacts]) -> None:
-        """Hosts that a scheduler grants aren't tried."""
+    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
+        """Hosts that a scheduler grants aren't tried, so they keep their addresses."""
+        return facts, ""
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Let all nodes start torchrun. Raises OSError.

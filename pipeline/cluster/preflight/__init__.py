@@ -4,9 +4,8 @@
 ``examine`` all of it. A check is a function from facts to ``Check`` records, with a line in docs/troubleshooting.md.
 """
 
-from pipeline.cluster.preflight.examination import Report, examine, judge, short
+from pipeline.cluster.preflight.examination import Report, as_json, examine, judge, short, summary, table
 from pipeline.cluster.preflight.judgement import Check, State, from_error, refuse, warnings
-from pipeline.cluster.preflight.report import as_json, summary, table
 
 __all__ = [
     "Check",

@@ -1,7 +1,9 @@
-"""Asks the hosts, and puts the judgements of this package together."""
+"""Asks the hosts, puts the judgements of this package together, and shows them as a table, a summary or JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -9,17 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster import host_versions, launchers, leftover, validation
-from pipeline.cluster.connecting import connected
+from pipeline.cluster import launchers, leftover, validation
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse
+from pipeline.cluster.preflight.versions import probed, refuse_others
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.tables import aligned
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
+
 
 _GPU_S = 5.0  # without persistence mode nvidia-smi wakes every GPU first
 
@@ -114,14 +118,14 @@ def examine(
     with closing(launchers.create(cluster)) as launcher:
         if isinstance(launcher, GrantedLauncher):
             return _rehearsed(launcher)
-        facts = launcher.probe(None, host_versions.asked(key))
+        facts = launcher.probe(None, probed(key))
         for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
             validation.validate_hosts(cluster, facts, backend=backend)
-            host_versions.check(facts, key, cluster.environment)
-            facts = connected(launcher, cluster, facts)[0]
+            refuse_others(facts, key, cluster.environment)
+            facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
         closer = _look_closer(cluster, launcher, runs_dir) if deep else None
@@ -154,3 +158,53 @@ def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | Non
     for folder in shared_folder.said_to_be_shared(cluster, launcher, runs_dir):
         checks += shared_folder.checks(cluster, launcher.ask, folder)
     return _Closer(gpus=found, clocks=clocks, checks=checks)
+
+
+def table(facts: Sequence[NodeFacts]) -> str:
+    """The facts as aligned text, a host a line."""
+    rows = [("host", "address", "interface", "python", "torch", "gpus", "cpus", "memory", "disk free")]
+    rows += [
+        (
+            fact.host,
+            fact.address,
+            fact.interface or "-",
+            fact.python_version,
+            fact.torch_version or "-",
+            str(fact.gpus),
+            str(fact.cpus),
+            f"{fact.memory_bytes / 2**30:.1f} GiB",
+            f"{fact.disk_free_bytes / 2**30:.1f} GiB",
+        )
+        for fact in facts
+    ]
+    return aligned(rows)
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """A line a check: on how many hosts it is ok, the hosts where it isn't, and what was seen on the first of them."""
+    rows: list[tuple[str, ...]] = [("check", "ok", "warning", "failed", "seen")]
+    for name in dict.fromkeys(check.name for check in checks):
+        mine = [check for check in checks if check.name == name]
+        worst = next(check for state in reversed(State) for check in mine if check.state == state)
+        rows.append((name, *(_hosts(mine, state) for state in State), worst.seen))
+    return aligned(rows)
+
+
+def _hosts(checks: Sequence[Check], state: State) -> str:
+    labels = list(dict.fromkeys(check.host or "-" for check in checks if check.state == state))
+    if state == State.OK:
+        return str(len(labels)) if labels else "-"
+    return ",".join(labels[:3]) + (f"+{len(labels) - 3}" if len(labels) > 3 else "") if labels else "-"
+
+
+def as_json(report: Report) -> str:
+    """``{"ok": …, "hosts": [facts], "checks": [{"host", "name", "state", "seen", "wanted", "hint"}]}``."""
+    checks = report.all_checks
+    value = {
+        "ok": report.is_ok,
+        "hosts": [dataclasses.asdict(fact) for fact in report.facts],
+        "checks": [
+            {**dataclasses.asdict(check), "host": None if check.host == ALL else check.host} for check in checks
+        ],
+    }
+    return json.dumps(value, indent=2)

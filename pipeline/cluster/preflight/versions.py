@@ -1,15 +1,19 @@
-"""Whether the hosts have the same Python, NCCL, CUDA and driver. Pure.
+"""Whether the hosts have the Python and the libraries of the run's key, and the same NCCL, CUDA and driver. Pure.
 
-torch's own release is compared by ``validation.validate``, and both with the run's key by ``host_versions``.
+torch's own release is compared by ``validation.validate``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.cluster.preflight.judgement import Check, State, compared
+from pipeline.core.errors import HostError
+from pipeline.core.hydra_value import hydra_value
 from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.keys import ABSENT
 
 # CUDA's major release → the first driver for it (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -50,3 +54,83 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
             wanted=f"{oldest} or newer",
             hint="install a newer driver, or a torch for an older CUDA",
         )
+
+
+Versions = Mapping[str, str]
+
+_UNKNOWN = "unknown"  # of a module that no installed distribution lists among its files
+_BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # more than one dot: Hydra takes it for no number
+
+
+def refuse_others(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
+    """Refuse hosts whose Python or libraries are others than the key says: their weights would be others too.
+
+    Args:
+        key: name of a distribution (or ``python``) → version, as in key.json.
+        told: what ``cluster.environment`` says already.
+
+    Raises:
+        HostError: every difference, and one word that runs as the hosts are.
+    """
+    found = {fact.host: differing(fact, key) for fact in facts}
+    different = {host: versions for host, versions in found.items() if versions}
+    if not different:
+        return
+    rows: dict[str, list[str]] = {}
+    for host, versions in different.items():
+        what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
+        rows.setdefault(what, []).append(host)
+    lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(found, told))
+
+
+def probed(key: Versions) -> list[str]:
+    """The names that a probe looks for: a module that the key calls absent may be installed on a host."""
+    return [name for name in key if name != "python"]
+
+
+def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
+    """What one host has otherwise than the key: name → the version there, or ``absent``. What its probe can't tell is
+    left out."""
+    found = {name: _there(fact, name) for name in key}
+    return {
+        name: version
+        for name, version in found.items()
+        if version and _comparable(version) != _comparable(key[name]) and (version != _UNKNOWN or key[name] == ABSENT)
+    }
+
+
+def _there(fact: NodeFacts, name: str) -> str | None:
+    """The version of a distribution, or of what has a module that the key calls absent; None where nobody can say."""
+    if name == "python":
+        return fact.python_version
+    there = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
+    modules = fact.extra.get("modules")
+    return there.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
+
+
+def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
+    """The override that takes the hosts as they are, where all have the same versions; else what to install."""
+    same = len({tuple(sorted(versions.items())) for versions in found.values()}) == 1
+    others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
+    if not same:
+        return f"hosts of one run need the same versions: {others}"
+    versions = next(iter(found.values()))
+    listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**told, **versions}.items()))
+    word = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
+    lacking = [name for name, version in versions.items() if version == ABSENT]
+    but = f" (whose code can do without {', '.join(lacking)})" if lacking else ""
+    return f"{word}, which is the key of a run on such hosts{but}; or {others}"
+
+
+def _value(version: str) -> str:
+    return version if _BARE.fullmatch(version) else hydra_value(version)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _comparable(version: str) -> str:
+    """In one spelling: folder names write ``_`` for ``-``, and a Python built from its repository is called 3.12.1+."""
+    return version.replace("_", "-").removesuffix("+")
