@@ -1,21 +1,27 @@
-"""Classes and functions of a person's own, read in their source before anything starts: nothing of them is imported.
+"""Classes and functions of a user's own, checked before anything starts.
 
-``model.target=my_package.nets:MyNet`` names one. What can't be decided from the source (a name that is made by a
-call, arguments that are passed on) is left to the hosts, which say it with file and line too.
+``model.target=my_package.nets:MyNet`` names one. A process of this interpreter imports them as a rank would and says
+what they accept (``signatures``); it is kept as long as no file of their import closure changes. What it can't say is
+left to the hosts, which report it with file and line too.
 """
 
 from __future__ import annotations
 
-import ast
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UsageError, nearest, suggestion
-from pipeline.core.options import bound_names, source_of_installed
-from pipeline.keys.import_closure import source_of
+from pipeline.config import signatures
+from pipeline.core.cache import Remembered
+from pipeline.core.errors import PacelineError, UsageError, nearest, suggestion
+from pipeline.core.files import canonical_json, sha256_file, sha256_text
+from pipeline.core.options import source_of_installed
+from pipeline.core.places import HOME, IS_INSTALLED
+from pipeline.core.python_answers import python_answer
+from pipeline.keys import rank_environment
+from pipeline.keys.import_closure import import_closure, source_of
 from trainers.core.config import OWN, TrainConfig
 
 _OFFERED = {
@@ -31,40 +37,13 @@ _OF_A_CALL = {  # what functions are called with
     "trainer.metrics": ("logits", "labels"),
     "dataset.augmentation": ("image",),
 }
-_BASES = {"model": "torch.nn.Module", "optimizer": "torch.optim.Optimizer"}
-_MOST_IMPORTS = 8
-_Callable = ast.ClassDef | ast.FunctionDef
-_Value = ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.JoinedStr
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A module, as text. ``shown`` is its path as messages name it."""
-
-    module: str
-    shown: str
-    tree: ast.Module
-    is_package: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sources:
-    root: Path
-    behind: Sequence[str]
-
-    def read(self, module: str) -> _Source | None:
-        """None: there is no such module, or none in Python. Raises UsageError: it can't be parsed."""
-        path = source_of(self.root, module, self.behind) or source_of_installed(module)
-        if path is None or path.suffix != ".py":
-            return None
-        shown = str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
-        try:
-            tree = ast.parse(path.read_bytes())
-        except SyntaxError as error:
-            raise UsageError(f"{shown}:{error.lineno}: {error.msg}") from error
-        except ValueError as error:
-            raise UsageError(f"{shown}: {error}") from error
-        return _Source(module=module, shown=shown, tree=tree, is_package=path.name == "__init__.py")
+_BASES = {
+    "model": ("torch.nn.modules.module.Module", "torch.nn.Module"),
+    "optimizer": ("torch.optim.optimizer.Optimizer", "torch.optim.Optimizer"),
+}
+"""Where the base class of a group is defined, and its public name."""
+_IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the hosts
+_Description = dict[str, Any]
 
 
 def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) -> None:
@@ -77,27 +56,12 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
     Raises:
         UsageError: names the field, near names, and file and line.
     """
-    sources = _Sources(root=root, behind=behind)
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
-    for field, target in {**data, **train.targets}.items():
-        found = _target(sources, f"{field}={target}", target)
+    targets = {**data, **train.targets}
+    for field, description in _descriptions(targets, root, behind).items():
         group = field if field in _ARGUMENTS else field.rpartition(".")[0]
-        if found is not None:
-            _check_kind(*found, group, f"{field}={target}")
-            _check_arguments(*found, group, _arguments(train, group))
-
-
-def _check_kind(source: _Source, item: _Callable, group: str, said: str) -> None:
-    """Refuse a class without the base that it needs, and a function where there must be a class."""
-    if group not in _BASES or item.decorator_list:
-        return
-    if isinstance(item, ast.ClassDef):
-        what = None if item.bases or item.keywords else "a class without a base"
-    else:
-        what = "a function" if group == "optimizer" else None
-    if what is not None:
-        where = f"{item.name} ({source.shown}:{item.lineno})"
-        raise UsageError(f"{said}: {where} is {what}", hint=f"class {item.name}({_BASES[group]}): …")
+        _check_kind(description, group, f"{field}={targets[field]}", root)
+        _check_arguments(description, group, _arguments(train, group), root)
 
 
 def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> None:
@@ -110,41 +74,72 @@ def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> 
     Raises:
         UsageError: names the field, near names, and file and line.
     """
-    name = target.partition(":")[2]
-    found = _target(_Sources(root=root, behind=()), f"{said}.function={target}", target)
-    made = _signature(found[0].tree, found[1]) if found is not None else None
-    if found is None or made is None:
-        return
-    for word in ("inputs", "out"):
-        if word not in made.names and not made.takes_any:
-            where = f"{name} ({found[0].shown}:{found[1].lineno})"
-            raise UsageError(
-                f"{said}: {where} has no argument {word}, which every step gets", hint=f"def {name}(inputs, out)"
-            )
-    _check_arguments(*found, said, {**given, "inputs": (), "out": ""})
+    for description in _descriptions({f"{said}.function": target}, root, ()).values():
+        takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])
+        for word in ("inputs", "out"):
+            if word not in _names(description) and not takes_any:
+                what = f"{said}: {_where(description, root)} has no argument {word}, which every step gets"
+                raise UsageError(what, hint=f"def {description['name']}(inputs, out)")
+        _check_arguments(description, said, {**given, "inputs": (), "out": ""}, root)
 
 
-def _target(sources: _Sources, said: str, target: str) -> tuple[_Source, _Callable] | None:
-    """Where a target is defined; None: it can't be told. Raises UsageError: it isn't there, or can't be one."""
-    module, _, name = target.partition(":")
+def _descriptions(targets: Mapping[str, str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
+    """The classes and functions by their field; those that only a host can describe are left out.
+
+    Raises:
+        UsageError: one isn't there, isn't callable, or its module can't be imported.
+    """
+    for field, target in targets.items():
+        _refuse_missing(f"{field}={target}", target.partition(":")[0], root, behind)
+    described = _imported(sorted({*targets.values()}), root, behind) if targets else {}
+    for field, target in targets.items():
+        _refuse_undescribed(f"{field}={target}", target.partition(":")[2], described.get(target, {}), root)
+    return {field: described[target] for field, target in targets.items() if described.get(target)}
+
+
+def _imported(targets: Sequence[str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
+    """What a process that imports the targets says of them, or said while each file they import was the same."""
+    closure = import_closure(root, {target.partition(":")[0] for target in targets}, behind)
+    made_from = {
+        "targets": targets,
+        "files": {name: sha256_file(path) for name, path in closure.sources.items()},
+        "versions": {**closure.versions, "python": sys.version},
+        "program": sha256_file(Path(signatures.__file__)),
+        "folders": [str(root), *behind],
+    }
+    kept, name = Remembered(root, "signatures", most=64), sha256_text(canonical_json(made_from))
+    known: dict[str, _Description] | None = kept[name]
+    if known is not None:
+        return known
+    path = os.pathsep.join([*behind, *([] if IS_INSTALLED else [str(HOME)])])
+    env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
+    program = Path(signatures.__file__).read_text(encoding="utf-8")
+    folders = [os.path.realpath(folder) for folder in (str(root), *behind)]
+    try:
+        said: dict[str, _Description] = python_answer(
+            program, {"targets": targets, "folders": folders}, timeout_s=_IMPORT_S, cwd=root, env=env
+        )
+    except PacelineError:  # the process was ended by what it imported, or takes too long
+        said = {}
+    if not any("failed" in description for description in said.values()):  # it may be due to more than these files
+        kept.keep({name: said})
+    return said
+
+
+def _refuse_missing(said: str, module: str, root: Path, behind: Sequence[str]) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
             f"{said}: {module} is a module of Python's own, and none of its classes or functions is made for this",
             hint=f"{said.partition('=')[0]}=my_package.my_module:NAME, a class or function of yours or of a package",
         )
-    source = sources.read(module)
-    if source is None:
-        raise _missing(sources.root, said, module)
-    return _find(sources, source, name, said)
-
-
-def _missing(root: Path, said: str, module: str) -> UsageError:
+    if source_of(root, module, behind) is not None or source_of_installed(module) is not None:
+        return
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root
     package = module.rpartition(".")[0] if folder != root else ""
     close = nearest(path.stem if package else module.partition(".")[0], sorted(_modules(folder)))
     near = f"; did you mean {'.'.join(filter(None, (package, close)))}?" if close else ""
-    return UsageError(
+    raise UsageError(
         f"{said}: there is no module {module} under {root}, nor is it installed here{near}", hint=f"write {path}"
     )
 
@@ -156,6 +151,49 @@ def _modules(folder: Path) -> Iterator[str]:
             yield path.stem
 
 
+def _refuse_undescribed(said: str, name: str, description: _Description, root: Path) -> None:
+    if "failed" in description:
+        raise UsageError(f"{said}: {_line(description, root)}: {description['failed']}")
+    file = _shown(description.get("file"), root)
+    if "names" in description:
+        raise UsageError(f"{said}: {file} has no class or function {name}; {_near(name, description['names'], root)}")
+    if "value" in description:
+        raise UsageError(f"{said}: {name} in {file} is {description['value']}, and no class or function")
+
+
+def _near(name: str, names: Mapping[str, _Description], root: Path) -> str:
+    close = nearest(name, sorted(names))
+    return f"did you mean {close} ({_line(names[close], root)})?" if close else f"it has: {', '.join(names) or 'none'}"
+
+
+def _shown(file: str | None, root: Path) -> str:
+    path, top = Path(os.path.realpath(file or "")), os.path.realpath(root)
+    return str(path.relative_to(top) if path.is_relative_to(top) else path)
+
+
+def _line(description: _Description, root: Path) -> str:
+    return f"{_shown(description['file'], root)}:{description['line']}"
+
+
+def _where(description: _Description, root: Path) -> str:
+    return f"{description['name']} ({_line(description, root)})" if description["file"] else str(description["name"])
+
+
+def _check_kind(description: _Description, group: str, said: str, root: Path) -> None:
+    """Refuse a class without the base that it needs, and a function where there must be a class."""
+    defined, public = _BASES.get(group, ("", ""))
+    if not defined or defined in description["bases"]:
+        return
+    if description["is_class"]:
+        what = f"is no subclass of {public}"
+    elif group == "optimizer":
+        what = "is a function"
+    else:
+        return
+    hint = f"class {description['name']}({public}): …"
+    raise UsageError(f"{said}: {_where(description, root)} {what}", hint=hint)
+
+
 def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:
     if group == "trainer.metrics":
         return {}
@@ -164,127 +202,27 @@ def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:
     return arguments
 
 
-def _find(sources: _Sources, source: _Source, name: str, said: str) -> tuple[_Source, _Callable] | None:
-    """Where a class or function is defined; None: it can't be told. Raises UsageError: its module has no such name."""
-    for _ in range(_MOST_IMPORTS):
-        item = _definition(source.tree, name)
-        if isinstance(item, _Callable):
-            return source, item
-        if item is None:
-            if any(isinstance(part, ast.ImportFrom) and part.names[0].name == "*" for part in source.tree.body):
-                return None
-            raise UsageError(f"{said}: {source.shown} has no class or function {name}; {_near(source, name)}")
-        if not isinstance(item, ast.ImportFrom):
-            if isinstance(item, ast.Assign | ast.AnnAssign) and isinstance(item.value, _Value):
-                what = f"{name} ({source.shown}:{item.lineno}) is {ast.unparse(item.value)[:40]}"
-                raise _no_callable(said, what, source, name)
-            if isinstance(item, ast.Import):
-                raise _no_callable(said, f"{name} ({source.shown}:{item.lineno}) is a module", source, name)
-            return None
-        alias = next(alias for alias in item.names if name in (alias.asname, alias.name))
-        package = _imported(source, item)
-        followed = sources.read(package)
-        if (followed is None or _definition(followed.tree, alias.name) is None) and (
-            sources.read(f"{package}.{alias.name}") is not None
-        ):
-            raise _no_callable(said, f"{name} ({source.shown}:{item.lineno}) is a module", source, name)
-        if followed is None:
-            return None
-        source, name = followed, alias.name
-    return None
+def _names(description: _Description) -> list[str]:
+    """The parameters that can be given by name, those that are given by place first."""
+    return [name for name, kind, _ in description["parameters"] if not kind.startswith("VAR_")]
 
 
-def _no_callable(said: str, what: str, source: _Source, name: str) -> UsageError:
-    return UsageError(f"{said}: {what}, and no class or function; {_near(source, name)}")
-
-
-def _definition(tree: ast.Module, name: str) -> ast.stmt | None:
-    """The last statement of a module, or of its conditions, that gives the name a meaning."""
-    return next((item for item in reversed([*_statements(tree.body)]) if name in bound_names(item)), None)
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for item in body:
-        if isinstance(item, ast.If | ast.Try):
-            handlers = [item.body, *(part.body for part in getattr(item, "handlers", ())), item.orelse]
-            for part in handlers:
-                yield from _statements(part)
-        else:
-            yield item
-
-
-def _imported(source: _Source, item: ast.ImportFrom) -> str:
-    if not item.level:
-        return item.module or ""
-    parts = source.module.split(".")
-    parts = parts[: len(parts) - item.level + source.is_package]
-    return ".".join([*parts, *([item.module] if item.module else [])])
-
-
-def _near(source: _Source, name: str) -> str:
-    lines = {
-        alias.asname or alias.name: item.lineno
-        for item in source.tree.body
-        if isinstance(item, ast.ImportFrom)
-        for alias in item.names
-    } | {item.name: item.lineno for item in source.tree.body if isinstance(item, _Callable)}
-    close = nearest(name, sorted(lines))
-    if close:
-        return f"did you mean {close} ({source.shown}:{lines[close]})?"
-    return f"it has: {', '.join(lines) or 'none'}"
-
-
-def _check_arguments(source: _Source, item: _Callable, group: str, given: Mapping[str, Any]) -> None:
+def _check_arguments(description: _Description, group: str, given: Mapping[str, Any], root: Path) -> None:
     """Refuse arguments that a class or function doesn't take, and one that it needs and doesn't get."""
-    made = _signature(source.tree, item)
-    if made is None:
-        return
-    where = f"{item.name} ({source.shown}:{item.lineno})"
-    field = _ARGUMENTS.get(group, f"{group}.args")
-    told = _OF_A_CALL.get(group, ()) if isinstance(item, ast.FunctionDef) else ()
-    if made.positional is not None and made.positional < len(told):
-        takes = f"takes {made.positional or 'no'} argument{'' if made.positional == 1 else 's'} by place"
-        raise UsageError(f"{where} {takes}; {group} is called with {' and '.join(told)}")
-    names = made.names[1 if group == "optimizer" else len(told) :]
+    where, field = _where(description, root), _ARGUMENTS.get(group, f"{group}.args")
+    kinds = [kind for _, kind, _ in description["parameters"]]
+    by_place = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
+    call = () if description["is_class"] else _OF_A_CALL.get(group, ())
+    if by_place < len(call) and "VAR_POSITIONAL" not in kinds:
+        takes = f"takes {by_place or 'no'} argument{'' if by_place == 1 else 's'} by place"
+        raise UsageError(f"{where} {takes}; {group} is called with {' and '.join(call)}")
+    names = _names(description)[1 if group == "optimizer" else len(call) :]
     for name in given:
-        if name not in names and not made.takes_any:
+        if name not in names and "VAR_KEYWORD" not in kinds:
             raise UsageError(f"{field}.{name} is no argument of {where}; {suggestion(name, names)}")
+    with_default = {name for name, _, has_default in description["parameters"] if has_default}
     for name in names:
-        if name in made.needed and name not in given and name not in _OFFERED.get(group, ()):
+        if name not in with_default and name not in given and name not in _OFFERED.get(group, ()):
             if group == "trainer.metrics":
                 raise UsageError(f"{where} needs {name}; a metric gets logits and labels alone")
             raise UsageError(f"{where} needs {name}, which has no default", hint=f"{field}.{name}=VALUE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Signature:
-    """``names`` can be given, ``needed`` must be; ``takes_any``: others too. ``positional``: how many can be given by
-    place, None: any number."""
-
-    names: list[str]
-    positional: int | None
-    needed: set[str]
-    takes_any: bool
-
-
-def _signature(tree: ast.Module, item: _Callable) -> _Signature | None:
-    """None: only running it would tell (a class whose base is elsewhere, a decorator)."""
-    if item.decorator_list:
-        return None
-    if isinstance(item, ast.FunctionDef):
-        return _of_function(item, first=0)
-    made = next((part for part in item.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
-    if made is not None:
-        return None if made.decorator_list else _of_function(made, first=1)  # without self
-    base = _definition(tree, item.bases[0].id) if len(item.bases) == 1 and isinstance(item.bases[0], ast.Name) else None
-    return _signature(tree, base) if isinstance(base, ast.ClassDef) and base is not item else None
-
-
-def _of_function(function: ast.FunctionDef, *, first: int) -> _Signature:
-    args = function.args
-    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
-    named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    needed = {*positional[: len(positional) - len(args.defaults)]} | {arg.arg for arg, value in named if value is None}
-    names = [*positional[first:], *(arg.arg for arg in args.kwonlyargs)]
-    by_place = None if args.vararg is not None else len(positional) - first
-    return _Signature(names=names, positional=by_place, needed=needed, takes_any=args.kwarg is not None)

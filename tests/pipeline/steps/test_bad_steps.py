@@ -71,7 +71,7 @@ def test_one_message_names_the_field_and_nothing_is_written(project: StepProject
         ("def make(inputs, out): ...", "step.a.args.rate is no argument of make (own_step.py:1)"),
         ("def make(inputs, out, rate, size): ...", "make (own_step.py:1) needs size, which has no default"),
         ("def made(inputs, out, rate): ...", "own_step.py has no class or function make; did you mean made"),
-        ("def make(inputs, out, rate) ...", "own_step.py:1: "),
+        ("def make(inputs, out, rate) ...", "own_step.py:1 can't be parsed: "),
     ],
 )
 def test_a_function_that_can_t_be_called_is_told_before_it_is(project: StepProject, code: str, message: str) -> None:

@@ -1,0 +1,87 @@
+"""What a user's classes and functions accept, found by importing them. ``own_targets`` runs the text of this file in a
+process of its own, with the import path of the ranks; so it uses the standard library alone."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+def answer(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Describe each of ``request["targets"]`` (``package.module:NAME``).
+
+    A description holds one of these:
+
+    - ``parameters``: [name, kind, has a default] each; with ``name``, ``file``, ``line``, ``is_class`` and ``bases``.
+    - ``names``: those that the module has instead, each with file and line.
+    - ``value``: what the name is, which is neither a class nor a function.
+    - ``failed``: the last line of a traceback that ends in the user's own code, below ``request["folders"]``.
+    - nothing: only a host can tell, as where a package lacks a library that GPUs need.
+    """
+    return {target: _described(target, request["folders"]) for target in request["targets"]}
+
+
+def _described(target: str, folders: list[str]) -> dict[str, Any]:
+    place, _, name = target.partition(":")
+    try:
+        module = import_module(place)
+        found = getattr(module, name, _ABSENT)
+    except BaseException as error:  # whatever a module raises, sys.exit() included
+        return _failed(error, folders)
+    if found is _ABSENT:
+        return {"file": module.__file__, "names": _names(module)}
+    if isinstance(found, ModuleType):
+        return {"file": module.__file__, "value": "a module"}
+    if not callable(found):
+        return {"file": module.__file__, "value": repr(found)[:40]}
+    if not inspect.isclass(found) and not inspect.isroutine(found):
+        return {}
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # one that is written in C
+        return {}
+    return {
+        "name": found.__name__,
+        **_place(found),
+        "is_class": inspect.isclass(found),
+        "bases": [f"{base.__module__}.{base.__qualname__}" for base in getattr(found, "__mro__", ())],
+        "parameters": [[one.name, one.kind.name, one.default is not one.empty] for one in parameters],
+    }
+
+
+_ABSENT: Any = object()
+
+
+def _failed(error: BaseException, folders: list[str]) -> dict[str, Any]:
+    """Where and what, if it was raised in the user's own code or by an import of a module of the user's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    last = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError) and error.filename:
+        return {"failed": last, "file": error.filename, "line": error.lineno}
+    is_own = bool(frames) and any(frames[-1].filename.startswith(folder + os.sep) for folder in folders)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        is_own = any(os.path.exists(os.path.join(folder, top + end)) for folder in folders for end in ("", ".py"))  # noqa: PTH110, PTH118
+    return {"failed": last, "file": frames[-1].filename, "line": frames[-1].lineno} if is_own and frames else {}
+
+
+def _names(module: ModuleType) -> dict[str, dict[str, Any]]:
+    """The classes and functions of a module that its own package defines."""
+    top = module.__name__.partition(".")[0]
+    return {
+        name: _place(item)
+        for name, item in vars(module).items()
+        if (inspect.isclass(item) or inspect.isroutine(item)) and str(item.__module__).partition(".")[0] == top
+    }
+
+
+def _place(item: Any) -> dict[str, Any]:
+    with suppress(TypeError, OSError):  # defined in C, or in no file
+        own = inspect.unwrap(item)
+        return {"file": inspect.getsourcefile(own), "line": max(1, inspect.getsourcelines(own)[1])}
+    return {"file": None, "line": 0}
