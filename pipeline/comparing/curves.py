@@ -96,10 +96,10 @@ def rows(run_dir: Path) -> list[MetricsRow]:
         return []
 
 
-def names(found: Iterable[Sequence[MetricsRow]]) -> list[str]:
+def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
     """The metrics that have more than one point in any run: those that a curve can be drawn of."""
     counts: dict[str, int] = {}
-    for run in found:
+    for run in of_runs:
         of_run: dict[str, set[int]] = {}
         for row in run:
             for name in row.metrics:
@@ -109,19 +109,19 @@ def names(found: Iterable[Sequence[MetricsRow]]) -> list[str]:
     return sorted(name for name, most in counts.items() if most > 1)
 
 
-def curve(found: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
+def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
     """Of one run. A step that was made again counts as it was made last: a script may count them anew. (What a later
     attempt repeats has replaced the rows of the earlier one in metrics.jsonl.)"""
-    told = [row for row in found if metric in row.metrics]
-    begun = min((row.time_s for row in found), default=0.0)
+    having = [row for row in logged if metric in row.metrics]
+    begun = min((row.time_s for row in logged), default=0.0)
     if axis == "step":
-        points = {float(row.step): row.metrics[metric] for row in told}
+        points = {float(row.step): row.metrics[metric] for row in having}
     elif axis == "minutes":
-        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in told}
+        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in having}
     else:  # of an epoch its last value
-        points = {float(row.epoch): row.metrics[metric] for row in told if row.epoch is not None}
+        points = {float(row.epoch): row.metrics[metric] for row in having if row.epoch is not None}
     ordered = sorted(points)
-    passes = 1 + sum(after.step <= before.step for before, after in pairwise(told)) if axis == "step" else 1
+    passes = 1 + sum(after.step <= before.step for before, after in pairwise(having)) if axis == "step" else 1
     return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered), passes=passes)
 
 
@@ -136,11 +136,11 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
     at = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
     parts: list[list[Point]] = [[]]
     for x in at:
-        told = [value for item in curves if (value := _value(item, x, between=axis == "minutes")) is not None]
-        finite = [value for value in told if math.isfinite(value)]
+        values = [value for item in curves if (value := _value(item, x, between=axis == "minutes")) is not None]
+        finite = [value for value in values if math.isfinite(value)]
         if finite:
             parts[-1].append(_point(x, finite))
-        elif told and parts[-1]:
+        elif values and parts[-1]:
             parts.append([])
     return Band(
         label=group.label,
@@ -166,19 +166,19 @@ def _point(x: float, values: Sequence[float]) -> Point:
     return Point(x=x, mean=mean, std=math.sqrt(squares / (n - 1)) if n > 1 else None, n=n)
 
 
-def above_0(found: Band) -> Band:
+def above_0(whole: Band) -> Band:
     """What a logarithmic axis can show, with gaps where it can't."""
-    pieces = [(above, tuple(run)) for part in found.parts for above, run in groupby(part, lambda one: one.mean > 0)]
+    pieces = [(above, tuple(run)) for part in whole.parts for above, run in groupby(part, lambda one: one.mean > 0)]
     below = sum(len(piece) for above, piece in pieces if not above)
-    return replace(found, parts=tuple(piece for above, piece in pieces if above), below=below)
+    return replace(whole, parts=tuple(piece for above, piece in pieces if above), below=below)
 
 
 def of_several(part: Sequence[Point]) -> list[list[Point]]:
     """Its stretches of more than one run each. One run's value has no spread: a band that closed there would show
     seeds that agree."""
     stretches = groupby(part, lambda point: point.std is not None)
-    found = [list(run) for is_known, run in stretches if is_known]
-    return [run for run in found if any(point.std for point in run)]
+    several = [list(run) for is_known, run in stretches if is_known]
+    return [run for run in several if any(point.std for point in run)]
 
 
 def thinned(part: Sequence[Point], most: int) -> list[Point]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "png", "svg")
 COLOURS = 8
-"""Curves beyond these are grey: more colours can't be told apart."""
+"""Curves beyond these are grey: more colours look alike."""
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
@@ -169,11 +169,11 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
         levels = [None if value is None else within(span, float(value)) for value in values]
     else:
         texts = [None if value is None else value if isinstance(value, str) else f"{value:.10g}" for value in values]
-        found = sorted({text for text in texts if text is not None})
-        marks = [text if len(text) <= 14 else f"{text[:13]}…" for text in found[:12]]
+        choices = sorted({text for text in texts if text is not None})
+        marks = [text if len(text) <= 14 else f"{text[:13]}…" for text in choices[:12]]
         axes.set_yticks(range(len(marks)), [printable(mark) for mark in marks])
-        axes.set_ylim(*((0, len(found) - 1) if len(found) > 1 else (-0.5, 0.5)))
-        levels = [None if text is None else float(found.index(text)) for text in texts]
+        axes.set_ylim(*((0, len(choices) - 1) if len(choices) > 1 else (-0.5, 0.5)))
+        levels = [None if text is None else float(choices.index(text)) for text in texts]
     letters = int(room / _NAME_CHAR)
     axes.set_xlabel(printable(name if len(name) <= letters else f"…{name[1 - letters :]}"), labelpad=12)
     axes.yaxis.tick_right()

@@ -100,18 +100,13 @@ class Group:
 def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
     """In the order of their first runs, those with a finished run first, as the rest is compared with the first; a run
     that is named twice counts once."""
-    found: dict[str, list[ComparedRun]] = {}
+    by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
-        found.setdefault(_without_seed(run), []).append(run)
-    members = sorted(found.values(), key=lambda group: not any(run.counts for run in group))
+        by_configuration.setdefault(_without_seed(run), []).append(run)
+    members = sorted(by_configuration.values(), key=lambda group: not any(run.counts for run in group))
     differing = differing_fields([group[0] for group in members])
     return [
-        Group(
-            label=letters(number),
-            words=_words(group[0], differing),
-            runs=tuple(group),
-            figures=_figures(group),
-        )
+        Group(label=letters(number), words=_words(group[0], differing), runs=tuple(group), figures=_figures(group))
         for number, group in enumerate(members)
     ]
 
@@ -170,7 +165,7 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
     for run in runs:
         for name, value in run.figures.items() if run.counts else ():
             values.setdefault(name, []).append(value)
-    return {name: figure(found) for name, found in values.items()}
+    return {name: figure(of_runs) for name, of_runs in values.items()}
 
 
 def letters(number: int) -> str:

@@ -217,37 +217,25 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    return {
-        "label": group.label,
-        "words": list(group.words),
-        "what": group.first.what,
-        "n": group.n,
-        "of": len(group.runs),
-        "reservation": group.reservation,
-        "runs": [
-            {
-                "key": run.key,
-                "state": run.state,
-                "seed": run.seed,
-                "reservation": run.reservation,
-                "failure": run.failure,
-                "nonfinite": run.nonfinite,
-                "command": run.command,
-                "metrics": {name: json_number(value) for name, value in run.figures.items()},
-            }
-            for run in group.runs
-        ],
-        "statistics": {
-            name: {
-                "mean": figure.over and json_number(figure.over.mean),
-                "std": None if figure.over is None or figure.over.std is None else json_number(figure.over.std),
-                "n": figure.over.n if figure.over else 0,
-                "nan": figure.nan,
-                "infinite": figure.infinite,
-            }
-            for name, figure in group.figures.items()
-        },
+    of_group = {name: getattr(group, name) for name in ("label", "n", "reservation")}
+    names = ("key", "state", "seed", "reservation", "failure", "nonfinite", "command")
+    runs = [
+        {name: getattr(run, name) for name in names}
+        | {"metrics": {name: json_number(value) for name, value in run.figures.items()}}
+        for run in group.runs
+    ]
+    statistics = {
+        name: {
+            "mean": figure.over and json_number(figure.over.mean),
+            "std": None if figure.over is None or figure.over.std is None else json_number(figure.over.std),
+            "n": figure.over.n if figure.over else 0,
+            "nan": figure.nan,
+            "infinite": figure.infinite,
+        }
+        for name, figure in group.figures.items()
     }
+    about = {"words": list(group.words), "what": group.first.what, "of": len(group.runs)}
+    return {**of_group, **about, "runs": runs, "statistics": statistics}
 
 
 def _difference(item: Difference, against: Against) -> dict[str, Any]:

@@ -22,6 +22,38 @@ from pipeline.lab.state import Lab, LabHost, folder
 _READY_S = 10.0
 _POLL_S = 0.005
 _LOG_TAIL = 5  # lines
+_SSHD = """\
+Port 22
+ListenAddress {address}
+ListenAddress 127.0.0.1
+HostKey /etc/ssh/ssh_host_ed25519_key
+PidFile /run/sshd.pid
+AuthorizedKeysFile /etc/ssh/authorized_keys .ssh/authorized_keys
+AllowUsers {user}
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+PrintMotd no
+MaxStartups 100
+MaxSessions 100
+AcceptEnv LANG LC_*
+SetEnv "PATH={path}"
+Subsystem sftp internal-sftp
+"""
+_SSH = """\
+Host {name}
+  HostName {address}
+  Port 22
+  User {user}
+  IdentityFile {identity}
+  IdentitiesOnly yes
+  UserKnownHostsFile {known_hosts}
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  UpdateHostKeys no
+"""
 _BOOT = """\
 # The first process of a lab host, in namespaces of its own. Written by `doit lab`.
 set -eu
@@ -154,48 +186,14 @@ def _links_of(executable: Path) -> list[Path]:
 
 def sshd_config(host: LabHost, user: str) -> str:
     """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH."""
-    return "\n".join(
-        [
-            "Port 22",
-            f"ListenAddress {host.address}",
-            "ListenAddress 127.0.0.1",
-            "HostKey /etc/ssh/ssh_host_ed25519_key",
-            "PidFile /run/sshd.pid",
-            "AuthorizedKeysFile /etc/ssh/authorized_keys .ssh/authorized_keys",
-            f"AllowUsers {user}",
-            "PermitRootLogin prohibit-password",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            "UsePAM no",
-            "UseDNS no",
-            "PrintMotd no",
-            "MaxStartups 100",
-            "MaxSessions 100",
-            "AcceptEnv LANG LC_*",
-            f'SetEnv "PATH={Path(sys.prefix) / "bin"}:{PATH}"',
-            "Subsystem sftp internal-sftp",
-            "",
-        ]
-    )
+    path = f"{Path(sys.prefix) / 'bin'}:{PATH}"
+    return _SSHD.format(address=host.address, user=user, path=path)
 
 
 def ssh_client_entry(host: LabHost, user: str, identity: Path, known_hosts: Path) -> str:
     """The host's entry of the lab's ssh_config."""
-    return "\n".join(
-        [
-            f"Host {host.name}",
-            f"  HostName {host.address}",
-            "  Port 22",
-            f"  User {user}",
-            f"  IdentityFile {_ssh_path(identity)}",
-            "  IdentitiesOnly yes",
-            f"  UserKnownHostsFile {_ssh_path(known_hosts)}",
-            "  GlobalKnownHostsFile /dev/null",
-            "  StrictHostKeyChecking yes",
-            "  UpdateHostKeys no",
-            "",
-        ]
-    )
+    files = {"identity": _ssh_path(identity), "known_hosts": _ssh_path(known_hosts)}
+    return _SSH.format(name=host.name, address=host.address, user=user, **files)
 
 
 def _ssh_path(path: Path) -> str:
@@ -248,14 +246,7 @@ def remove_files(root: Path) -> None:
     place = folder(root)
     if not place.is_dir():
         return
-    ours = (
-        "node[0-9]*",
-        "id_ed25519*",
-        "known_hosts",
-        "ssh_config",
-        ".*.*",
-        "state.json",
-    )  # .*.*: half-written
+    ours = ("node[0-9]*", "id_ed25519*", "known_hosts", "ssh_config", ".*.*", "state.json")  # .*.*: half-written
     for pattern in ours:
         for path in sorted(place.glob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

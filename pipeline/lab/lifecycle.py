@@ -132,7 +132,7 @@ def _remove(root: Path) -> tuple[str, ...]:
     lab = state.load(root)
     removed: list[str] = []
     for id_ in sorted({state.lab_id(root), *([lab.id] if lab else [])}):
-        while found := network.disconnect(id_):  # again: a killed `up` may have left a command at work
-            removed += found
+        while ended := network.disconnect(id_):  # again: a killed `up` may have left a command at work
+            removed += ended
     lab_host.remove_files(root)
     return tuple(removed)

@@ -20,7 +20,7 @@ from pipeline.lab.state import Lab, LabHost, namespace, uplink
 
 _END_S = 10.0
 # Hosts that all speak with all learn n² neighbours, and all network namespaces of a kernel together may hold 1,024
-# learned ones (gc_thresh3). Of more hosts than this all are told, and a dead one is silent rather than unreachable.
+# learned ones (gc_thresh3). For more hosts than this all addresses are set; a dead one is silent, not unreachable.
 _MOST_LEARNED = 24
 _NETNS = Path("/run/netns")
 _NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists because of a lab
@@ -62,11 +62,7 @@ def connect(lab: Lab) -> None:
         f"addr add {base}.1/24 dev {up}",
         f"link set {up} up",
     ]
-    ports = [
-        "link add br0 type bridge stp_state 0 forward_delay 0",
-        "link set br0 up",
-        "link set uplink master br0 up",
-    ]
+    ports = ["link add br0 type bridge stp_state 0 forward_delay 0", "link set br0 up", "link set uplink master br0 up"]
     for host in lab.hosts:
         lines.append(f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}")
         ports.append(f"link set {host.name} master br0 up")
@@ -89,8 +85,8 @@ def _hardware(host: LabHost) -> str:
 def namespaces(id_: str) -> list[str]:
     """The lab's namespaces that exist now, whatever its journal says."""
     prefix = namespace(id_, "")
-    found = json.loads(command("ip", "-j", "netns", "list") or "[]")
-    return sorted(entry["name"] for entry in found if entry["name"].startswith(prefix))
+    existing = json.loads(command("ip", "-j", "netns", "list") or "[]")
+    return sorted(entry["name"] for entry in existing if entry["name"].startswith(prefix))
 
 
 def disconnect(id_: str) -> list[str]:
@@ -143,7 +139,7 @@ def end_processes(name: str) -> None:
 
 
 def cut(lab: Lab, host: str) -> None:
-    """Pull the host's cable: packets are lost both ways and nobody is told."""
+    """Pull the host's cable: packets are lost both ways without a reply."""
     command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "down")
 
 

@@ -69,7 +69,6 @@ def command(*argv: str, stdin: str = "") -> str:
     if done.code != 0:
         said = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(
-            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}",
-            hint="doit lab down=1, then again",
+            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}", hint="doit lab down=1, then again"
         )
     return done.stdout

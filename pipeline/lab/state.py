@@ -93,7 +93,7 @@ def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
 
 
 def load(root: Path) -> Lab | None:
-    """The lab that the journal tells of, with the processes that live now; None where there is no journal."""
+    """The lab of the journal, with the processes that live now; None where there is no journal."""
     record = _read(root)
     if record is None or _is_copy(root, record):
         return None

@@ -84,7 +84,7 @@ class AttemptFiles:
 
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
-    """What each host told last, from the file that the command rewrites every other second."""
+    """The last report of each host, from the file that the command rewrites every other second."""
     rows, _ = rank_beats.read(attempt)
     usages = rank_beats.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
@@ -121,7 +121,7 @@ def follow_sweep(
 
 class SweepFiles:
     """``look`` yields what came since the last one: trials that began and ended, and with its number in front what
-    each trial under way tells. What was there at first is in ``so_far``."""
+    each trial under way reports. What was there at first is in ``so_far``."""
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder, self._runs_dir = folder, folder.path.parent.parent
@@ -179,12 +179,7 @@ class SweepFiles:
         figures = self._figures(entry.key) if entry.state is State.FINISHED else {}
         again = entry.state is State.KILLED  # by the end of its command: the next one goes on with it
         return TrialEnded(
-            number=entry.number,
-            chosen=chosen,
-            state=entry.state,
-            metrics=figures,
-            detail=entry.detail,
-            again=again,
+            number=entry.number, chosen=chosen, state=entry.state, metrics=figures, detail=entry.detail, again=again
         )
 
     def _words(self, number: int) -> tuple[str, ...]:

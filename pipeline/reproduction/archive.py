@@ -11,7 +11,7 @@ import hashlib
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -104,7 +104,6 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
     """
     try:
         top = _checked(archive)
-        _check_digests(archive, top)
         place.mkdir(parents=True, exist_ok=True)
         with _members_of(archive) as members:
             for member in members:
@@ -155,17 +154,27 @@ def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
     return documents.sealed(about).encode()
 
 
-def _check_digests(archive: Path, top: str) -> None:
-    """Each file against the manifest, and none more or less than that names. Raises UsageError, DamagedError."""
-    by_name, written = dict[str, str](), b""
+def _checked(archive: Path) -> str:
+    """The folder that all members lie in, once each of them is as ``export`` writes it and the manifest agrees.
+
+    Raises:
+        UsageError: something is not.
+        DamagedError: the manifest isn't what was written.
+    """
+    by_name, written, top, seen = dict[str, str](), b"", "", set[str]()
     with _members_of(archive) as members:
         for member in members:
+            top = top or member.name.partition("/")[0]
+            _refuse_misfit(archive, member, top, seen)
+            seen.add(member.name.casefold())
             name, digest = member.name.removeprefix(f"{top}/"), hashlib.sha256()
             if name == MANIFEST:
                 written = b"".join(member.blocks())
             for block in member.blocks() if name != MANIFEST else ():
                 digest.update(block)
             by_name[name] = digest.hexdigest()
+    if len(top) != KEY_LENGTH:
+        raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
     if MANIFEST not in by_name:
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
@@ -187,6 +196,7 @@ def _check_digests(archive: Path, top: str) -> None:
             raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", hint=_AGAIN)
         if by_name[name] != files[name]:
             raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", hint=_AGAIN)
+    return top
 
 
 def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
@@ -244,28 +254,19 @@ def _packed(key: str, members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _checked(archive: Path) -> str:
-    """The folder that all members lie in, or UsageError at the first that is not as ``export`` writes it. Read before
-    anything is written."""
-    seen = set[str]()
-    top = ""
-    with _members_of(archive) as members:
-        for member in members:
-            parts = PurePosixPath(member.name).parts
-            if member.is_folder:
-                raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")
-            if len(parts) < 2:
-                raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
-            if parts[0] != (top := top or parts[0]):
-                raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
-            if member.name.casefold() in seen:
-                raise UsageError(f"run={archive} holds {member.name!r} twice")
-            seen.add(member.name.casefold())
-            if member.size > (most := _most_bytes(parts)):
-                raise UsageError(f"run={archive}: {member.name!r} has {member.size:,} bytes, of at most {most:,}")
-    if len(top) != KEY_LENGTH:
-        raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
-    return top
+def _refuse_misfit(archive: Path, member: tars.Member, top: str, seen: Collection[str]) -> None:
+    """Raises UsageError: ``export`` writes no such member beside those ``seen``, in lower case."""
+    parts = PurePosixPath(member.name).parts
+    if member.is_folder:
+        raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")
+    if len(parts) < 2:
+        raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
+    if parts[0] != top:
+        raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
+    if member.name.casefold() in seen:
+        raise UsageError(f"run={archive} holds {member.name!r} twice")
+    if member.size > (most := _most_bytes(parts)):
+        raise UsageError(f"run={archive}: {member.name!r} has {member.size:,} bytes, of at most {most:,}")
 
 
 def _most_bytes(parts: tuple[str, ...]) -> int:

@@ -62,10 +62,10 @@ def recorded(repository: Path, commit: str, checkout: Path) -> Iterator[Submodul
     for about, _, path in links:
         wanted = about.split()[2]
         places = _repositories(repository, names.get(path, path), checkout / path)
-        found = next((place for place in places if _answer(place, "cat-file", "-t", wanted) == "commit\n"), None)
-        yield Submodule(path=path, commit=wanted, repository=found)
-        if found is not None:
-            for item in recorded(found, wanted, checkout / path):
+        source = next((place for place in places if _answer(place, "cat-file", "-t", wanted) == "commit\n"), None)
+        yield Submodule(path=path, commit=wanted, repository=source)
+        if source is not None:
+            for item in recorded(source, wanted, checkout / path):
                 yield Submodule(path=f"{path}/{item.path}", commit=item.commit, repository=item.repository)
 
 

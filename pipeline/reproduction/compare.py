@@ -107,8 +107,8 @@ def compare(
         hardware: in what the hosts are known to differ; None: what the two results tell of theirs.
         reach: by how much a metric may differ on other hardware.
     """
-    found, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
-    result = found.fields if found is not None else {}
+    again_result, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
+    result = again_result.fields if again_result is not None else {}
     old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
     times, same, besides, besides_differing = list[str](), list[str](), list[str](), list[str]()
     if recipe.result.get("program"):
@@ -135,7 +135,7 @@ def compare(
         surroundings=tuple(
             differences(
                 _surroundings(recipe.provenance, recipe.result, nodes), _surroundings(provenance, result, nodes)
-            ),
+            )
         ),
     )
 
@@ -161,17 +161,17 @@ def _besides(
 def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
     """Those of the files (JSON and CSV) that say the same but for times, rates and the place of the run folder."""
     names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith((".json", ".csv"))]
-    return [name for name in names if (told := _without_times(first, name)) and told == _without_times(second, name)]
+    return [name for name in names if (text := _without_times(first, name)) and text == _without_times(second, name)]
 
 
 def _without_times(folder: RunFolder, name: str) -> str | None:
     """The text of a JSON or CSV file without times; None where it is none."""
     try:
         text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
-        told = (
+        timeless = (
             _timeless_rows([*csv.reader(io.StringIO(text))]) if name.endswith(".csv") else _timeless(json.loads(text))
         )
-        return json.dumps(told, sort_keys=True)
+        return json.dumps(timeless, sort_keys=True)
     except (OSError, ValueError, RecursionError, csv.Error):
         return None
 
@@ -209,11 +209,11 @@ def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], node
     """By node rank, not by name: the hosts may be called otherwise here."""
     hosts = _hosts(provenance)[:nodes]
     ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # a run of an earlier version says nothing
-    told = {
+    by_node = {
         f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _QUIET}
         for rank, host in enumerate(hosts)
     }
-    return {"config": {**told, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
+    return {"config": {**by_node, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
 
 
 def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -241,23 +241,23 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
         for name, value in metrics.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 values[name].append(value)
-    found = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
-    if _ACCURACY in values and _ACCURACY not in found and (images := _test_images(recipe)):
+    at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
+    if _ACCURACY in values and _ACCURACY not in at_most and (images := _test_images(recipe)):
         share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)  # neither 0 nor 1
-        found[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
-    return found
+        at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
+    return at_most
 
 
 def _of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, Mapping[str, Any]]:
     """The metrics of the run and of those that differ from it in the seed alone, by key."""
-    found: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
+    by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
     for key, parts in index.finished_parts(runs_dir).items():
         differing = {item.field for item in differences(recipe.parts, parts)}
-        if key not in found and differing <= _SEEDS:
+        if key not in by_key and differing <= _SEEDS:
             with suppress(AlteredError):
                 result = RunFolder(runs_dir / key).read_result()
-                found |= {key: result.metrics} if result is not None else {}
-    return found
+                by_key |= {key: result.metrics} if result is not None else {}
+    return by_key
 
 
 def _test_images(recipe: Recipe) -> int:

@@ -43,14 +43,7 @@ Say = Any
 
 
 def reproduce(
-    folder: RunFolder,
-    *,
-    root: Path,
-    work: Path,
-    data_dir: Path,
-    overrides: Sequence[str],
-    keep: bool,
-    say: Say,
+    folder: RunFolder, *, root: Path, work: Path, data_dir: Path, overrides: Sequence[str], keep: bool, say: Say
 ) -> Verdict:
     """Make the run again below ``work`` and compare.
 
