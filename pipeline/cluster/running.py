@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.beats import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.core.errors import TrainingError
@@ -38,7 +38,7 @@ from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeLook
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers import Launcher
+    from pipeline.cluster.launchers import Following, Launcher
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0

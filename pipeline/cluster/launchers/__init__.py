@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.base import AttemptSpec
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+    from pipeline.cluster.launchers.job_folder import JobFollower
+    from pipeline.cluster.launchers.streams import Streams
     from pipeline.core.specs import Cluster
 
     Launcher: TypeAlias = AgentLauncher | GrantedLauncher
     """Carries a rendered plan out on the hosts of one cluster."""
+    Following: TypeAlias = Streams | JobFollower
+    """The live streams of one attempt."""
 
 
 def create(cluster: Cluster) -> Launcher:

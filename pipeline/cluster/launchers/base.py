@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.settings import capabilities
@@ -110,27 +110,6 @@ class Outcome:
     hint: str | None = None
     cause: str = ""
     again: bool = False
-
-
-class Following(Protocol):
-    """The live streams of one attempt."""
-
-    def stop(self) -> None:
-        """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
-        ...
-
-    def prune(self) -> None:
-        """Ask rank 0 to end the run at the next end of an epoch; returns at once. For launchers that send files."""
-        ...
-
-    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask every node how its ranks are (None: without their stacks), or only whether the ssh servers ``peers``
-        answer it; NodeLook events follow."""
-        ...
-
-    def close(self) -> None:
-        """End the streams (not the training)."""
-        ...
 
 
 class Transport(ABC):

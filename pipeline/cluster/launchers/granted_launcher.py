@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers.agent_requests import ENV_NAMES
+from pipeline.cluster.launchers import agent_requests
 from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.launchers.base import (
     NOT_ENDED,
@@ -209,22 +209,14 @@ class GrantedLauncher:
 
     def _request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
         """The first request to every node of the job."""
+        probe = agent_requests.probe(self.cluster, spec.pack, modules, registry="")
         return {
             "do": "job",
             "scheduler": self.scheduler.agent,
             "lease_s": self.cluster.lease_s,
             "interface": self.cluster.hosts[0].interface,
             "env_passed": rank_environment.PASSED,
-            "probe": {
-                "workdir": str(spec.run_dir),
-                "env_names": ENV_NAMES,
-                "env_families": rank_environment.FAMILIES,
-                "env_passed": rank_environment.PASSED,
-                "modules": modules,
-                "python_path": self.cluster.python_path,
-                "pack_digest": spec.pack.digest if spec.pack else "",
-                "pack_places": [str(spec.pack.path)] if spec.pack else [],
-            },
+            "probe": {**probe, "workdir": str(spec.run_dir), "gpu_s": 0.0},
         }
 
     # ---------------------------------------------------------------------------- an attempt in it

@@ -105,15 +105,16 @@ class Streams:
         self._tell(b"prune\n")
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask every node how its ranks are, or only whether the ssh servers ``peers`` answer it."""
+        """Ask every node how its ranks are (None: without their stacks), or only whether the ssh servers ``peers``
+        answer it; NodeLook events follow."""
         self._tell(b"look " + json.dumps(peers).encode() + b"\n")
 
     def stop(self) -> None:
-        """Ask every node that still answers to end its part."""
+        """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
         self._stopping.set()
 
     def close(self) -> None:
-        """End the streams."""
+        """End the streams (not the training)."""
         self._closing.set()
         self._stopping.set()
         for stream in self._streams:
