@@ -26,17 +26,17 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 
 def names(root: Path) -> list[str]:
-    """All steps, sorted, also those that can't be loaded. Raises StepError: one that is told twice."""
+    """All steps, sorted, also those that can't be loaded. Raises StepError: one that is declared twice."""
     files = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
     for name in files:
         if name in REGISTERED:
-            raise StepError(f"step {name} is told twice: in {FOLDER}/{name}.yaml and in dodo.py; keep one of them")
-    found = sorted([*files, *REGISTERED])
+            raise StepError(f"step {name} is declared twice: in {FOLDER}/{name}.yaml and in dodo.py; keep one of them")
+    known = sorted([*files, *REGISTERED])
     lower: dict[str, str] = {}
-    for name in found:
+    for name in known:
         if (other := lower.setdefault(name.lower(), name)) != name:
             raise StepError(f"steps {other} and {name} would share a folder where large and small letters are one")
-    return found
+    return known
 
 
 def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
@@ -47,16 +47,16 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
         UsageError: an interpolation that leads nowhere.
     """
     own = composed.get(SECTION) or {}
-    for told_name in own:
-        _refuse_unknown(str(told_name), root)
+    for key in own:
+        _refuse_unknown(str(key), root)
     _refuse_unknown(name, root)
-    refuse_name(name, told_in=_place(name))
-    told = _told(name, own.get(name) or {}, root)
-    whole = OmegaConf.create({**composed, SECTION: {name: told}})
+    refuse_name(name, named_in=_place(name))
+    written = _written(name, own.get(name) or {}, root)
+    whole = OmegaConf.create({**composed, SECTION: {name: written}})
     assert isinstance(whole, DictConfig)
     try:
         fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
-        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(told)}
+        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(written)}
     except OmegaConfBaseException as error:
         from pipeline.config.explain import explain_interpolation  # it imports Hydra
 
@@ -65,9 +65,9 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     return checked(
         name,
         {str(field): value for field, value in fields.items()},
-        told=told,
+        written=written,
         parameters=parameters,
-        secrets=_secrets(told, fields, composed),
+        secrets=_secrets(written, fields, composed),
     )
 
 
@@ -80,11 +80,11 @@ def _refuse_unknown(name: str, root: Path) -> None:
 
 
 def _place(name: str) -> str:
-    """Where a step is told, for messages."""
+    """Where a step is declared, for messages."""
     return "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
 
 
-def _told(name: str, changes: Any, root: Path) -> dict[str, Any]:
+def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
     """The fields before interpolation, with what the command line says of them. Raises StepError."""
     try:
         file = root / FOLDER / f"{name}.yaml"
@@ -93,14 +93,14 @@ def _told(name: str, changes: Any, root: Path) -> dict[str, Any]:
         if isinstance(fields, dict) and True in fields:  # YAML takes a bare `on` for true
             fields["on"] = fields.pop(True)
         merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
-        told = OmegaConf.to_container(merged, resolve=False)
+        written = OmegaConf.to_container(merged, resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise StepError(f"step {name}: {_place(name)} can't be read: {text_of(error)}") from error
-    if not isinstance(told, dict):
+    if not isinstance(written, dict):
         raise StepError(
             f"step {name}: {_place(name)} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]"
         )
-    return {str(field): value for field, value in told.items()}
+    return {str(field): value for field, value in written.items()}
 
 
 def _references(value: Any) -> Iterator[str]:
@@ -113,12 +113,12 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _secrets(told: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
+def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
     """What neither key, folder nor log may hold: by name in ``env``, by reference, by form, of the configuration."""
-    of_variables = {os.environ[name] for name in redact.referenced(told) if os.environ.get(name)}
+    of_variables = {os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
     env = fields.get("env")
     named = env.items() if isinstance(env, Mapping) else ()  # what else it may be is refused later
     of_env = {str(value) for name, value in named if redact.is_secret_name(str(name))}
-    found = {text for text in of_variables | of_env if redact.tells(text)}
+    values = {text for text in of_variables | of_env if redact.tells(text)}
     forms = {part for text in texts(fields) for part in redact.in_forms(text)}
-    return frozenset(found | forms | redact.secret_values(composed))
+    return frozenset(values | forms | redact.secret_values(composed))

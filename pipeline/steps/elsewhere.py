@@ -128,10 +128,10 @@ def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
         own = {**section["env"], **args, "out": "{run}"}
         line = ["bash", "-euo", "pipefail", "-c", step.command, step.name]
         return {**section, "command": line, "args": [_literal(word) for word in flat], "env": own}, files
-    told = filled(step, _OUT, placed)
-    words = [_literal(word).replace(_OUT, "{run}") for word in told]
-    if not is_python(told[0]):
-        return {**section, "command": told[:1], "args": words[1:]}, files
+    argv = filled(step, _OUT, placed)
+    words = [_literal(word).replace(_OUT, "{run}") for word in argv]
+    if not is_python(argv[0]):
+        return {**section, "command": argv[:1], "args": words[1:]}, files
     if len(words) < 2 or not words[1].endswith(".py"):
         raise StepError(
             f"step {step.name}: on: {step.on} takes python FILE.py …, a function, a line for bash or another program; "
@@ -171,4 +171,4 @@ def _inside(path: Path, root: Path, steps_dir: Path, elsewhere: str) -> str:
 
 def _literal(text: str) -> str:
     """The text for a place where {x} would be a placeholder."""
-    return _BRACES.sub(lambda found: f"{{{{{found[1]}}}}}", text)
+    return _BRACES.sub(lambda mark: f"{{{{{mark[1]}}}}}", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,19 @@ class Graph:
 
     def order(self, names: Iterable[str]) -> list[str]:
         """These steps and all that they need, each after what it needs. Raises StepError: they need each other."""
-        done: list[str] = []
-        for name in names:
-            self._visit(name, done, [])
-        return done
-
-    def _visit(self, name: str, done: list[str], path: list[str]) -> None:
-        if name in path:
-            circle = " → ".join([*path[path.index(name) :], name])
-            raise StepError(f"steps need each other: {circle}", hint="take one of these out of the other's inputs")
-        if name not in done:
-            for before in self.step(name).upstream:
-                self._visit(before, done, [*path, name])
-            done.append(name)
+        needs: dict[str, tuple[str, ...]] = {}
+        waiting = [*names]
+        while waiting:
+            name = waiting.pop()
+            if name not in needs:
+                needs[name] = self.step(name).upstream
+                waiting += needs[name]
+        try:
+            return [*TopologicalSorter(needs).static_order()]
+        except CycleError as error:
+            circle = " → ".join(reversed(error.args[1]))
+            what = f"steps need each other: {circle}"
+            raise StepError(what, hint="take one of these out of the other's inputs") from error
 
     def standing(self, name: str) -> Standing:
         """How a step stands. Raises StepError, UsageError: it can't be told, or an input is missing."""
@@ -105,13 +106,13 @@ class Graph:
         """Of the files as they are now. Raises StepError: one can't be read."""
         labels = {label: path for group in groups for label, path in group}
         try:
-            found = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
+            digests = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
         except OSError as error:
             raise StepError(f"step {step.name}: an input can't be read: {os_reason(error)}") from error
         except DataError as error:
             raise StepError(f"step {step.name}: {error.what}", hint=error.hint) from error
         hosts = self._hosts() if step.on == "hosts" else int(step.on == "first")
-        return step_key(step, {label: found[path][1] for label, path in labels.items()}, self.root, hosts)
+        return step_key(step, {label: digests[path][1] for label, path in labels.items()}, self.root, hosts)
 
     def fresh_key(self, step: Step) -> ContentKey:
         """The key of what lies there now, for one who has just made the step. Raises StepError, UsageError."""
@@ -131,15 +132,15 @@ class Graph:
             return store.inside(self.step(name), made, inside)
         try:
             self._refuse_store(step, item)
-            found = _matches(item, self.root)
+            paths = _matches(item, self.root)
         except OSError as error:  # too long a name, a folder that nobody may look into
             raise StepError(f"step {step.name}: inputs: {item!r} can't be read: {os_reason(error)}") from error
-        if not found:
+        if not paths:
             raise StepError(
                 f"step {step.name}: inputs: {item!r} matches no file in {self.root}",
                 hint=f"doit step lists the steps; a file that a step makes is written {PREFIX}NAME/{Path(item).name}",
             )
-        return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in found]
+        return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in paths]
 
     def _refuse_store(self, step: Step, item: str) -> None:
         """Raises StepError: an entry holds the folder in which steps lie, which changes with each that is made."""
@@ -163,8 +164,8 @@ class Graph:
 
 def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
     """Folders of a step that were made, whatever their key, with their step.json."""
-    found = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
-    return [(path, record) for path, record in found if record is not None and record.get("name") == name]
+    records = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
+    return [(path, record) for path, record in records if record is not None and record.get("name") == name]
 
 
 def _named(pattern: str, root: Path) -> list[Path]:
@@ -179,6 +180,5 @@ def _named(pattern: str, root: Path) -> list[Path]:
 
 def _matches(pattern: str, root: Path) -> list[Path]:
     """The files, and all those in a folder."""
-    found = _named(pattern, root)
-    files = [inner for item in found for inner in ([item] if item.is_file() else sorted(walked(item)))]
+    files = [inner for item in _named(pattern, root) for inner in ([item] if item.is_file() else sorted(walked(item)))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]

@@ -41,13 +41,13 @@ def command(making: Making) -> list[str]:
 
 
 def call(step: Step, inputs: Sequence[str], out: str) -> str:
-    """What ``CALL`` is told of a step that is a function: JSON."""
+    """The argument of ``CALL`` for a step that is a function: JSON."""
     args = dict(sorted(step.args.items()))
     return json.dumps({"function": step.function, "args": args, "inputs": [*inputs], "out": out})
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
-    """Built as a rank's is, with the project importable, what the step is told, and its arguments for bash.
+    """Built as a rank's is, with the project importable, the variables of the step, and its arguments for bash.
 
     Args:
         around: the environment of this process.
@@ -66,14 +66,15 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
             )
     home = None if IS_INSTALLED or making.root == HOME else str(HOME)
     path = (str(site), str(making.root), step.env.get("PYTHONPATH"), home)
-    told = {name: as_text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
-    own = {"out": str(making.out)} if isinstance(step.command, str) else {}
+    own: dict[str, str] = {}
+    if isinstance(step.command, str):
+        own = {**{name: as_text(value) for name, value in step.args.items()}, "out": str(making.out)}
     passed = {**rank_environment.passed(around), **rank_environment.ALWAYS}
-    return {**passed, **told, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {**passed, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def run_here(making: Making) -> int:
-    """Run it to its end; the exit code. It ends with this process, when ``stop`` is told, and with its log.
+    """Run it to its end; the exit code. It ends with this process, when ``stop`` is set, and with its log.
 
     Raises:
         OSError: what it says can't be kept; it is ended.
@@ -85,12 +86,12 @@ def run_here(making: Making) -> int:
     observed = Observed(seal, zones)
     env = environment(making, os.environ, observed.site)
     program = str(making.root / argv[0]) if "/" in argv[0] else argv[0]
-    if found := shutil.which(program, path=env.get("PATH")):  # no hook of Python sees this file being read
-        observer.Watch(zones, str(observed.notes)).look(found, "")
+    if path := shutil.which(program, path=env.get("PATH")):  # no hook of Python sees this file being read
+        observer.Watch(zones, str(observed.notes)).look(path, "")
     child = process.guarded(argv, cwd=making.root, env=env)
     assert child.stdin is not None
     assert child.stdout is not None
-    guard = threads.start(_end_when_told, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
+    guard = threads.start(_end_when_stopped, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
     try:
         with making.log.open("a", encoding="utf-8") as log:
             _copy(making, child.stdout, log)
@@ -102,25 +103,22 @@ def run_here(making: Making) -> int:
     child.stdin.close()
     guard.join(timeout=1.0)
     making.seen = observed.seen()
-    _tell_variables(making, [name for name in making.seen.variables if name in os.environ and name not in env])
+    _warn_of_variables(making, [name for name in making.seen.variables if name in os.environ and name not in env])
     shutil.rmtree(seal, ignore_errors=True)
     return code
 
 
-def _tell_variables(making: Making, found: Sequence[str]) -> None:
+def _warn_of_variables(making: Making, variables: Sequence[str]) -> None:
     """Say which variables of this shell the step read in vain: a key holds those of its ``env`` alone."""
-    if found:
-        named = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in found)
-        text = (
-            f"WARNING: step {making.step.name} read {joined(found)}, which this shell sets and the step doesn't get; "
-            f"env: {{{named}}} in its file passes {'it' if len(found) == 1 else 'them'}, as a part of its key"
+    if variables:
+        named = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in variables)
+        making.warn(
+            f"step {making.step.name} read {joined(variables)}, which this shell sets and the step doesn't get; "
+            f"env: {{{named}}} in its file passes {'it' if len(variables) == 1 else 'them'}, as a part of its key"
         )
-        with making.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
-        making.say(text)
 
 
-def _end_when_told(making: Making, stdin: IO[bytes]) -> None:
+def _end_when_stopped(making: Making, stdin: IO[bytes]) -> None:
     """Close the guard's stdin, which ends the program."""
     while not stdin.closed:
         if making.stop.wait(0.1):

@@ -131,8 +131,8 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
 
 
 def described(step: Step) -> dict[str, Any]:
-    """``told`` and ``parameters`` as step.json has them, without secrets."""
-    return redact.without_secrets({"told": step.told, "parameters": step.parameters}, step.secrets)
+    """``written`` and ``parameters`` as step.json has them, without secrets."""
+    return redact.without_secrets({"written": step.written, "parameters": step.parameters}, step.secrets)
 
 
 def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
@@ -142,7 +142,7 @@ def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
         old: step.json of the earlier one.
     """
     now = described(step)
-    parts, parameters, told = (old.get(name) or {} for name in ("parts", "parameters", "told"))
+    parts, parameters, written = (old.get(name) or {} for name in ("parts", "parameters", "written"))
     lines = [
         f"{name}: {parameters.get(name)} → {now['parameters'].get(name)}"
         for name in sorted({*parameters, *now["parameters"]})
@@ -153,8 +153,8 @@ def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
         if not item.field:  # nothing before, or nothing now
             continue
         field = item.field.partition(".")[0]
-        references = (f"${{{name}}}" in str(now["told"].get(field)) for name in by_parameter)
-        if item.part == "config" and told.get(field) == now["told"].get(field) and any(references):
+        references = (f"${{{name}}}" in str(now["written"].get(field)) for name in by_parameter)
+        if item.part == "config" and written.get(field) == now["written"].get(field) and any(references):
             continue  # said by the name of what it refers to
         lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
     return lines

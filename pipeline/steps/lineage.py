@@ -30,10 +30,10 @@ def of_run(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
     """The step that its data comes from; None: from none. ``config``: what its config.json holds."""
     runs_dir = folder.path.parent
     with suppress(UsageError, AttributeError):  # a damaged config.json
-        found = named_step(config)
-        if found is None:
+        source = named_step(config)
+        if source is None:
             return None
-        name, _ = named(found[2])
+        name, _ = named(source[2])
         made = _made(folder.path / "data", runs_dir, name)
         return PastStep(name=name) if made is None else _past(name, made, runs_dir)
     return None
@@ -62,5 +62,5 @@ def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
             taken.setdefault(name, {})[inside] = sha256
     for name, files in taken.items():
         folders = (path for path, record in earlier_of(runs_dir, name) if files.items() <= record["files"].items())
-        found = next(folders, None)
-        yield PastStep(name=name) if found is None else _past(name, found, runs_dir)
+        past = next(folders, None)
+        yield PastStep(name=name) if past is None else _past(name, past, runs_dir)

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pipeline.steps.step import PREFIX, Step
 from trainers.core.dependencies import Seen, joined
 
 Say = Callable[[str], None]
-_TOLD_LINES, _TOLD_CHARACTERS = 12, 4000
+_END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
 _CALLER = ("trainers/__init__.py", "trainers/script/__init__.py", "trainers/script/call.py")  # of functions
 
@@ -49,6 +49,12 @@ class Making:
     say: Say
     seen: Seen | None = None
 
+    def warn(self, text: str) -> None:
+        """Say it on the terminal and in the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"WARNING: {text}\n")
+        self.say(f"WARNING: {text}")
+
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
     """Make these steps and what they need; how many were made now.
@@ -57,7 +63,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
         at_once: so many that don't need each other run side by side.
 
     Raises:
-        StepError: one can't be made as it is told; nothing was started.
+        StepError: one can't be made; nothing was started.
         PacelineError: one failed; what others had begun is ended.
         Killed: stopped by a signal.
     """
@@ -146,7 +152,7 @@ class _Work:
         folder = store.folder_of(self.graph.runs_dir, step, key)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with held(store.lock_of(folder), meanwhile=_Told(step, self.say, self.stop)):
+            with held(store.lock_of(folder), meanwhile=_Waiting(step, self.say, self.stop)):
                 made, _ = store.look(folder, key, self.graph.root)
                 if made is not None:
                     where = _shown(folder, self.graph.root)
@@ -182,11 +188,11 @@ class _Work:
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
             if making.seen is not None:
                 self._refuse_read(making.seen, step, keyed)
-                record["dependencies"] = found = _without_secrets(making.seen.record(root, keyed, inputs))
+                record["dependencies"] = dependencies = _without_secrets(making.seen.record(root, keyed, inputs))
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
                 known = observed_variables.digests(os.environ, keys)
-                found["values"] = {name: known.get(name, "") for name in found["own_variables"]}
-                self._tell_unkeyed(making, [*found["files"]])
+                dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
+                self._warn_of_files(making, [*dependencies["files"]])
             write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)
@@ -225,20 +231,17 @@ class _Work:
             raise PacelineError(
                 f"step {step.name} ended with exit code 0 without its outputs {', '.join(missing)}; in its folder "
                 f"{{out}} it left {', '.join(left[:5]) or 'nothing'}{_end_of(making.log)}",
-                hint="let it write them into the folder that it is told",
+                hint="let it write them into that folder",
             )
 
-    def _tell_unkeyed(self, making: Making, found: list[str]) -> None:
-        if not found:
+    def _warn_of_files(self, making: Making, files: Sequence[str]) -> None:
+        if not files:
             return
-        was, them = ("was", "it") if len(found) == 1 else ("were", "them")
+        was, them = ("was", "it") if len(files) == 1 else ("were", "them")
         steps = f"{_shown(store.steps_dir(self.graph.runs_dir), making.root)}/"
-        named = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in found]
+        named = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in files]
         what = f"{joined(named)} {was} read; add {them} to its inputs"
-        text = f"WARNING: the key of step {making.step.name} is not complete: {what}"
-        with making.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
-        self.say(text)
+        making.warn(f"the key of step {making.step.name} is not complete: {what}")
 
     def _refuse_changed(self, step: Step, key: ContentKey) -> None:
         """Raises PacelineError: its inputs or code are others than when it began."""
@@ -249,9 +252,9 @@ class _Work:
 
     def _refuse_read(self, seen: Seen, step: Step, keyed: Mapping[str, str]) -> None:
         """Raises PacelineError: a file that the key holds had another content when the step opened it."""
-        if found := seen.changed_meanwhile(self.graph.root, keyed):
+        if edited := seen.changed_meanwhile(self.graph.root, keyed):
             raise PacelineError(
-                f"step {step.name} read {joined(found)} with another content than its key holds: somebody edits it",
+                f"step {step.name} read {joined(edited)} with another content than its key holds: somebody edits it",
                 hint="the same command again",
             )
 
@@ -277,17 +280,17 @@ def _elsewhere(making: Making, graph: Graph) -> int:
     return run_elsewhere(making, graph.composed)
 
 
-class _Told:
-    """Called while a lock is waited for: says so once, and ends the wait when a stop is told."""
+class _Waiting:
+    """Called while a lock is waited for: says so once, and ends the wait on a stop."""
 
     def __init__(self, step: Step, say: Say, stop: Stop) -> None:
-        self._step, self._say, self._stop, self._told = step, say, stop, False
+        self._step, self._say, self._stop, self._is_said = step, say, stop, False
 
     def __call__(self) -> None:
         if self._stop.told:
             raise Killed(f"step {self._step.name} was stopped by {self._stop.by}")
-        if not self._told:
-            self._told = True
+        if not self._is_said:
+            self._is_said = True
             self._say(f"another command is making step {self._step.name}; waiting for it")
 
 
@@ -321,8 +324,8 @@ def _put_in_place(building: Path, folder: Path) -> None:
 
 def _end_of(log: Path) -> str:
     """The last lines of a log, for an error."""
-    text = log.read_text(encoding="utf-8", errors="replace")[-_TOLD_CHARACTERS:]
-    lines = text.rstrip().splitlines()[-_TOLD_LINES:]
+    text = log.read_text(encoding="utf-8", errors="replace")[-_END_CHARACTERS:]
+    lines = text.rstrip().splitlines()[-_END_LINES:]
     return "".join(f"\n  | {line}" for line in lines)
 
 

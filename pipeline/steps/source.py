@@ -52,9 +52,9 @@ def state(graph: Graph, name: str) -> StepState:
 def of(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
     """The step that ``step:NAME`` names. Raises UsageError: there is none, or it can't be told how it stands."""
     name, inside = named(text)
-    found = graph(composed, root)
-    found.step(name)
-    return DataStep(text=text, name=name, inside=inside, graph=found)
+    steps = graph(composed, root)
+    steps.step(name)
+    return DataStep(text=text, name=name, inside=inside, graph=steps)
 
 
 def graph(composed: Mapping[str, Any], root: Path) -> Graph:

@@ -1,4 +1,4 @@
-"""One step as it was told: its fields, checked. Pure."""
+"""One step: its fields, checked. Pure."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)(?:\[(?P<a
 
 
 class StepError(UsageError):
-    """A step that can't work as it was told."""
+    """A step that can't work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """What conf/step/NAME.yaml says, with every interpolation resolved.
 
-    ``command`` is a list of words or a line for bash; ``function`` is ``package.module:name``. ``told`` are the fields
-    before interpolation, ``parameters`` what their references have come to (``optimizer.lr`` → 0.1). ``secrets`` are
+    ``command`` is a list of words or a line for bash; ``function`` is ``package.module:name``. ``written`` are the
+    fields before interpolation, ``parameters`` the values of their references (``optimizer.lr`` → 0.1). ``secrets`` are
     texts that no file may hold.
     """
 
@@ -46,7 +46,7 @@ class Step:
     outputs: tuple[str, ...]
     on: str
     env: Mapping[str, str]
-    told: Mapping[str, Any]
+    written: Mapping[str, Any]
     parameters: Mapping[str, Any]
     secrets: frozenset[str] = frozenset()
 
@@ -70,15 +70,15 @@ def named(source: str) -> tuple[str, str]:
     return name, inside
 
 
-def refuse_name(name: str, told_in: str | None = None) -> None:
-    """Raises StepError: it can't be the name of a folder everywhere. ``told_in``: the file that has it."""
+def refuse_name(name: str, named_in: str | None = None) -> None:
+    """Raises StepError: it can't be the name of a folder everywhere. ``named_in``: the file that has it."""
     if not _NAME.fullmatch(name):
         what = f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
-        raise StepError(f"{told_in}: {what}", hint="another name") if told_in else StepError(what)
+        raise StepError(f"{named_in}: {what}", hint="another name") if named_in else StepError(what)
 
 
 def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
-    """The fields as a Step. ``more`` are those of Step that nobody tells.
+    """The fields as a Step. ``more`` are those of Step that no file has.
 
     Raises:
         StepError: a field that there isn't, or a value that can't work.
@@ -155,19 +155,19 @@ def _check_words(step: Step) -> None:
                 )
             if name == "out":
                 raise StepError(f"step {step.name}: args.out: $out is the folder for its outputs", hint="another name")
-        if "${" in str(step.told.get("command", "")):
+        if "${" in str(step.written.get("command", "")):
             raise StepError(
                 f"step {step.name}: command holds ${{…}}, which would be pasted into a line for bash",
                 hint='args: {lr: "${optimizer.lr}"}, and "$lr" in the command; or a list of words',
             )
     try:
-        told = step.words
+        parts = step.words
     except ConfigError as error:
         raise StepError(f"step {step.name}: {str(error).replace('program.args', 'args')}") from error
-    for word in told:
+    for word in parts:
         for mark in _MARK.finditer(word):
             _check_mark(step, word, mark)
-    texts = (*told, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
+    texts = (*parts, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
     if any("\0" in text for text in (*texts, *step.env.values())):
         raise StepError(f"step {step.name}: its command, args or env hold a NUL, which no program can be told")
     for text in texts:
@@ -203,13 +203,13 @@ def filled(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
     Raises:
         StepError: {inputs[N]} stands for several files.
     """
-    found: list[str] = []
+    complete: list[str] = []
     for word in step.words:
         if word == "{inputs}":
-            found += [path for group in inputs for path in group]
+            complete += [path for group in inputs for path in group]
         else:
-            found.append(_MARK.sub(lambda mark: _value(step, mark, out, inputs), word))
-    return found
+            complete.append(_MARK.sub(lambda mark: _value(step, mark, out, inputs), word))
+    return complete
 
 
 def _value(step: Step, mark: re.Match[str], out: str, inputs: Sequence[Sequence[str]]) -> str:
@@ -238,10 +238,10 @@ def _text(name: str, field: str, value: Any) -> str:
 
 
 def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
-    told = [value] if isinstance(value, str) else value
-    if not isinstance(told, list) or not all(isinstance(item, str) and item and item.isprintable() for item in told):
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) and item and item.isprintable() for item in items):
         raise StepError(f"step {name}: {field}={value!r} is no list of names; write {field}: [a.csv, b.csv]")
-    return tuple(told)
+    return tuple(items)
 
 
 def _mapping(name: str, field: str, value: Any) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class Made:
 
     @property
     def files(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = self.record["files"]
-        return found
+        digests: Mapping[str, str] = self.record["files"]
+        return digests
 
 
 def folder_of(runs_dir: Path, step: Step, key: ContentKey) -> Path:
@@ -62,18 +62,18 @@ def lock_of(folder: Path) -> Path:
 
 def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
     """The logs of steps that a command is making now, each with the time at which something was written to it."""
-    found = []
+    logs = []
     for path in sorted(steps_dir(runs_dir).glob("*.log")):
         with suppress(FileNotFoundError):  # it is made by now
             if locks.is_held(lock_of(path.with_suffix(""))):
-                found.append((path, path.stat().st_mtime))
-    return found
+                logs.append((path, path.stat().st_mtime))
+    return logs
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
     """step.json, or None where there is none that can be read."""
-    found = documents.read_or_none(folder / RECORD)
-    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None
+    record = documents.read_or_none(folder / RECORD)
+    return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else None
 
 
 def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
@@ -111,8 +111,8 @@ def hashed(out: Path, notes: Path) -> dict[str, str]:
         OSError: one can't be read.
         DataError: one is written to just now.
     """
-    found = fingerprints(_files(out), notes)
-    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in found.items()}
+    prints = fingerprints(_files(out), notes)
+    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in prints.items()}
 
 
 def digests(out: Path) -> dict[str, str]:
@@ -130,8 +130,8 @@ def missing_outputs(step: Step, out: Path) -> list[str]:
 
 
 def _matched(item: str, out: Path) -> bool:
-    found = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a name
-    return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in found)
+    paths = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a name
+    return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in paths)
 
 
 def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
