@@ -262,14 +262,17 @@ def within(span: tuple[float, float], value: float) -> float:
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
     """Round values with all their digits, as ticks may differ in the last one alone; on a logarithmic axis powers of
     ten where it has two of them."""
-    from matplotlib.ticker import MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     for each in (axes.xaxis, axes.yaxis):
         each.set_major_formatter("{x:,.10g}")
-    if not log or math.floor(math.log10(span[1])) <= math.ceil(math.log10(span[0])):
+    has_powers = log and math.floor(math.log10(span[1])) > math.ceil(math.log10(span[0]))
+    if log and not has_powers and span[1] / span[0] > 4:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    elif not has_powers:
         axes.yaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
 
 
