@@ -572,13 +572,11 @@ def _digest(path: str, like: str) -> str:
 
 
 def _names_digest(path: str, without: Collection[str]) -> str:
-    import hashlib
-
+    """Of the names in a folder as they are now; '' where it can't be read."""
     try:
-        shown = [name for name in observer.names_in(path) if name not in without]
+        return observer.digest_of_names(path, without)
     except OSError:
         return ""
-    return hashlib.sha256("\n".join(shown).encode(errors="surrogateescape")).hexdigest()
 
 
 def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:

@@ -64,9 +64,25 @@ def digest_of(path: str, as_stamp: bool = False) -> str:
     return found.hexdigest()
 
 
-def names_in(folder: str) -> list[str]:
-    """The names in a folder that count, sorted. Raises OSError."""
-    return sorted(name for name in os.listdir(folder) if name != "__pycache__")
+def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
+    """sha256 of the names in a folder that count. Raises OSError."""
+    from hashlib import sha256
+
+    names = sorted(name for name in os.listdir(folder) if name != "__pycache__" and name not in without)
+    return sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
+
+
+class Unobserved:
+    """Within, what this thread does is this module's own and is not noted."""
+
+    def __init__(self, busy: set[int]) -> None:
+        self._busy = busy
+
+    def __enter__(self) -> None:
+        self._busy.add(get_ident())
+
+    def __exit__(self, *_: Any) -> None:
+        self._busy.discard(get_ident())
 
 
 class Watch:
@@ -84,6 +100,7 @@ class Watch:
         self.made: tuple[str, ...] = ()  # folders that it made
         self.folders: dict[str, tuple[str, str] | None] = {}
         self.busy: set[int] = set()  # threads whose events are this module's own
+        self.unobserved = Unobserved(self.busy)
         self.hashed_bytes = 0
         self.absent_outside = 0
         self.tops: set[str] = set()  # names of modules
@@ -146,12 +163,8 @@ class Watch:
     def digest(self, path: str, size_bytes: int) -> str:
         """Of a file as it is now: ``digest_of``, within the bound of all that a process hashes."""
         self.hashed_bytes += size_bytes if size_bytes <= HASHED_BYTES else 0
-        me = get_ident()
-        self.busy.add(me)
-        try:
+        with self.unobserved:
             return digest_of(path, as_stamp=self.hashed_bytes > _ALL_HASHED_BYTES)
-        finally:
-            self.busy.discard(me)
 
     def wrote(self, path: str, keeps: bool = False) -> None:
         """A file that this process writes from now on; one that ``keeps`` its content is read, too."""
@@ -167,6 +180,13 @@ class Watch:
         if found[0] != WORK:
             self.note(WRITTEN, found[0], found[1] + "/" + name if found[1] else name)
 
+    def opened(self, path: str, flags: int) -> None:
+        """A file is about to be opened."""
+        if flags & _CHANGES:
+            self.wrote(path, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
+        elif not flags & getattr(os, "O_DIRECTORY", 0):
+            self.look(path, ABSENT)
+
     def note(self, how: str, kind: str, inside: str, digest: Callable[[], str] | None = None) -> None:
         """Append a line to this process's file: opened each time, as a script may close what it didn't open."""
         key = how + " " + kind + " " + inside
@@ -175,16 +195,12 @@ class Watch:
         self.noted.add(key)
         at_ns = monotonic_ns()  # the same clock in all processes of a host
         line = f"{at_ns} {how} {kind} {digest() if digest else '-'} {inside!a}\n"
-        me = get_ident()
-        self.busy.add(me)
-        try:
+        with self.unobserved:
             file = _open(os.path.join(self.report, str(os.getpid())), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 os.write(file, line.encode())
             finally:
                 os.close(file)
-        finally:
-            self.busy.discard(me)
 
     def module(self, name: str, folders: Iterable[str]) -> None:
         """A module that no finder found in ``folders``: the checkout may have it."""
@@ -216,7 +232,7 @@ class Watch:
         """
         if isinstance(path, int):
             return
-        folder = os.path.join(os.getcwd(), _text(path or "."))
+        folder = _place(path or ".")
         found = self.zone(folder)
         if found is None:
             return
@@ -230,18 +246,12 @@ class Watch:
             self.note(PACKAGE, WORK, found[1] + "/")
 
     def _names(self, folder: str) -> str:
-        from hashlib import sha256
-
-        me = get_ident()
-        self.busy.add(me)
-        try:
-            return sha256("\n".join(names_in(folder)).encode(errors="surrogateescape")).hexdigest()
-        finally:
-            self.busy.discard(me)
+        with self.unobserved:
+            return digest_of_names(folder)
 
     def matched(self, pattern: str) -> None:
         """The names that match a pattern are asked for."""
-        parts = os.path.normpath(os.path.join(os.getcwd(), pattern)).split("/")
+        parts = os.path.normpath(_place(pattern)).split("/")
         at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
         folder = "/".join(parts[:at]) or "/"
         found = self.zone(folder)
@@ -252,7 +262,7 @@ class Watch:
 
     def words(self, values: Any, cwd: Any) -> None:
         """Files that the command line of a started program names: it reads them, and no hook is in it."""
-        base = os.path.join(os.getcwd(), _text(cwd)) if cwd else os.getcwd()
+        base = _place(cwd or "")
         values = [values] if isinstance(values, (str, bytes)) or hasattr(values, "__fspath__") else values
         for value in values:
             text = _text(value)
@@ -304,6 +314,11 @@ def _text(value: Any) -> str:
     return value if type(value) is str else os.fsdecode(value)
 
 
+def _place(path: Any) -> str:
+    """A path as a program gives it, from the root on."""
+    return os.path.join(os.getcwd(), _text(path))
+
+
 def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
     """The audit hook. What is asked for again, or lies where nobody looks, costs a look into a set."""
     seen: set[str] = set()
@@ -316,22 +331,17 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
             path = os.getcwd() + "/" + path
         if path.startswith(skipped) and "/../" not in path:
             return
-        if flags & _CHANGES:
-            watch.wrote(path, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
-            return
-        if flags & getattr(os, "O_DIRECTORY", 0):
-            return
-        found = watch.zone(os.path.dirname(path))
-        if found is not None and found[0] in (WORK, PROJECT) and path.endswith(".py"):
-            if sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path):
+        if not flags & (_CHANGES | getattr(os, "O_DIRECTORY", 0)):
+            zone = watch.zone(os.path.dirname(path))
+            is_source = zone is not None and zone[0] in (WORK, PROJECT) and path.endswith(".py")
+            is_text = is_source and sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path)
+            if is_text:
                 watch.source(path)
-                seen.add(path)  # what is only imported may be opened another time as a text
-            watch.look(path, ABSENT)
-            return
-        if len(seen) > _MOST:
-            seen.clear()
-        seen.add(path)
-        watch.look(path, ABSENT)
+            if is_text or not is_source:  # what is only imported may be opened another time as a text
+                if len(seen) > _MOST:
+                    seen.clear()
+                seen.add(path)
+        watch.opened(path, flags)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         try:
@@ -354,7 +364,7 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
 def _others(watch: Watch) -> dict[str, Callable[..., None]]:
     def imported(module: str, filename: Any, *_: Any) -> None:
         if filename is not None:  # a compiled one; sources come by "open"
-            watch.look(os.path.join(os.getcwd(), _text(filename)), "")
+            watch.look(_place(filename), "")
         watch.imports(module)
         if "torch.serialization" in sys.modules:
             watch_torch(watch)
@@ -362,7 +372,7 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
     def started(executable: Any, words: Any, cwd: Any = None, *_: Any) -> None:
         is_list = not isinstance(words, (str, bytes)) and not hasattr(words, "__fspath__")
         program = _text(executable or (words[0] if is_list else words))
-        at = watch.zone(os.path.dirname(os.path.join(os.getcwd(), program)))
+        at = watch.zone(os.path.dirname(_place(program)))
         if at is not None and at[0] != OUTSIDE:  # others are those of the host
             watch.words([program], cwd)
         if not os.path.basename(program).startswith("python"):  # that one has this hook too
@@ -372,12 +382,12 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
         name = _text(database)
         name = name[5:].partition("?")[0] if name.startswith("file:") else name
         if name and name != ":memory:":
-            watch.look(os.path.join(os.getcwd(), name), WORD)
-            watch.wrote(os.path.join(os.getcwd(), name))
+            watch.look(_place(name), WORD)
+            watch.wrote(_place(name))
 
     def loaded(name: Any) -> None:
         if name is not None and "/" in _text(name):
-            watch.look(os.path.join(os.getcwd(), _text(name)), WORD)
+            watch.look(_place(name), WORD)
 
     return {
         **_of_names(watch),
@@ -410,13 +420,13 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
 
     def renamed(before: Any, path: Any, *folders: Any) -> None:
         if folders == (-1, -1):
-            source, target = (os.path.join(os.getcwd(), _text(one)) for one in (before, path))
+            source, target = (_place(one) for one in (before, path))
             if not watch.is_own(source):
                 watch.look(source, "")
             watch.wrote(target)
 
     def made(path: Any, _: Any = None, folder: Any = -1) -> None:
-        place = os.path.join(os.getcwd(), _text(path))
+        place = _place(path)
         if folder == -1 and not _exists(place):
             real = os.path.realpath(place)
             if not real.startswith(watch.made) or not watch.made:
@@ -436,30 +446,16 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
     }
 
 
-class FirstFinder:
-    """The first of ``sys.meta_path``: importlib.import_module, by which plug-ins are loaded, raises no event."""
+class Finder:
+    """In ``sys.meta_path``: sees the names of modules that are imported, and finds nothing."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Finds nothing."""
-        try:
-            self._watch.imports(name)
-        except Exception:
-            return
-
-
-class LastFinder:
-    """The last of ``sys.meta_path``: it is asked for modules that are nowhere, however they are imported."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, see: Callable[[str, Any], None]) -> None:
+        self._see = see
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Finds nothing."""
+        """See the name."""
         try:
-            self._watch.module(name, sys.path if path is None else path)
+            self._see(name, path)
         except Exception:
             return
 
@@ -486,7 +482,7 @@ def watch_stat(watch: Watch) -> None:
             if len(known) > _MOST:
                 known.clear()
             known.add(path)
-            place = os.path.join(os.getcwd(), _text(path))
+            place = _place(path)
             if how == ASKED:
                 watch.look(place, ASKED)
                 return
@@ -507,21 +503,14 @@ def watch_open(watch: Watch) -> None:
     def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None or os.path.isabs(path):
             return _open(path, flags, mode, dir_fd=dir_fd)
-        me = get_ident()
-        watch.busy.add(me)
         try:
-            place = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), _text(path))
-            if flags & _CHANGES:
-                watch.wrote(place, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
-            elif not flags & getattr(os, "O_DIRECTORY", 0):
-                watch.look(place, ABSENT)
+            with watch.unobserved:
+                place = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), _text(path))
+            watch.opened(place, flags)
         except Exception:
             pass
-        try:
-            watch.busy.add(me)
+        with watch.unobserved:
             return _open(path, flags, mode, dir_fd=dir_fd)
-        finally:
-            watch.busy.discard(me)
 
     _replace("open", opened)
 
@@ -582,7 +571,7 @@ def watch_torch(watch: Watch) -> None:
 
     def begun(self: Any, name: Any, *args: Any, **options: Any) -> None:
         try:
-            watch.wrote(os.path.join(os.getcwd(), _text(name)))
+            watch.wrote(_place(name))
         except Exception:
             pass
         begin(self, name, *args, **options)
@@ -642,8 +631,10 @@ def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
     watch_stat(found)
     watch_open(found)
     watch_variables(found)
-    sys.meta_path.insert(0, FirstFinder(found))
-    sys.meta_path.append(LastFinder(found))
+    # first: importlib.import_module, by which plug-ins are loaded, raises no event
+    sys.meta_path.insert(0, Finder(lambda name, _: found.imports(name)))
+    # last: modules that are nowhere, however they are imported
+    sys.meta_path.append(Finder(lambda name, path: found.module(name, sys.path if path is None else path)))
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bool, in_copy: bool) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,18 +68,15 @@ class OwnLoop:
 
 def run(path: Path) -> None:
     """Measure as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
-    config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("measure", {})
-    take_cores(read_ranks())
-    pack = open_pack(path.parent / "data")
-    with connect(config.strategy.backend) as node:
-        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
-        trainer.prepare()
+    options = json.loads(path.read_text(encoding="utf-8")).get("measure", {})
+    with prepared(path) as trainer:
+        config, pack, node = trainer.config, trainer.pack, trainer.node
         ranks = f"{node.ranks.world_size} rank{'s' if node.ranks.world_size > 1 else ''}"
         trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {node.backend}")
-        own, plain = OwnLoop(trainer), PlainLoop(config, trainer.pack, node, precision=trainer.precision)
+        own, plain = OwnLoop(trainer), PlainLoop(config, pack, node, precision=trainer.precision)
         pairs, steps = _pairs(own, plain, options.get("pairs", _PAIRS), options.get("block_s", _BLOCK_S))
         result = {
-            **_surroundings(config, trainer.pack, node, trainer),
+            **_surroundings(trainer),
             "steps_a_block": steps,
             "pairs": pairs,
             **_parts(own, max(3, steps)),
@@ -85,6 +84,22 @@ def run(path: Path) -> None:
         }
         if node.is_rank_zero:
             write_json(path.parent / run_folder.THROUGHPUT, result)
+
+
+@contextmanager
+def prepared(path: Path) -> Iterator[Trainer]:
+    """The Trainer of ``config.json`` at ``path``, as far as a training comes before its first step.
+
+    Raises:
+        ConfigError, TrainerError: as a training does.
+    """
+    config = load(path)
+    take_cores(read_ranks())
+    pack = open_pack(path.parent / "data")
+    with connect(config.strategy.backend) as node:
+        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
+        trainer.prepare()
+        yield trainer
         trainer.close()
 
 
@@ -155,7 +170,8 @@ def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
     return float(counter.get_total_flops()) / _FLOP_IMAGES
 
 
-def _surroundings(config: TrainConfig, pack: MappedPack, node: Node, trainer: Trainer) -> dict[str, Any]:
+def _surroundings(trainer: Trainer) -> dict[str, Any]:
+    config, pack, node = trainer.config, trainer.pack, trainer.node
     return {
         "version": 1,
         "unix_time": time.time(),

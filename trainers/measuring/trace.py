@@ -12,14 +12,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainers.contract import run_folder
 from trainers.core.files import write_json
-from trainers.core.options import load
-from trainers.data.pack import open_pack, place
-from trainers.distributed.affinity import take_cores
-from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import read_ranks
 from trainers.measuring import bandwidth, hardware
-from trainers.measuring.throughput import WARM_UP, OwnLoop
-from trainers.training.loop import Trainer
+from trainers.measuring.throughput import WARM_UP, OwnLoop, prepared
 
 RESULT, TRACE = run_folder.PROFILE, "trace.json.gz"
 _STEPS = 5
@@ -28,14 +22,9 @@ _SHOWN = 15
 
 def run(path: Path) -> None:
     """Trace as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
-    config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("profile", {})
-    steps = int(options.get("steps", _STEPS))
-    take_cores(read_ranks())
-    pack = open_pack(path.parent / "data")
-    with connect(config.strategy.backend) as node:
-        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
-        trainer.prepare()
-        loop = OwnLoop(trainer)
+    steps = int(json.loads(path.read_text(encoding="utf-8")).get("profile", {}).get("steps", _STEPS))
+    with prepared(path) as trainer:
+        node, loop = trainer.node, OwnLoop(trainer)
         loop.run(WARM_UP[node.device.type])
         bandwidth.settle(node.device)
         trainer.say(f"tracing {steps} steps of rank 0")
@@ -44,7 +33,6 @@ def run(path: Path) -> None:
                 with record_function("paceline step"):
                     loop.run(1)
             bandwidth.settle(node.device)
-        trainer.close()
         if tracer is not None:
             tracer.export_chrome_trace(str(path.parent / TRACE))
             rows = _longest(tracer, node.device, steps)

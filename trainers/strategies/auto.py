@@ -12,7 +12,7 @@ from torch import nn
 from trainers import optimizers
 from trainers.core.config import OptimizerConfig, StrategyConfig, TrainConfig
 from trainers.distributed.process_group import Node
-from trainers.strategies import Strategy, ddp, trainable
+from trainers.strategies import Strategy, ddp, fsdp, trainable
 
 _SHARE = 0.5  # of a device's memory for the state; activations and data need the rest
 
@@ -34,8 +34,6 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     )
     if name == "ddp":
         return replace(ddp.build(config, model, node, precision), reason=reason)
-    from trainers.strategies import fsdp  # imports torch._dynamo
-
     return replace(fsdp.build(config, model, node, precision), reason=reason)
 
 

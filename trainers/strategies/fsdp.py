@@ -2,7 +2,7 @@
 
 torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when its
 turn comes and drops them again. The optimizer works on the slices as on any tensors: SGD and Adam treat every
-element alone. Imported for this strategy only: it imports torch._dynamo.
+element alone.
 """
 
 from __future__ import annotations
