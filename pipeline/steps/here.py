@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from pipeline.core import masking, process, threads
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
@@ -17,7 +17,7 @@ from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
 from pipeline.steps.step import Step, StepError, filled
 from trainers.core import observer
-from trainers.core.dependencies import Observed, joined, of_host
+from trainers.core.dependencies import Observed, Seen, joined, of_host
 from trainers.core.observer import PROJECT, SKIP
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def run_here(making: Making) -> int:
     zones = [*own, *of_host()]
     observed = Observed(seal, zones)
     env = environment(making, os.environ, observed.site)
-    program = str(making.root / argv[0]) if "/" in argv[0] else argv[0]
-    if path := shutil.which(program, path=env.get("PATH")):  # no hook of Python sees this file being read
-        observer.Watch(zones, str(observed.notes)).look(path, "")
+    making.program = _program(making, argv[0], env, zones, seal / "program")
     child = process.guarded(argv, cwd=making.root, env=env)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -106,6 +104,18 @@ def run_here(making: Making) -> int:
     _warn_of_variables(making, [name for name in making.seen.variables if name in os.environ and name not in env])
     shutil.rmtree(seal, ignore_errors=True)
     return code
+
+
+def _program(
+    making: Making, name: str, env: Mapping[str, str], zones: Sequence[tuple[str, str]], notes: Path
+) -> dict[str, Any]:
+    """The record of the program that a list of words starts, where it lies outside of the project and the system: no
+    hook of Python sees its file being read. A line for bash names none."""
+    notes.mkdir()
+    path = shutil.which(str(making.root / name) if "/" in name else name, path=env.get("PATH"))
+    if path is not None and isinstance(making.step.command, tuple):
+        observer.Watch(zones, str(notes)).look(path, "")
+    return Seen(notes).record()
 
 
 def _warn_of_variables(making: Making, variables: Sequence[str]) -> None:

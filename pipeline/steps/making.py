@@ -37,7 +37,7 @@ _CALLER = ("trainers/__init__.py", "trainers/script/__init__.py", "trainers/scri
 class Making:
     """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
 
-    ``seen`` gets what its Python processes took in.
+    ``seen`` gets what its Python processes took in, ``program`` the record of the program itself.
     """
 
     step: Step
@@ -48,6 +48,7 @@ class Making:
     stop: Stop
     say: Say
     seen: Seen | None = None
+    program: dict[str, Any] | None = None
 
     def warn(self, text: str) -> None:
         """Say it on the terminal and in the log."""
@@ -192,6 +193,7 @@ class _Work:
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
                 known = observed_variables.digests(os.environ, keys)
                 dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
+                dependencies["nodes"] = [making.program]  # counts, and no input needs to name it
                 self._warn_of_files(making, [*dependencies["files"]])
             write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)

@@ -114,6 +114,7 @@ def test_a_program_outside_of_the_project_makes_the_step_anew_when_it_changes(
     program.chmod(0o755)
     declare(project, [str(program), "{out}"])
     assert (project.make("a"), project.make("a")) == (1, 0)
+    assert not [line for line in project.said if "WARNING" in line]
     program.write_text('#!/bin/sh\necho 2 > "$1/o.txt"\n')
     assert project.why("a") == (f"{program}, which it read and its key lacks, changed",)
     project.make("a")
