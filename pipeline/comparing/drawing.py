@@ -6,6 +6,7 @@ Equal data give equal bytes. matplotlib takes 0.6 s to import, so the functions 
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 import textwrap
@@ -66,8 +67,8 @@ class Line:
 # ---------------------------------------------------------------------------------------------- curves
 def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
     """Mean curves with a band of one standard deviation on either side, n in the legend. ``form`` is of FORMATS."""
-    families, _ = fonts.drawable([metric, *(band.title for band in bands)])
-    with _drawing(*_FILE_INCHES, {"font.family": families}, dpi=200, layout="constrained") as figure:
+    names = [metric, *(band.title for band in bands)]
+    with _drawing(*_FILE_INCHES, names, dpi=200, layout="constrained") as figure:
         axes = figure.subplots()
         _draw(axes, [(band, _FILE_COLOURS[at % COLOURS]) for at, band in enumerate(bands)], axis, log=log)
         axes.set_ylabel(printable(metric))
@@ -135,10 +136,10 @@ def _legend(figure: Figure, axes: Axes) -> None:
 # -------------------------------------------------------------------------------- parallel coordinates
 def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: bool = False) -> str:
     """A line a trial across all axes; the last axis is the metric, by which lines are coloured from good to bad."""
-    from matplotlib.lines import Line2D
-    from matplotlib.transforms import IdentityTransform
-
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
+        from matplotlib.lines import Line2D
+        from matplotlib.transforms import IdentityTransform
+
         places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
         levels = []
         for at, (name, x) in enumerate(zip(names, places, strict=True)):
@@ -185,9 +186,6 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
 # ----------------------------------------------------------------------------------------------- graph
 def graph(nodes: Sequence[Node]) -> str:
     """Boxes from left to right, each in the column after all that it needs; ``nodes`` stand after their needs."""
-    from matplotlib.patches import FancyBboxPatch, PathPatch
-    from matplotlib.path import Path
-
     depth: dict[str, int] = {}
     for node in nodes:
         depth[node.name] = 1 + max((depth[need] for need in node.needs), default=-1)
@@ -199,6 +197,9 @@ def graph(nodes: Sequence[Node]) -> str:
         for y, node in enumerate(column)
     }
     with _drawing(width / 72, height / 72) as figure:
+        from matplotlib.patches import FancyBboxPatch, PathPatch
+        from matplotlib.path import Path
+
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
         for node in nodes:
@@ -223,8 +224,10 @@ def graph(nodes: Sequence[Node]) -> str:
 
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
-def _drawing(width: float, height: float, style: dict[str, Any] | None = None, **more: Any) -> Iterator[Figure]:
-    """A figure of so many inches, in which no text is a formula. Without ``style`` one of the page."""
+def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
+    """A figure of so many inches without formulas in its texts: of a file, in fonts for its ``names``, or of a page."""
+    # before the import, which warns of a home folder without write access
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -235,7 +238,8 @@ def _drawing(width: float, height: float, style: dict[str, Any] | None = None, *
         "axes.edgecolor": soft, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft, "grid.color": line,
         "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 12, "ytick.labelsize": 12,
     }  # fmt: skip
-    settings: Any = {"svg.hashsalt": "paceline", "svg.fonttype": "none", "text.parse_math": False, **(style or page)}
+    settings: Any = {"svg.hashsalt": "paceline", "svg.fonttype": "none", "text.parse_math": False}
+    settings |= page if names is None else {"font.family": fonts.drawable(names)[0]}
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a browser has more fonts than matplotlib
         figure = Figure(figsize=(width, height), **more)

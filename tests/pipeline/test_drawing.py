@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +15,7 @@ from pipeline.comparing import drawing
 from pipeline.comparing.curves import Band, Point
 from pipeline.comparing.drawing import Line, Node
 from tests.pipeline.comparing_folders import HOSTILE
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 NAME = f"{HOSTILE} $x_1$ _ \x1b[31m 中 \udc80"
@@ -43,6 +47,17 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
             f"var(--{name})" for name in (*["c0", "q0", "q4", "soft", "line", "box", "text"],)
         }
     assert "var(--c0)" in pictures[0]
+
+
+def test_a_home_folder_without_write_access_is_nothing_to_a_reader(tmp_path: Path) -> None:
+    home = {name: str(tmp_path / "file" / "x") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
+    (tmp_path / "file").touch()
+    script = "from pipeline.comparing import drawing as d; print(d.graph([d.Node(name='a', lines=('a',))]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **home}, capture_output=True, text=True, timeout=HANG_S, check=True,
+    )  # fmt: skip
+    assert (done.stdout[:4], done.stderr) == ("<svg", "")
 
 
 def test_equal_curves_give_equal_elements() -> None:
