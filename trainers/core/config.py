@@ -1,6 +1,6 @@
 """The typed training configuration: what is common to all runs (standard library only).
 
-What one option (a model, a data set, an optimizer, a schedule, a strategy) can be told stands in its own module, as
+What one option (a model, a data set, an optimizer, a schedule, a strategy) can be set to stands in its own module, as
 a dataclass derived from one of those here. The controller registers these classes as Hydra schemas, so a wrong key
 or type is refused before anything starts; the node half reads ``RUN_DIR/config.json`` with the same classes.
 """
@@ -32,7 +32,7 @@ _METRIC = re.compile(r"[A-Za-z][\w-]*")
 
 @dataclass(kw_only=True)
 class Settings:
-    """What an option can be told: fields with defaults, checked in ``__post_init__``."""
+    """What an option can be set to: fields with defaults, checked in ``__post_init__``."""
 
     name: str
 
@@ -125,8 +125,8 @@ class InitConfig:
     @property
     def said(self) -> str:
         """The setting as a person has written it; '' where the weights are fresh."""
-        told = [f"init.{name}={value}" for name, value in (("weights", self.weights), ("run", self.run)) if value]
-        return told[0] if told else ""
+        settings = [f"init.{name}={value}" for name, value in (("weights", self.weights), ("run", self.run)) if value]
+        return settings[0] if settings else ""
 
 
 # ------------------------------------------------------------------------- optimizer and schedule
@@ -334,8 +334,8 @@ class TrainerConfig:
             (self.sync_batchnorm, "trainer.sync_batchnorm=true", "trainer.sync_batchnorm=false"),
             (optimizer.lr_scaling != "none", "optimizer.lr_scaling", "optimizer.lr_scaling=none"),
         )
-        for found, what, instead in refused:
-            if found:
+        for is_set, what, instead in refused:
+            if is_set:
                 raise ConfigError(
                     f"trainer.shards={self.shards} promises the same weights on any number of ranks, and {what} makes "
                     f"them depend on it; take {instead}, or trainer.shards=0"
@@ -413,12 +413,12 @@ class TrainConfig:
     def targets(self) -> dict[str, str]:
         """What the run has of one's own: field → package.module:name."""
         groups = {"model": self.model, "optimizer": self.optimizer}
-        found = {f"{group}.target": getattr(item, "target", "") for group, item in groups.items() if item.name == OWN}
+        targets = {f"{group}.target": getattr(item, "target", "") for group, item in groups.items() if item.name == OWN}
         if self.dataset.augmentation is not None:
-            found["dataset.augmentation"] = self.dataset.augmentation
+            targets["dataset.augmentation"] = self.dataset.augmentation
         if self.trainer.loss is not None:
-            found["trainer.loss"] = self.trainer.loss
-        return {**found, **{f"trainer.metrics.{name}": target for name, target in self.trainer.metrics.items()}}
+            targets["trainer.loss"] = self.trainer.loss
+        return {**targets, **{f"trainer.metrics.{name}": target for name, target in self.trainer.metrics.items()}}
 
 
 def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:

@@ -39,8 +39,8 @@ LATER = {"later": True}
 
 def later_fields(settings: type[Any]) -> dict[str, Any]:
     """Name → default of the fields that are marked with ``LATER``."""
-    found = [item for item in fields(settings) if item.metadata == LATER]
-    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in found}
+    later = [item for item in fields(settings) if item.metadata == LATER]
+    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in later}
 
 
 def at_least(name: str, value: float, low: float) -> None:

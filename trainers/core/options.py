@@ -32,9 +32,9 @@ def settings(group: str, name: str) -> type[Any]:
     """The class of an option's settings; of a data set's, what all of them have. Raises ConfigError."""
     if group == "dataset":
         return DatasetConfig
-    found, base = module(group, name), GROUPS[group].base
-    for value in vars(found).values():
-        if isinstance(value, type) and base in value.__bases__ and value.__module__ == found.__name__:
+    option, base = module(group, name), GROUPS[group].base
+    for value in vars(option).values():
+        if isinstance(value, type) and base in value.__bases__ and value.__module__ == option.__name__:
             return value
     raise _unknown(group, name)
 

@@ -25,9 +25,9 @@ def take_cores(ranks: Ranks) -> int:
         How many cores of this rank's share its threads leave idle.
     """
     given = _given()
-    asked = os.environ.get("OMP_NUM_THREADS", "1")
-    if asked.isdecimal() and int(asked) not in (0, torch.get_num_threads()):
-        torch.set_num_threads(int(asked))  # torch takes no more than there are cores, which must not decide
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
+        torch.set_num_threads(int(threads))  # torch takes no more than there are cores, which must not decide
     mine = share(given, ranks.local_rank, ranks.local_world_size)
     if mine and _undecided() and torch.get_num_threads() <= len(mine):
         os.sched_setaffinity(0, mine)

@@ -57,11 +57,11 @@ def warning(environment: Mapping[str, str] = os.environ) -> str | None:
     text = ""
     with suppress(OSError):
         text = Path(path).read_text(encoding="utf-8", errors="replace")
-    found = fallback(text)
-    if found is None:
+    reason = fallback(text)
+    if reason is None:
         return None
     return (
-        f"warning: {found}, though this host has InfiniBand ({ports.lstrip('=')}), so gradients travel slowly; see "
+        f"warning: {reason}, though this host has InfiniBand ({ports.lstrip('=')}), so gradients travel slowly; see "
         "that /dev/infiniband is there and readable, and `ulimit -l` says unlimited (in a container too), or say that "
         "it is meant so: cluster.env.NCCL_IB_DISABLE=1"
     )

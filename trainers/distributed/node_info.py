@@ -32,8 +32,8 @@ def cpu_name() -> str:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         lines = []
-    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return found or platform.processor() or platform.machine()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return model or platform.processor() or platform.machine()
 
 
 @cache
@@ -60,8 +60,8 @@ def onednn_isa() -> str | None:
         text = log.read().decode(errors="replace")
     others = [line for line in text.splitlines(keepends=True) if not line.startswith("onednn_verbose,")]
     print("".join(others), end="", flush=True)  # of another thread
-    found = re.search(r",cpu,isa:(.+)", text)
-    return found[1].strip() if found else None
+    match = re.search(r",cpu,isa:(.+)", text)
+    return match[1].strip() if match else None
 
 
 def own(node: Node) -> dict[str, Any]:
@@ -81,16 +81,16 @@ def own(node: Node) -> dict[str, Any]:
 
 def changes(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
     """A text for each node that computes with other instructions than the one in its place did: "on node 0 by …"."""
-    told = zip(then, now, strict=False)  # another number of nodes is told by the ranks
-    pairs = [(number, _instructions(old), _instructions(new)) for number, (old, new) in enumerate(told)]
+    both = zip(then, now, strict=False)  # the ranks say so where the number of nodes differs
+    pairs = [(number, _instructions(old), _instructions(new)) for number, (old, new) in enumerate(both)]
     return [f"on node {number} by {old}, now it is {new}" for number, old, new in pairs if old != new]
 
 
 def _instructions(node: Mapping[str, Any]) -> str:
     """What rounds a node's results: its GPU, or its processor and the instructions that torch takes of it."""
     if node.get("device") == "cpu":
-        told = [str(node[name]) for name in ("cpu_capability", "onednn_isa") if node.get(name)]
-        return f"{node.get('cpu')} with {' and '.join(told)}"
+        sets = [str(node[name]) for name in ("cpu_capability", "onednn_isa") if node.get(name)]
+        return f"{node.get('cpu')} with {' and '.join(sets)}"
     return str(node.get("device_name"))
 
 

@@ -73,8 +73,8 @@ class Termination:
     def _listen(self) -> None:
         while not self._ending:
             ready, _, _ = select.select([self._pipe[0]], [], [], None if self._store is None else _LOOK_S)
-            told = bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
-            if told or (not self._ending and self._asked_elsewhere()):
+            signalled = bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
+            if signalled or (not self._ending and self._asked_elsewhere()):
                 self._agree()
                 return
 

@@ -56,8 +56,8 @@ class Traffic:
         with suppress(OSError):
             table = self._places.interfaces.read_text(encoding="ascii")
             links = [_link(table, name) for name in self._names if not (ports and self._is_infiniband(name))]
-        found = [pair for pair in (*ports, *links) if pair is not None]
-        return (sum(sent for sent, _ in found), sum(received for _, received in found)) if found else None
+        counts = [pair for pair in (*ports, *links) if pair is not None]
+        return (sum(sent for sent, _ in counts), sum(received for _, received in counts)) if counts else None
 
     def _is_infiniband(self, name: str) -> bool:
         kind = self._places.devices / "net" / name / "type"
@@ -74,5 +74,5 @@ def _port(counters: Path) -> tuple[int, int] | None:
 
 def _link(table: str, name: str) -> tuple[int, int] | None:
     """Bytes sent and received of an interface in /proc/net/dev: eight columns of what came, eight of what went."""
-    found = re.search(rf"^\s*{re.escape(name)}:\s*(\d+)(?:\s+\d+){{7}}\s+(\d+)", table, re.MULTILINE)
-    return (int(found[2]), int(found[1])) if found and name else None
+    match = re.search(rf"^\s*{re.escape(name)}:\s*(\d+)(?:\s+\d+){{7}}\s+(\d+)", table, re.MULTILINE)
+    return (int(match[2]), int(match[1])) if match and name else None

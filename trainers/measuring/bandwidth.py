@@ -153,14 +153,14 @@ def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iteratio
     if len(nodes) < 3:
         return []
     hosts = {info.node_rank: info.host for info in infos}
-    size, found = min(max(sizes), _PAIR_BYTES), []
+    size, rows = min(max(sizes), _PAIR_BYTES), []
     _say(node, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
     for pair in itertools.combinations(nodes, 2):
         row = measure_nodes(node, infos, pair, size, iterations)
         names = [hosts[member] for member in pair]
-        found.append({"nodes": list(pair), "hosts": names, **row.as_json()})
+        rows.append({"nodes": list(pair), "hosts": names, **row.as_json()})
         _say(node, [f"{' – '.join(names):<40}{_figures(row)}"])
-    return found
+    return rows
 
 
 def measure_nodes(

@@ -110,17 +110,17 @@ def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[
     for loop in (own, plain):
         timed(loop, WARM_UP[node.device.type], node)
     steps = max(1, math.ceil(block_s * 2 / timed(own, 2, node)))
-    found = []
+    pairs = []
     for number in range(count):
         order: list[tuple[str, Loop]] = [("paceline", own), ("plain", plain)]
         seconds = {name: timed(loop, steps, node) for name, loop in (order if number % 2 == 0 else order[::-1])}
         rates = {f"{name}_images_per_s": steps * batch / seconds[name] for name, _ in order}
-        found.append(rates)
+        pairs.append(rates)
         trainer.say(
             f"pair {number + 1}/{count}: Paceline {rates['paceline_images_per_s']:,.1f}, "
             f"plain loop {rates['plain_images_per_s']:,.1f} images/s"
         )
-    return found, steps
+    return pairs, steps
 
 
 def timed(loop: Loop, steps: int, node: Node) -> float:

@@ -42,7 +42,7 @@ def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
     size = image.height if image.height == image.width else (image.height, image.width)
     offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
     make = targets.load(config.target)
-    network = make(**targets.asked(make, config.args, offered))
+    network = make(**targets.accepted(make, config.args, offered))
     if not isinstance(network, nn.Module):
         raise ConfigError(
             f"{targets.place(config.target)} returned {type(network).__name__}, and model.target must make a "

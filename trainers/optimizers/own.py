@@ -38,7 +38,7 @@ class OwnOptimizerConfig(OptimizerConfig):
 
 def build(config: OwnOptimizerConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers. Raises ConfigError: it is no optimizer of torch's kind, or takes other arguments."""
-    found = targets.load(config.target)
-    if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
+    optimizer = targets.load(config.target)
+    if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
         raise ConfigError(f"{targets.place(config.target)} is no class that derives from torch.optim.Optimizer")
-    return from_class(found, config, parameters, config.args, field="optimizer.args")
+    return from_class(optimizer, config, parameters, config.args, field="optimizer.args")

@@ -150,12 +150,12 @@ class Shards(Layout):
 
     def weights(self) -> dict[str, Tensor]:
         """Gathered one by one; empty but on rank 0."""
-        found = {}
+        weights = {}
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             if self.node.is_rank_zero:
-                found[name] = full.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-        return found
+                weights[name] = full.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        return weights
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         """Buffers, and what of the optimizer's state is no slice."""
@@ -192,7 +192,7 @@ class Shards(Layout):
             path.unlink()
             with contextlib.suppress(OSError):  # another rank of this host still has files there
                 target.rmdir()
-        return {f"{target.name}/{name}": sha256 for found in said for name, sha256 in found.items()}
+        return {f"{target.name}/{name}": sha256 for digests in said for name, sha256 in digests.items()}
 
     def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
         """From whatever number of ranks it was saved by.
@@ -220,16 +220,16 @@ class Shards(Layout):
         for text, _ in said:
             if text is not None:
                 raise TrainerError(text)
-        return [found for _, found in said]
+        return [answer for _, answer in said]
 
     def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Slice]:
         """All slices by name, as views of this rank's tensors: what is read into them is loaded."""
-        found = {f"model.{name}": self._slice(item.to_local().detach(), item) for name, item in self._named.items()}
+        slices = {f"model.{name}": self._slice(item.to_local().detach(), item) for name, item in self._named.items()}
         for kind, items in state.items():
             if self._is_sliced(items):
                 for (name, whole), item in zip(self.whole.items(), items, strict=True):
-                    found[f"{kind}.{name}"] = self._slice(item, whole)
-        return found
+                    slices[f"{kind}.{name}"] = self._slice(item, whole)
+        return slices
 
     def _slice(self, local: Tensor, whole: DTensor) -> Slice:
         """A rank has as many rows as torch.chunk gives it."""

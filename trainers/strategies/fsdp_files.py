@@ -75,10 +75,10 @@ def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     dist.barrier()
-    found = node.share((path.exists(), node.ranks.local_rank))
+    seen = node.share((path.exists(), node.ranks.local_rank))
     if node.is_rank_zero:
         path.unlink()
-    far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(found) if not near]
+    far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(seen) if not near]
     return [rank for rank, _ in far], [rank for rank, local_rank in far if local_rank == 0]
 
 

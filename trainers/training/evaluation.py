@@ -38,8 +38,8 @@ class Evaluation:
 
     def metrics(self, split: str) -> dict[str, float]:
         """As they stand in metrics.jsonl."""
-        found = {"loss": self.loss, "accuracy": self.accuracy, **self.more}
-        return {f"{split}/{name}": value for name, value in found.items()}
+        values = {"loss": self.loss, "accuracy": self.accuracy, **self.more}
+        return {f"{split}/{name}": value for name, value in values.items()}
 
 
 def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:

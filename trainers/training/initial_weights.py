@@ -131,10 +131,10 @@ def fit(
     own = network.state_dict()
     head = _head(own, weights, num_classes)
     left_out = [name for name in weights if name not in own and name.startswith(_AUXILIARY)]
-    if told := _what_does_not_fit(own, weights, {*head, *left_out}):
+    if misfits := _what_does_not_fit(own, weights, {*head, *left_out}):
         raise TrainerError(
-            f"{said} doesn't fit the network; tensors {told}. The network has to be the one that they were trained in, "
-            "but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
+            f"{said} doesn't fit the network; tensors {misfits}. The network has to be the one that they were trained "
+            "in, but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
         )
     taken = [name for name in own if name in weights and name not in head]
     if broken := [name for name in taken if not _is_finite(weights[name]) and _is_finite(own[name])]:
@@ -156,12 +156,12 @@ def fit(
 
 def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
     """The tensors of the one layer, if there is one, that differs in its number of classes alone."""
-    found = []
+    names = []
     for name in own.keys() & weights.keys():
         here, there = own[name].shape, weights[name].shape
         if here != there and len(here) == len(there) > 0 and here[1:] == there[1:] and here[0] == num_classes:
-            found.append(name)
-    return [name for name in own if name in found] if len({name.rpartition(".")[0] for name in found}) == 1 else []
+            names.append(name)
+    return [name for name in own if name in names] if len({name.rpartition(".")[0] for name in names}) == 1 else []
 
 
 def _what_does_not_fit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:

@@ -95,12 +95,12 @@ class Trainer:
             )
             self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes)
             table = row.unsqueeze(0)
-            for found in self.folder.newest_good():
-                if isinstance(found, str):
-                    self.say(f"warning: {found}")
+            for good in self.folder.newest_good():
+                if isinstance(good, str):
+                    self.say(f"warning: {good}")
                 else:
-                    self._load(found)
-                    table, metrics = self.state.rows_of_ranks(found.own), found.metrics
+                    self._load(good)
+                    table, metrics = self.state.rows_of_ranks(good.own), good.metrics
             table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
@@ -141,13 +141,15 @@ class Trainer:
 
     def _unread_losses(self) -> list[list[float]]:
         """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
-        found: list[list[float]] = self.progress.pop("unread_losses", [[]])
-        return found if len(found) == self.steps.parts else [[]]
+        rows: list[list[float]] = self.progress.pop("unread_losses", [[]])
+        return rows if len(rows) == self.steps.parts else [[]]
 
-    def _load(self, found: Checkpoint) -> None:
-        self.state.load(found, self.run_dir / run_folder.CHECKPOINTS)
-        self.step, self.progress = found.step, found.progress
-        self.say(f"resumed from step {found.step} (epoch {found.epoch + 1}, {found.position} steps into it)")
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self.state.load(checkpoint, self.run_dir / run_folder.CHECKPOINTS)
+        self.step, self.progress = checkpoint.step, checkpoint.progress
+        self.say(
+            f"resumed from step {checkpoint.step} (epoch {checkpoint.epoch + 1}, {checkpoint.position} steps into it)"
+        )
 
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:

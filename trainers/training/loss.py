@@ -34,9 +34,9 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
     """A class, made with ``args``, or a function that gets them beside logits and labels. Raises ConfigError."""
-    found = targets.load(target)
-    kept = targets.asked(found, args, {"num_classes": classes})
-    made: Any = found(**kept) if inspect.isclass(found) else functools.partial(found, **kept)
+    own = targets.load(target)
+    kept = targets.accepted(own, args, {"num_classes": classes})
+    made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
     if isinstance(made, nn.Module):
         made.to(device)
         if any(item.requires_grad for item in made.parameters()):
@@ -58,19 +58,19 @@ def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[s
     Raises:
         ConfigError: one that returns something else.
     """
-    found = {name: targets.load(target) for name, target in config.metrics.items()}
+    functions = {name: targets.load(target) for name, target in config.metrics.items()}
     logits, labels = (
         torch.zeros(_IMAGES, classes, device=device),
         torch.zeros(_IMAGES, dtype=torch.int64, device=device),
     )
-    for name, function in found.items():
+    for name, function in functions.items():
         value = function(logits, labels)
         if not isinstance(value, Tensor) or value.shape != (_IMAGES,):
             raise ConfigError(
                 f"{targets.place(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
                 f"metric must be a value for each image, [{_IMAGES}], whose mean is told"
             )
-    return found
+    return functions
 
 
 def _seen(value: object) -> str:

@@ -189,12 +189,12 @@ class Stepper:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _update(self, lr: float) -> None:
-        found: Tensor | None = None
+        found_inf: Tensor | None = None
         if self.grad_scaler is not None:
-            found = self.strategy.layout.agree(self.grad_scaler.inspect(self.optimizer.gradients()))
+            found_inf = self.strategy.layout.agree(self.grad_scaler.inspect(self.optimizer.gradients()))
         if self.clipping is not None:  # after inspect(), which divides by the scale of fp16
             self.clipping.clip(self.optimizer.gradients())
-        self.optimizer.step(lr, found)
+        self.optimizer.step(lr, found_inf)
         if self.grad_scaler is not None:
             self.grad_scaler.end()
 

@@ -38,20 +38,20 @@ class TrainingState:
         model, optimizer = self._replicated()
         return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
 
-    def load(self, found: Checkpoint, folder: Path) -> None:
+    def load(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Overwrite what all have alike with a checkpoint of this ``folder``. Raises TrainerError: it doesn't fit."""
         stepper = self._stepper
         try:  # slices come from their own files
-            stepper.model.load_state_dict(found.model, strict=stepper.strategy.layout.name == "ddp")
+            stepper.model.load_state_dict(checkpoint.model, strict=stepper.strategy.layout.name == "ddp")
         except RuntimeError as error:
             raise TrainerError(
-                f"the checkpoint of step {found.step} does not fit model={stepper.config.model.name} "
+                f"the checkpoint of step {checkpoint.step} does not fit model={stepper.config.model.name} "
                 f"({' '.join(str(error).split())[:200]}); delete {folder} to start afresh"
             ) from error
         for name, tensors in self._replicated()[1].items():
-            if name == "powersgd" and name not in found.optimizer:
+            if name == "powersgd" and name not in checkpoint.optimizer:
                 continue  # written by one rank, which has nobody to send to
-            for target, source in zip(tensors, found.optimizer[name], strict=True):
+            for target, source in zip(tensors, checkpoint.optimizer[name], strict=True):
                 target.copy_(source)
 
     def copies(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
