@@ -13,7 +13,6 @@ from pipeline.comparing import drawing, tables
 from pipeline.comparing.curves import Band, Point
 from pipeline.comparing.drawing import COLOURS
 from pipeline.comparing.report import Report
-from pipeline.comparing.tables import RULE
 from pipeline.core.redact import hide
 from pipeline.sweep.report import MINIMIZE
 
@@ -25,40 +24,36 @@ _MOST_AGAINST = 30  # configurations that are held against the best one, in word
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
 
 
-def html(found: Report) -> str:
-    """The page. Every text is escaped by the template; charts escape what they are given."""
+def html(report: Report) -> str:
+    """The page. The template escapes every text, and the pictures theirs."""
     from markupsafe import Markup
 
-    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in found.bands.items()}
+    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
     drawn = [
         {
             "metric": name,
             "log": log[name],
-            "svg": Markup(drawing.curves(bands, title=name, axis="step", log=log[name], colours=found.colours)),
+            "svg": Markup(drawing.curves(bands, title=name, axis="step", log=log[name], colours=report.colours)),
             "gaps": sum(band.gaps for band in bands),
             "passes": max(band.passes for band in bands),
         }
-        for name, bands in found.bands.items()
+        for name, bands in report.bands.items()
     ]
-    across = drawing.parallel(found.axes, found.lines, less_is_better=found.direction == MINIMIZE) if found.axes else ""
+    across = (
+        drawing.parallel(report.axes, report.lines, less_is_better=report.direction == MINIMIZE) if report.axes else ""
+    )
     return _template().render(
-        report=found,
-        made=_time(found.unix_time),
+        report=report,
+        made=_time(report.unix_time),
         charts=[chart for chart in drawn if chart["svg"]],
         parallel=Markup(across),
-        graph=Markup(drawing.graph(found.nodes)),
+        graph=Markup(drawing.graph(report.nodes)),
         coloured=COLOURS,
-        cell=tables.cell,
-        claim=tables.claim,
-        larger=tables.larger,
-        interval=tables.interval,
-        rule=RULE,
-        number=tables.number,
-        against=found.comparison.against[:_MOST_AGAINST],
-        hosts=hosts(found),
-        packages=_packages(found),
-        parts=[(part, rows) for part, rows in found.comparison.parts.items() if rows],
-        day=_time,
+        tables=tables,
+        against=report.comparison.against[:_MOST_AGAINST],
+        hosts=hosts(report),
+        packages=_packages(report),
+        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows],
         verdict=_verdict,
     )
 
@@ -81,13 +76,13 @@ def _time(unix_time: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))
 
 
-def hosts(found: Report) -> list[dict[str, Any]]:
-    """Each host once: what it is, how many runs it took part in, and what its network carried where runs tell."""
+def hosts(report: Report) -> list[dict[str, Any]]:
+    """Each host once: what it is, how many runs it took part in, and its address and network where runs have them."""
     known: dict[str, dict[str, Any]] = {}
-    for run in found.runs:
+    for run in report.runs:
         for name, facts in run.environments.items():
-            told = {field: facts.get(field) or "" for field in _OF_HOST}
-            host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **told})
+            about = {field: facts.get(field) or "" for field in _OF_HOST}
+            host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **about})
             host["runs"] += 1
         for node in run.nodes:
             if str(node.get("host")) in known:
@@ -96,16 +91,16 @@ def hosts(found: Report) -> list[dict[str, Any]]:
 
 
 def _interface(node: Mapping[str, Any]) -> str:
-    """Address of a node, and the network of its collectives where it was told one."""
+    """Address of a node, and the network of its collectives where one is set."""
     env = node.get("env")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-    told = [str(env[name]) for name in names if name in env] if isinstance(env, Mapping) else []
-    return " ".join(dict.fromkeys([str(node.get("address") or ""), *told])).strip()
+    networks = [str(env[name]) for name in names if name in env] if isinstance(env, Mapping) else []
+    return " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
 
 
-def _packages(found: Report) -> list[tuple[str, str]]:
+def _packages(report: Report) -> list[tuple[str, str]]:
     """Of the best run's first host."""
-    first: Mapping[str, Any] = next(iter(found.groups[0].first.environments.values()), {})
+    first: Mapping[str, Any] = next(iter(report.groups[0].first.environments.values()), {})
     packages = first.get("packages")
     return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []
 
@@ -122,41 +117,41 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
     return f"not reproduced: {len(outcome) if isinstance(outcome, list) else 'some'} field(s) differ"
 
 
-def markdown(found: Report) -> str:
+def markdown(report: Report) -> str:
     """The same without pictures."""
-    lines = [f"# {tables.escaped(found.title)}", "", f"{found.summary}; made {_time(found.unix_time)}.", ""]
-    lines += [*tables.fenced([hide(found.command)]), "", *(f"- {tables.escaped(line)}" for line in found.why)]
-    lines += ["", tables.markdown(found.comparison)]
-    if found.failures or found.absent:
+    lines = [f"# {tables.escaped(report.title)}", "", f"{report.summary}; made {_time(report.unix_time)}.", ""]
+    lines += [*tables.fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
+    lines += ["", tables.markdown(report.comparison)]
+    if report.failures or report.absent:
         lines += ["", "## Not finished", ""]
-        lines += [f"- `{run.key}` {run.state}: {tables.escaped(run.failure)}" for run in found.failures]
-        lines += [f"- {tables.escaped(f'{one.key} {one.what} {one.state}: {one.why}')}" for one in found.absent]
+        lines += [f"- `{run.key}` {run.state}: {tables.escaped(run.failure)}" for run in report.failures]
+        lines += [f"- {tables.escaped(f'{one.key} {one.what} {one.state}: {one.why}')}" for one in report.absent]
     lines += ["", "## Provenance", "", "| run | commit | reproduced |", "| --- | --- | --- |"]
-    for run in found.runs:
+    for run in report.runs:
         commit = str(run.provenance.get("git_commit") or "-")[:10]
         dirty = " with changes" if run.provenance.get("git_dirty") else ""
         lines.append(tables.row((run.key, f"{commit}{dirty}", _verdict(run.verdict))))
-    lines += ["", *tables.fenced([f"{run.command}  # {run.key}" for run in found.runs], "sh")]
+    lines += ["", *tables.fenced([f"{run.command}  # {run.key}" for run in report.runs], "sh")]
     return "\n".join(lines)
 
 
-def as_json(found: Report) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """The same as data, with the curves."""
     return {
-        "title": found.title,
-        "why": list(found.why),
-        "command": found.command,
-        "unix_time": found.unix_time,
-        "by": found.by,
-        "direction": found.direction,
-        **tables.as_json(found.comparison),
+        "title": report.title,
+        "why": list(report.why),
+        "command": report.command,
+        "unix_time": report.unix_time,
+        "by": report.by,
+        "direction": report.direction,
+        **tables.as_json(report.comparison),
         "curves": {
             name: {band.label: [_point(point) for point in band.points] for band in bands}
-            for name, bands in found.bands.items()
+            for name, bands in report.bands.items()
         },
-        "hosts": hosts(found),
-        "absent": [asdict(one) for one in found.absent],
-        "verdicts": {run.key: _verdict(run.verdict) for run in found.runs},
+        "hosts": hosts(report),
+        "absent": [asdict(one) for one in report.absent],
+        "verdicts": {run.key: _verdict(run.verdict) for run in report.runs},
     }
 
 
