@@ -65,17 +65,21 @@ class TorchOptimizer(Optimizer):
 
     @torch.no_grad()
     def _make_state(self) -> None:
-        before = [(item, item.grad, item.detach().clone()) for item in self.parameters]
+        gradients = [item.grad for item in self.parameters]
         for item in self.parameters:
-            item.grad = torch.zeros_like(item)
-        self._step(0.0)
-        for item, gradient, weights in before:
+            item.grad = item.detach()  # any gradient does
+        if self._skips:  # a step that is skipped changes no weight, and needs no memory for copies
+            self.step(0.0, torch.ones((), device=self.parameters[0].device))
+        else:
+            weights = [item.detach().clone() for item in self.parameters]
+            self._step(0.0)
+            torch._foreach_copy_(self.parameters, weights)
+        for item, gradient in zip(self.parameters, gradients, strict=True):
             item.grad = gradient
-            item.copy_(weights)
         for name, value in self._values():
             if isinstance(value, Tensor):
                 if self._skips:
-                    value.zero_()
+                    value.zero_()  # torch leaves SGD's uninitialised
             elif value is not None:
                 raise ConfigError(f"a checkpoint can't hold {name}, which is {type(value).__name__}; take another")
 
