@@ -112,9 +112,9 @@ def _refuse_unplain(member: tarfile.TarInfo) -> None:
     name, path = member.name, PurePosixPath(member.name)
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise UnfitError(f"{name[:200]!r} is no plain file")
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
         raise UnfitError(f"{name[:200]!r} leads out of its folder")
-    if str(path) != name or len(os.fsencode(name)) > 4000 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+    if str(path) != name or len(os.fsencode(name)) > 4095 or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise UnfitError(f"{name[:200]!r} is no name of a file")
 
 

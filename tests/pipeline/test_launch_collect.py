@@ -290,6 +290,30 @@ def test_of_a_hostile_answer_nothing_is_taken_and_the_host_is_named(case: str, t
     assert not Path("/tmp/evil-absolute").exists()
 
 
+def test_names_with_a_backslash_or_a_colon_come_as_any_other(tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), make(tmp_path / "run")
+    names = ["a\\b.txt", "C:x", "C:\\Windows\\x", "new\nline", "\\"]
+    for name in names:
+        (make(node / "outputs") / name).write_text(name)
+    receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
+    assert {path.name: path.read_text() for path in (run_dir / "outputs").iterdir()} == {name: name for name in names}
+
+
+def test_a_path_that_is_too_long_here_stays_on_the_host_and_the_rest_comes(tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), make(tmp_path / ("r" * 200))
+    deep = node / "outputs"
+    while len(str(deep)) < 3900:
+        deep /= "d" * 99
+    deep.mkdir(parents=True)
+    for path in (deep / "long.txt", node / "outputs" / "z.txt"):
+        path.write_text(path.name)
+    said = list[str]()
+    receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS, say=said.append)
+    assert [path.name for path in (run_dir / "outputs").rglob("*") if path.is_file()] == ["z.txt"]
+    assert said[0].startswith(f"node0: can't be written here, so it stays in {node} there: 'outputs/dddd")
+    assert said[0].endswith("(File name too long)")
+
+
 @pytest.mark.parametrize("linked", ["checkpoints", "outputs"])
 def test_outputs_are_not_written_through_a_link_of_the_run_folder(linked: str, tmp_path: Path) -> None:
     node, run_dir = node_folder(tmp_path / "node"), make(tmp_path / "run")

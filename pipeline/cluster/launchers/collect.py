@@ -36,6 +36,7 @@ SILENT_S = 10.0
 _AT_ONCE = 8  # hosts that send at a time
 _LOOK_S = 0.5
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
+_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # a name that this computer's file system doesn't take
 _BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the way there, not of what was asked for
 _FAILURES = (OSError, PacelineError, *tars.DAMAGE)
 _MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
@@ -69,9 +70,12 @@ def receive(
     request = {**request, **_wanted(outputs, rank, final=final)}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
-        answer = _extract_or_again(connection, request, temporary)
+        answer, left_out = _extract_or_again(connection, request, temporary)
         if isinstance(size := answer.get("left_bytes"), int):
             say(_stays(host, size, request))
+        if left_out:
+            place = ", ".join(node["run_dir"] for node in request["nodes"] if node.get("host", host) == host)
+            say(f"{host}: can't be written here, so it stays in {place} there: {'; '.join(left_out)}")
         damaged = [] if outputs.whole else _drop_damaged(temporary)
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
@@ -162,7 +166,9 @@ def _stays(host: str, size_bytes: int, request: dict[str, Any]) -> str:
     )
 
 
-def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _extract_or_again(
+    connection: Connection, request: dict[str, Any], folder: Path
+) -> tuple[dict[str, Any], list[str]]:
     try:
         return _extract(connection.argv, request, folder, SILENT_S + connection.slow_s)
     except _FAILURES:
@@ -182,8 +188,10 @@ def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingEr
     return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
 
 
-def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: float) -> dict[str, Any]:
-    """The answer that came before the tar."""
+def _extract(
+    argv: list[str], request: dict[str, Any], folder: Path, silent_s: float
+) -> tuple[dict[str, Any], list[str]]:
+    """The answer that came before the tar, and the files whose names this computer doesn't take, each with why."""
     token = new_token()
     with tempfile.TemporaryFile(prefix="paceline-") as asked:
         asked.write(message(request, token))
@@ -200,11 +208,17 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: f
         if "error" in answer:
             raise PacelineError(str(answer["error"]))
         wanted = [*request["patterns"], *request.get("work", [])]
+        left_out = list[str]()
         for member in tars.members(came, most_bytes=_MOST_BYTES):
             if not _is_asked_for(member, wanted):
                 raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
-            member.write(folder)
-        return answer
+            try:
+                member.write(folder)
+            except OSError as error:
+                if error.errno not in _NAMES:
+                    raise
+                left_out.append(f"{member.name[:200]!r} ({error.strerror})")
+        return answer, left_out
     finally:
         child.kill()  # also one that is stopped; where all has come, it has nothing left to do
         child.wait()
