@@ -34,11 +34,12 @@ _KEPT = (
     "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
     run_folder.SUMMARY, run_folder.PREDICTIONS, run_folder.RESULT, run_folder.TRACKING, run_folder.INITIAL_WEIGHTS,
     run_folder.INITIAL_WEIGHTS_NOTES, "data/manifest.json", "evaluation/*", "attempts/*/*.log",
-    "attempts/*/*.exit.json", "code/**/*.py", "code/**/*.so", SOURCE,
+    "attempts/*/*.exit.json", "code/**/*", SOURCE,
 )  # fmt: skip
 _WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
 MANIFEST = "manifest.json"
+_GZIP = b"\x1f\x8b"  # how every gzip file begins
 _VERSION = 1
 _BOUND = (
     run_folder.KEY,
@@ -103,6 +104,9 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
         UsageError: it is no such archive, was altered, or holds something that none of ours holds.
     """
     try:
+        with archive.open("rb") as file:
+            if file.read(len(_GZIP)) != _GZIP:
+                raise UsageError(f"run={archive} is no archive of doit export")
         top = _checked(archive)
         place.mkdir(parents=True, exist_ok=True)
         with _members_of(archive) as members:
@@ -202,11 +206,11 @@ def _checked(archive: Path) -> str:
 def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     for pattern in patterns:
         for path in sorted(folder.path.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and "__pycache__" not in path.parts:  # a run on this computer leaves one in code/
                 name = path.relative_to(folder.path).as_posix()
                 content = path.read_bytes()
                 kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
-                if kept != content and name in _BOUND:
+                if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
                     raise PacelineError(
                         f"{path} holds a login in an address (https://user:password@…): without it, it would be "
                         "another file than the run was made of",

@@ -16,7 +16,8 @@ import pytest
 from pipeline.cli import clone, reproducing
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import sha256_bytes
+from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
+from pipeline.keys.content_key import ContentKey
 from pipeline.reproduction import archive as export
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
@@ -71,6 +72,32 @@ def test_a_run_comes_back_as_it_was_without_weights_and_passwords(folder: RunFol
     export.export(folder, root=tmp_path, to=tmp_path / "c.tar.gz", weights=True)
     again = export.unpack(tmp_path / "c.tar.gz", tmp_path / "again", root=tmp_path)
     assert (again.path / "checkpoints" / "final.pt").read_bytes() == b"some bytes"
+
+
+def test_every_file_of_the_code_travels_and_the_copy_still_gives_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {**key_of().parts}
+    sources = {"trainers/x.py": finished_folder.CODE, "conf/net.yaml": b"width: 3\n", "m1/five.txt": b"5\n"}
+    parts["code"] = {name: sha256_bytes(content) for name, content in sources.items()}
+    folder = finished(tmp_path / "runs", ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts))
+    for name in ("conf/net.yaml", "m1/five.txt", "m1/__pycache__/five.cpython-312.pyc"):
+        (folder.code / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.code / name).write_bytes(sources.get(name, b"of Python's own"))
+    back = export.unpack(exported(folder, tmp_path), tmp_path / "back", root=tmp_path)
+    files = {path.relative_to(back.code).as_posix(): path.read_bytes() for path in back.code.rglob("*.*")}
+    assert files == sources
+    (folder.code / "conf/net.yaml").write_bytes(b"from: https://me:secret@host/x\n")
+    monkeypatch.setattr(export, "check_parts", lambda *_: None)  # as if the key were taken of it
+    with pytest.raises(PacelineError, match=r"code/conf/net\.yaml holds a login in an"):
+        exported(folder, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"root:x:0:0\n", b""])
+def test_a_file_that_is_no_archive_at_all_is_refused_in_plain_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "passwd").write_bytes(content)
+    with pytest.raises(UsageError, match=f"^run={tmp_path}/passwd is no archive of doit export$"):
+        export.unpack(tmp_path / "passwd", tmp_path / "place", root=tmp_path)
 
 
 @pytest.mark.parametrize(
