@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline.cli import clone, commands, shadowing  # noqa: E402
+from pipeline.cli import clone, commands  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import for_verb, leave  # noqa: E402
 from pipeline.cli.output import outlive_reader  # noqa: E402
@@ -61,7 +61,7 @@ def refuse_another_clone() -> None:
     try:
         clone.refuse_none()
         clone.refuse_another(here or clone.ROOT)
-        shadowing.refuse(clone.ROOT)
+        clone.refuse(clone.ROOT)
     except PacelineError as error:
         leave(error)
 

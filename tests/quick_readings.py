@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_bytes
-from pipeline.keys import imports, readings, syntax
+from pipeline.keys import imports, readings
 
 _read = readings._read
-_READERS = b"".join(Path(str(reader.__file__)).read_bytes() for reader in (readings, imports, syntax))
+_READERS = b"".join(Path(str(reader.__file__)).read_bytes() for reader in (readings, imports, imports))
 
 
 def shared_reading(folder: Path, source: bytes, path: str, shown: str) -> dict[str, Any]:

@@ -2,33 +2,212 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipeline.cli import clean_guards as guards
-from pipeline.cli.clean_rules import Rules, ranks, rules_of, superseded, why_chosen
-from pipeline.cli.listing import day, of_state
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import is_on
+from pipeline.cli.listing import config_of, day, experiments_of, matches, of_state, started_with, wanted_values
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
-from pipeline.core import leftovers
+from pipeline.cluster import launchers, leftover
+from pipeline.core import leftovers, locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import State
-from pipeline.core.tables import aligned, counted, file_size, first_of
-from pipeline.runs import index, removal
-from pipeline.runs.disk_usage import measured
+from pipeline.core.heartbeat import Heartbeat, waiting
+from pipeline.core.specs import UNDER_WAY, State
+from pipeline.core.tables import aligned, counted, file_size, first_of, is_count
+from pipeline.runs import acceptance, index, removal
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
+from pipeline.runs.removal import IN_USE, measured
 from pipeline.runs.result import AlteredError
+from pipeline.steps import removal as step_removal
+from pipeline.steps import store
+from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.sweep.report import MINIMIZE, direction_of
+from pipeline.tracking import state as tracking_state
 from trainers.contract import run_folder
+
+if TYPE_CHECKING:
+    from pipeline.runs.index import Row
+
+
+_DAY_S = 86_400.0
+_BY = "val/accuracy"
+_DECIDES = ("config", "data", "topology")  # of a key; the rest is code and environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the words ask for: each rule that is given narrows.
+
+    ``keep_best``: so many finished runs with the best ``by`` stay. Without any rule, what failed and what is superseded
+    is chosen; with ``checkpoints``, those of all finished runs.
+    """
+
+    state: str | None = None
+    superseded: bool = False
+    older_than_days: float | None = None
+    keep_best: int | None = None
+    by: str = _BY
+    checkpoints: bool = False
+
+    @property
+    def none_given(self) -> bool:
+        return self.state is None and not self.superseded and self.older_than_days is None and self.keep_best is None
+
+
+def rules_of(options: Mapping[str, str]) -> Rules:
+    """The rules that a command line gives. Raises UsageError: a value that none can have."""
+    if "by" in options and "keep_best" not in options:
+        raise UsageError(f"by={options['by']} says by what keep_best=N takes the best, and there is no keep_best")
+    best = options.get("keep_best")
+    if best is not None and not is_count(best):
+        raise UsageError(f"keep_best={best} must be a whole number from 1, the runs to keep")
+    return Rules(
+        state=options.get("state"),
+        superseded=is_on(options, "superseded"),
+        older_than_days=_days(options.get("older_than")),
+        keep_best=None if best is None else int(best),
+        by=options.get("by", _BY),
+        checkpoints=is_on(options, "checkpoints"),
+    )
+
+
+def _days(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        days = float(given)
+    except ValueError:
+        days = math.nan
+    if not 0 <= days < math.inf:
+        raise UsageError(f"older_than={given} must be a number of days, such as older_than=30")
+    return days
+
+
+def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Key → that of the newest finished run of the same configuration, data and ranks, for each run older than that.
+
+    Args:
+        rows: all runs, oldest first.
+        parts: key → what key.json holds.
+    """
+    alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
+    newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
+    pairs = [(row, newest[alike[row.key]]) for row in rows if alike.get(row.key) in newest]
+    return {row.key: last.key for row, last in pairs if row.unix_time < last.unix_time}
+
+
+def ranks(values: Mapping[str, float], *, least_first: bool) -> dict[str, int]:
+    """Key → 1 of the best value, 2 of the next, …; NaN is the worst."""
+    sign = 1.0 if least_first else -1.0
+    best_first = sorted(values, key=lambda key: (math.isnan(values[key]), sign * values[key]))
+    return {key: place for place, key in enumerate(best_first, start=1)}
+
+
+def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, now: float) -> str:
+    """In a few words; '' where the rules don't choose the run.
+
+    Args:
+        newer: the key of the run that supersedes it.
+        rank: its place among the finished runs; 1 is the best, None: it lacks the metric.
+        now: unix seconds.
+    """
+    by_newer = f"superseded by {newer}" if newer else ""
+    if rules.none_given:
+        return "finished" if rules.checkpoints else "failed" if row.state == State.FAILED else by_newer
+    reasons = [row.state.lower()] if rules.state is not None else []
+    if rules.superseded:
+        reasons.append(by_newer)
+    if rules.older_than_days is not None:
+        days = (now - row.unix_time) / _DAY_S
+        reasons.append(f"{days:,.0f} days old" if days > rules.older_than_days else "")
+    if rules.keep_best is not None:
+        reasons.append(f"number {rank} by {rules.by}" if rank is not None and rank > rules.keep_best else "")
+    return ", ".join(reasons) if all(reasons) else ""
+
+
+_QUIET_S = 86_400.0
+
+
+def needed(runs_dir: Path) -> dict[str, str]:
+    """Key → who needs the run's result, in words. Raises UsageError: a sweep's folder can't be read."""
+    starts = {key: f"run {of}, which isn't finished, starts from its weights" for key, of in _starts(runs_dir).items()}
+    return {**starts, **{key: f"the sweep {name} names its result" for key, name in _sweeps(runs_dir).items()}}
+
+
+def _sweeps(runs_dir: Path) -> dict[str, str]:
+    """Key → a sweep that has the run among its trials."""
+    named: dict[str, str] = {}
+    for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
+        sweep = SweepFolder(path.parent)
+        named |= dict.fromkeys((trial.key for trial in sweep.begun().trials), sweep.name)
+        named |= dict.fromkeys((entry.key for entry in sweep.entries()[0]), sweep.name)
+    return named
+
+
+def _starts(runs_dir: Path) -> dict[str, str]:
+    """Key → a run that isn't finished and starts from its weights."""
+    named: dict[str, str] = {}
+    for path in sorted(runs_dir.glob(f"*/{run_folder.INITIAL_WEIGHTS_NOTES}")):
+        folder = RunFolder(path.parent)
+        run = (folder.read_json(run_folder.INITIAL_WEIGHTS_NOTES) or {}).get("run")
+        if run and not folder.result.exists():
+            named[str(run)] = folder.key
+    return named
+
+
+def in_use(folder: RunFolder) -> str:
+    """That a command of this computer works on the run, or ''."""
+    return IN_USE if locks.is_held(folder.lock) else ""
+
+
+def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
+    """Why the run has to stay; '' where nothing speaks against its removal.
+
+    Args:
+        row: the run as a list shows it.
+        needs: what ``needed`` has found.
+        result_stays: only checkpoints go.
+    """
+    if folder.path.is_symlink():
+        return "a symbolic link stands in its place"
+    if row.state == index.NEWER:
+        return "a newer Paceline wrote it"
+    if row.state == index.ACCEPTED:
+        return "it is a person's word, which doit accept undo=1 takes back"
+    if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
+        return "it hasn't ended, and was written to within a day: another computer may be at work on it"
+    if result_stays or not folder.result.exists():
+        return ""
+    if row.key in needs:
+        return needs[row.key]
+    if held := acceptance.accepted_for(folder.path):
+        return f"its result was accepted for {', '.join(held)}"
+    missing = [name or "MLflow" for name in _asked(folder) if not _recorded(folder, name)]
+    return f"{' and '.join(missing)} hasn't all of it yet: doit record run=KEY" if missing else ""
+
+
+def _asked(folder: RunFolder) -> list[str | None]:
+    """The trackers that the run was to be recorded in; None: MLflow."""
+    told = (folder.path / run_folder.TRACKING).exists()
+    mlflow = told or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
+    return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
+
+
+def _recorded(folder: RunFolder, tracker: str | None) -> bool:
+    known = tracking_state.load(folder.path, tracker)
+    done = known is not None and known.state == tracking_state.DONE
+    return known is not None and done and known.inputs == tracking_state.fingerprints(folder.path)
+
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
 
@@ -48,13 +227,9 @@ def clean() -> None:
     """Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
     options, runs_dir = session().asked.options, session().config.runs_dir
     if is_on(options, "hosts"):
-        from pipeline.cli.cleaning_hosts import clean_hosts
-
         clean_hosts(options)
         return
     if is_on(options, "steps"):
-        from pipeline.cli.cleaning_steps import clean_steps
-
         clean_steps(options)
         return
     rules, confirmed = rules_of(options), is_on(options, "yes")
@@ -100,7 +275,7 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
-    needs, now = guards.needed(runs_dir), time.time()
+    needs, now = needed(runs_dir), time.time()
     whys = [why_chosen(row, rules, newer=newer.get(row.key), rank=rank.get(row.key), now=now) for row in rows]
     items = [
         _item(RunFolder(runs_dir / row.key), row, why, rules, needs) for row, why in zip(rows, whys, strict=True) if why
@@ -114,7 +289,7 @@ def _has(runs_dir: Path, row: Row, wanted: Mapping[str, object]) -> bool:
 
 def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[str, str]) -> Item:
     places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-    stays = guards.in_use(folder) or guards.objection(folder, row, needs, result_stays=rules.checkpoints)
+    stays = in_use(folder) or objection(folder, row, needs, result_stays=rules.checkpoints)
     return Item(folder=folder, row=row, why=why, bytes=sum(measured(path).bytes for path in places), stays=stays)
 
 
@@ -154,7 +329,7 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     """Raises PacelineError: the system refuses it, at that run."""
     remove = removal.remove_checkpoints if rules.checkpoints else removal.remove_run
-    needs = guards.needed(runs_dir)  # one may have begun since they were shown
+    needs = needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
     with Heartbeat(note) as heartbeat:
         for item in items:
@@ -176,14 +351,14 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
 def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> Callable[[], str]:
     """Looked up again behind the run's lock: another command may have worked on it since it was shown."""
 
-    def objection() -> str:
+    def look_again() -> str:
         if not item.folder.path.is_dir():
             return "another command has removed it"
         if index.row(item.folder) != item.row:
             return "it has changed since it was shown"
-        return guards.objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
+        return objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
 
-    return objection
+    return look_again
 
 
 # ------------------------------------------------------------------------------------------- pure
@@ -209,3 +384,73 @@ def _staying(items: Sequence[Item]) -> list[str]:
         f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}"
         for why, keys in by_reason.items()
     ]
+
+
+def clean_steps(options: Mapping[str, str]) -> None:
+    """Raises UsageError: words that choose runs. PacelineError: one can't be removed."""
+    other = [name for name in options if name not in ("steps", "yes")]
+    if other:
+        raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and steps=1 is about the outputs of steps")
+    graph = session().steps
+    leftovers.remove([store.steps_dir(graph.runs_dir)])
+    going, staying = step_removal.idle(graph, session().config.data_dir)
+    for folder, why in staying.items():
+        say(f"{folder.name} stays: {why}")
+    if not going:
+        say(f"nothing to remove under {relative(store.steps_dir(graph.runs_dir))}")
+        return
+    sizes = list(step_removal.sizes(going))
+    rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
+    say(aligned([("step", "frees", "why"), *rows]))
+    amount = f"{_outputs_removed([*going])}, {file_size(sum(sizes))}"
+    if not is_on(options, "yes") and not agreed(amount):
+        return
+    for path in going:
+        try:
+            gone = step_removal.remove(path)
+        except OSError as error:
+            raise PacelineError(f"{path.name} can't be removed: {os_reason(error)}") from error
+        say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")
+
+
+def _outputs_removed(paths: Sequence[Path]) -> str:
+    """``the outputs of 2 steps and 1 log``."""
+    folders = sum(path.is_dir() for path in paths)
+    parts = [f"the outputs of {counted(folders, 'step')}"] if folders else []
+    return " and ".join([*parts, *([counted(len(paths) - folders, "log")] if folders < len(paths) else [])])
+
+
+def clean_hosts(options: Mapping[str, str]) -> None:
+    """Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't be asked."""
+    config = session().config
+    other = [name for name in options if name not in ("hosts", "yes")]
+    if other:
+        raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and hosts=1 is about what lies on hosts")
+    if launchers.capabilities(config.cluster).shares_run_dir:
+        raise UsageError(
+            "hosts=1 needs a cluster whose hosts have folders of their own", hint="doit clean hosts=1 cluster=two_node"
+        )
+    with closing(launchers.create(config.cluster)) as launcher:
+        with waiting(note, "asking the hosts"):
+            facts = launcher.probe(None)
+        found = [(left, leftover.why_stays(left, config.runs_dir)) for left in leftover.of(facts)]
+        going = [left for left, why in found if not why]
+        for left, why in found:
+            if why:
+                say(f"{left.host}: {left.name} stays: {why}")
+        if not going:
+            say(f"nothing to remove on {', '.join(fact.host for fact in facts)}")
+            return
+        say(_hosts_table(going))
+        amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
+        if is_on(options, "yes") or agreed(amount):
+            with waiting(note, "removing it"):
+                lines = leftover.clear(launcher, facts, config.runs_dir)
+            for line in lines or ["it is in use again, so nothing was removed"]:
+                say(line)
+
+
+def _hosts_table(going: Sequence[leftover.Left]) -> str:
+    rows = [("host", "attempt", "unused for", "frees")]
+    rows += [(left.host, left.name, leftover.ago(left.idle_s), file_size(left.bytes)) for left in going]
+    return aligned(rows)

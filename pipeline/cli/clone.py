@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,20 @@ def _folder_of(name: str) -> Path | None:
         return places.HOME / name
     spec = importlib.util.find_spec(name)
     return Path(os.path.realpath(spec.origin)).parent if spec and spec.origin else None
+
+
+def refuse(root: Path) -> None:
+    """Whatever imports such a module breaks, in code of doit's or of torch's that nobody has written here.
+
+    Raises:
+        UsageError: a module or package in ``root`` has the name of one of the standard library's, or in a project that
+            is no clone of Paceline's.
+    """
+    ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
+    for path in root.iterdir():
+        whose = "Python" if path.stem in sys.stdlib_module_names else "Paceline" if path.stem in ours else None
+        if whose and (path.suffix == ".py" or (path / "__init__.py").exists()):
+            raise UsageError(
+                f"{path} has the name of {whose}'s own module {path.stem}, and is imported instead of it",
+                hint=f"mv {path.name} my_{path.name}, or any other name that {whose} hasn't",
+            )

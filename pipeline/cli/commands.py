@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.cli.figures import figures, other_arithmetic
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import is_on
+from pipeline.cli.listing import figures, other_arithmetic
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
@@ -43,7 +43,7 @@ def is_fetched() -> bool:
 
 def _make_step(current: Session) -> None:
     """The step that the data comes from, where it isn't made yet."""
-    from pipeline.cli.options import at_once
+    from pipeline.cli.invocation import at_once
 
     step = current.config.step
     if step is not None and step.path is None:
@@ -56,9 +56,9 @@ def fetch() -> None:
     if session().pack is None:
         _fetch(session())
     if (start := session().start) is not None and start.url is not None:
-        from pipeline.execution import bringing
+        from pipeline.execution import complete
 
-        bringing.fetch(session().config, start)
+        complete.fetch(session().config, start)
         session().forget_pack()
 
 
@@ -215,7 +215,7 @@ def _bring_weights(current: Session) -> None:
     """Those that the run starts from: fetched, or made by the run that init.run names."""
     if not current.config.train.init.said:
         return
-    from pipeline.execution.bringing import bring
+    from pipeline.execution.complete import bring
 
     bring(current.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()

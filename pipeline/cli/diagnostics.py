@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import HostError, PacelineError, UsageError
@@ -165,3 +165,34 @@ def _pack() -> PackSource:
     if pack is None or pack.path is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return PackSource(path=pack.path.resolve(), digest=pack.digest)
+
+
+def mesh() -> None:
+    """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
+    from pipeline.cluster import mesh as hosts
+
+    options = session().asked.options
+    check, undo = is_on(options, "check"), is_on(options, "undo")
+    if check and undo:
+        raise UsageError("check=1 and undo=1 exclude each other; give one of them")
+    cluster = session().config.cluster
+    if undo:
+        with waiting(note, "taking back what doit mesh added"):
+            undone = hosts.undo(cluster)
+        for one in undone:
+            key = ", and the key pair that was made there" if one.key_removed else ""
+            say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
+        hosts.demand_whole(undone)
+        return
+    with waiting(note, "trying ssh among the hosts"):
+        made = hosts.check(cluster) if check else hosts.connect(cluster)
+    say(hosts.table(made))
+    for member in made.members:
+        for warning in member.warnings:
+            note(f"warning: {member.host}: {warning}")
+        for name in member.conflicts:
+            note(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
+    for line in hosts.only_exactly(made):
+        note(f"warning: {line}")
+    hosts.demand_all(made, checked_only=check)
+    say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")

@@ -4,15 +4,105 @@ from __future__ import annotations
 
 from typing import Any
 
+from doit import reporter
+from doit.cmd_base import Command
+from doit.cmd_run import Run as RunOfDoit
+from doit.dependency import DbmDB, JsonDB, SqliteDB
 from doit.doit_cmd import DoitMain
 from doit.exceptions import InvalidCommand
+from doit.plugin import PluginEntry
 
 from pipeline.cli import invocation
 from pipeline.cli.output import command
-from pipeline.cli.run_command import Run
-from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import suggestion
+
+_BACKENDS = {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB}
+_REPORTERS = {
+    "console": reporter.ConsoleReporter,
+    "executed-only": reporter.ExecutedOnlyReporter,
+    "json": reporter.JsonReporter,
+    "zero": reporter.ZeroReporter,
+    "error-only": reporter.ErrorOnlyReporter,
+}
+
+
+class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
+    """By doit's plug-in interface (in pyproject.toml) it replaces doit's own, which goes through all distributions that
+    are installed for further databases, and again for reporters: a twentieth of the time of a finished run."""
+
+    def get_backends(self) -> dict[str, Any]:
+        return self._with_own("backend", _BACKENDS)
+
+    def get_reporters(self) -> dict[str, Any]:
+        return self._with_own("reporter", _REPORTERS)
+
+    def _with_own(self, option: str, found: dict[str, Any]) -> dict[str, Any]:
+        """Also the plug-ins that pyproject.toml names; the option takes all of them."""
+        category = option.upper()
+        own = self.config.get(category, {})
+        found = {**found, **{name: PluginEntry(category, name, place).get() for name, place in own.items()}}
+        self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in found.items()}
+        return found
+
+
+_BASH = """\
+# Tab completion of Paceline's doit for bash. Python is the one beside the doit that PATH finds first.
+_paceline() {
+    local doit IFS=$'\\n'
+    doit=$(type -P doit) || return
+    COMPREPLY=($("${doit%/*}/python" -m pipeline.cli.candidates bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+    [[ ${COMPREPLY[0]} == *[=.] ]] && compopt -o nospace 2>/dev/null
+}
+complete -o default -F _paceline doit paceline
+"""
+_ZSH = """\
+# Tab completion of Paceline's doit for zsh. Python is the one beside the doit that PATH finds first.
+_paceline() {
+    local doit found
+    doit=$(whence -p doit) || return
+    found=("${(@f)$("${doit:h}/python" -m pipeline.cli.candidates zsh "${(j: :)words[1,CURRENT]}" 2>/dev/null)}")
+    if [[ -z ${found[1]} ]]; then _files; return; fi
+    compadd -S '' -- ${(M)found:#*[=.]}
+    compadd -- ${found:#*[=.]}
+}
+compdef _paceline doit paceline
+"""
+_USES = """
+
+
+DESCRIPTION
+    for this shell:
+        eval "$(doit tabcompletion)"
+    for good, in bash:
+        doit tabcompletion > ~/.local/share/bash-completion/completions/doit"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
+
+
+class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
+    """A command of doit's by its plug-in interface; pyproject.toml names it."""
+
+    doc_purpose = "print the script that completes verbs, options, groups and fields"
+    doc_usage = "[--shell=bash|zsh]"
+    cmd_options = (
+        {
+            "name": "shell",
+            "short": "s",
+            "long": "shell",
+            "type": str,
+            "choices": [(name, "") for name in _SCRIPTS],
+            "default": "bash",
+            "help": "the shell that is to run it [default: %(default)s]",
+        },
+    )
+
+    def help(self) -> str:
+        """doit's page, with commands that can be copied: doit would break its lines in the middle of them."""
+        return f"{super().help()}{_USES}"
+
+    def execute(self, opt_values: dict[str, Any], pos_args: list[str]) -> int:
+        print(_SCRIPTS[opt_values["shell"]], end="")
+        return 0
 
 
 class Clean(Run):

@@ -11,8 +11,7 @@ from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
 from pipeline.cli.doit_commands import COMMANDS
-from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override
-from pipeline.cli.verbosity import taken_out
+from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
 from pipeline.cli.verbs import VERBS
 from pipeline.core import process
 from pipeline.core.errors import UsageError

@@ -12,8 +12,7 @@ from doit.version import VERSION
 
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
-from pipeline.cli.verb import Verb
-from pipeline.cli.verbs import VERBS
+from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 

@@ -8,13 +8,61 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipeline.cli.verbosity import taken_out
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
+
+QUIET, USUAL, VERBOSE = range(3)
+
+_ATTACHED = re.compile(r"(?:-v|--verbosity=)([012])")
+_ALONE = ("-v", "--verbosity")
+_TROUBLE = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
+
+
+def verbosity() -> int:
+    """0 shows warnings, errors and the end alone, 1 (without it) what is usual, 2 also what torchrun itself says."""
+    told, _ = taken_out(sys.argv[1:])
+    return USUAL if told is None else told
+
+
+def is_wanted(text: str) -> bool:
+    """Whether a line is shown with -v 0."""
+    return _TROUBLE.search(text) is not None
+
+
+def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The level that the words tell (the last one counts; None: none), and the words without it. A level that isn't
+    there is left in place, for who refuses it."""
+    level, rest, left = None, list[str](), [*words]
+    while left:
+        word = left.pop(0)
+        attached = _ATTACHED.fullmatch(word)
+        if attached:
+            level = int(attached[1])
+        elif word in _ALONE and left and left[0] in ("0", "1", "2"):
+            level = int(left.pop(0))
+        else:
+            rest.append(word)
+    return level, rest
+
+
+def is_on(options: Mapping[str, str], name: str) -> bool:
+    """A switch: ``name=1``, off where it isn't given. Raises UsageError: neither yes nor no."""
+    value = options.get(name, "0")
+    if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
+        raise UsageError(f"{name}={value} must be 1 or 0")
+    return value.lower() in ("1", "true", "yes")
+
+
+def at_once() -> int:
+    """How many steps may run side by side: doit's own option -n, 1 without it."""
+    told = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
+    return max(1, int(told[1])) if told else 1
+
 
 _AGAIN = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short ones may stand together
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})

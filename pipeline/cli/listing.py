@@ -2,25 +2,146 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.figures import other_arithmetic
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
+from pipeline.core.redact import placeholders
 from pipeline.core.tables import ENDLESS, aligned, counted, cut, duration, file_size
 from pipeline.core.tables import columns as columns_of
-from pipeline.keys.diff import flat
+from pipeline.keys.content_key import flat
+from pipeline.runs.contents import ranks_of
+from pipeline.runs.index import intact_parts
+from pipeline.runs.result import Result, first_metrics, nonfinite_note
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
+    from pipeline.runs.folder import RunFolder
     from pipeline.runs.index import Row
+
+
+PLACE = "paths.runs"
+"""Whose folders are looked through; where it lies isn't asked of a run."""
+_EXPERIMENT = "experiment="
+_RANK = "nproc_per_node"
+_RANKS = f"cluster.{_RANK}"
+
+
+def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields and the values that the words give them; of a group those that its option stands for. Nothing of
+    ``experiments_of`` them.
+
+    Raises:
+        UsageError: a word of which a run tells nothing.
+    """
+    from pipeline.config.override_words import for_hydra
+
+    wanted: dict[str, Any] = {}
+    experiments = experiments_of(words)
+    for word in for_hydra([word for word in words if word not in experiments]):
+        name = word.lstrip("+~").partition("=")[0]
+        of_group = "." not in name and isinstance(resolved.get(name), Mapping)
+        for field in _set_by(name, words) if of_group else [name]:
+            try:
+                found = functools.reduce(operator.getitem, field.split("."), resolved)
+            except (LookupError, TypeError) as error:
+                raise UsageError(
+                    f"{word.lstrip('+')}: a run doesn't tell its {field}; choose by what that sets, such as model=…"
+                ) from error
+            wanted |= flat(found, field)
+    for name in placeholders(wanted):
+        raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
+    return {name: value for name, value in wanted.items() if name != PLACE}
+
+
+def experiments_of(words: Sequence[str]) -> frozenset[str]:
+    """The words ``experiment=NAME``: of all that a run tells, those that it was started with alone have them."""
+    return frozenset(word for word in words if word.startswith(_EXPERIMENT))
+
+
+def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
+    """Whether these are among the words that made the run."""
+    told = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides") if experiments else None
+    return experiments <= {str(word) for word in (told if isinstance(told, list) else ())}
+
+
+def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
+    """The fields that the option of a group stands for; all of its section where no option was chosen."""
+    from pipeline.config.origins import stands_for  # imports Hydra
+
+    return stands_for(group, words) or [group]
+
+
+def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
+    """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had.
+
+    Of an ``altered`` run only what its key vouches for: config.json may have been edited.
+    """
+    if altered:
+        return dict(intact_parts(folder).get("config", {}))
+    config: dict[str, Any] = folder.read_json(run_folder.CONFIG) or {}
+    cluster = config.get("cluster")
+    if not isinstance(wanted.get(_RANKS), int) or not isinstance(cluster, Mapping) or cluster.get(_RANK) != "auto":
+        return config
+    counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
+    return {**config, "cluster": {**cluster, _RANK: counts.pop()}} if len(counts) == 1 else config
+
+
+def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
+    """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
+    known = dict(flat(config)) if wanted else {}
+    return all(known[name] == value if name in known else in_part for name, value in wanted.items())
+
+
+def figures(result: Result) -> str:
+    """``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; of a script its own metrics."""
+    if result.fields.get("program"):
+        return _of_script(result)
+    accuracy = result.metrics.get("test/accuracy")
+    shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
+    warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
+    ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
+    return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"
+
+
+def _of_script(result: Result) -> str:
+    """The last value of its first metrics, and whether another run has ever come out the same."""
+    told = first_metrics(result.metrics, 4) or ["no metric was logged"]
+    told += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
+    if not result.fields.get("proven"):
+        told.append("unproven (doit reproduce repeats it and compares)")
+    return ", ".join(filter(None, told))
+
+
+def other_arithmetic(result: Mapping[str, Any]) -> str | None:
+    """Where a finished run was computed by a processor or GPU that this computer lacks: which, for a person.
+
+    Args:
+        result: what result.json holds.
+    """
+    from pipeline.runs import arithmetic
+
+    found = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
+    return None if found is None else printable(found)
+
+
+@cache
+def here() -> dict[str, object]:
+    """The hardware of this computer."""
+    from pipeline.cluster.agent.processors import hardware
+
+    return hardware()
+
 
 _SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
 _TOLD = (
@@ -46,8 +167,8 @@ _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 def runs() -> None:
     """Raises UsageError: a state, an order or a word that no run can be chosen by."""
     from pipeline.runs import index
-    from pipeline.runs.disk_usage import measured
     from pipeline.runs.folder import RunFolder
+    from pipeline.runs.removal import measured
 
     options, runs_dir = session().asked.options, session().config.runs_dir
     words = session().asked.overrides

@@ -24,8 +24,8 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import clone, invocation, shadowing  # noqa: E402
-from pipeline.cli.verbosity import taken_out  # noqa: E402
+from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli.invocation import taken_out  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -54,7 +54,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         doit_cmd.traceback = _OneLine
         try:
             clone.refuse_none()
-            shadowing.refuse(clone.ROOT)
+            clone.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             self._invocation = invocation.parse(sys.argv[1:])

@@ -8,7 +8,7 @@ import shutil
 import sys
 from contextlib import suppress
 
-from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
+from pipeline.cli.invocation import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines, program_lines, takes_colours

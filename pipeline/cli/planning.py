@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.figures import other_arithmetic
-from pipeline.cli.options import is_on
-from pipeline.cli.output import note, say
+from pipeline.cli.invocation import is_on
+from pipeline.cli.listing import other_arithmetic
+from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core.errors import UsageError, suggestion
@@ -134,3 +134,9 @@ def _damage(run: Run) -> AlteredError | None:
     except AlteredError as altered:
         return altered
     return None
+
+
+def config() -> None:
+    from pipeline.config import origins
+
+    say_log(origins.text(origins.values(session().asked.overrides)))

@@ -9,9 +9,35 @@ from typing import Any
 from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
+from pipeline.cli.invocation import QUIET, verbosity
 from pipeline.cli.output import as_typed
-from pipeline.cli.verbosity import QUIET, verbosity
 from pipeline.core.printable import printable_lines
+
+
+class MemoryDB:
+    """What doit asks of a database (its documentation, "Plugins: backend"). Nothing is opened and nothing written."""
+
+    def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
+        self.name = name
+        self._tasks: dict[str, dict[str, Any]] = {}
+
+    def get(self, task: str, field: str) -> Any:
+        return self._tasks.get(task, {}).get(field)
+
+    def set(self, task: str, field: str, value: Any) -> None:
+        self._tasks.setdefault(task, {})[field] = value
+
+    def in_(self, task: str) -> bool:
+        return task in self._tasks
+
+    def remove(self, task: str) -> None:
+        self._tasks.pop(task, None)
+
+    def remove_all(self) -> None:
+        self._tasks.clear()
+
+    def dump(self) -> None:
+        """doit has ended."""
 
 
 class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints

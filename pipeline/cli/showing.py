@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.invocation import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import as_typed, note
-from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from trainers.contract import run_folder
 

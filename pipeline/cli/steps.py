@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.options import at_once, is_on
+from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import UsageError, suggestion

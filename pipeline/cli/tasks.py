@@ -18,7 +18,7 @@ from doit.exceptions import TaskError, TaskFailed
 from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Left, Loader, leave
-from pipeline.cli.verb import Verb
+from pipeline.cli.verbs import Verb
 from pipeline.core import places, unexpected
 from pipeline.core.errors import Killed, PacelineError, UsageError
 

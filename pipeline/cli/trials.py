@@ -16,7 +16,7 @@ from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
-from pipeline.runs import misplaced
+from pipeline.runs import layout
 from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
@@ -47,7 +47,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
             lock.wait()
     try:
         leftovers.remove([folder.path])
-        for line in misplaced.set_aside(folder.path):
+        for line in layout.set_aside(folder.path):
             note(line)
         yield
     except OSError as error:
@@ -118,8 +118,7 @@ def _begun(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -
 def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
     """By which the best trial is found, and whether it is to be high."""
     from pipeline.sweep import report as reporting
-    from pipeline.sweep.search_rules import objectives
-    from pipeline.sweep.search_source import SearchPlan
+    from pipeline.sweep.search_source import SearchPlan, objectives
 
     if not isinstance(what, SearchPlan):
         return reporting.BY, True

@@ -3,10 +3,189 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from pipeline.cli.verb import JSON, RUN, Option, Verb
-from pipeline.cli.verbs_comparing import COMPARING
-from pipeline.cli.verbs_recording import RECORDING
+
+class Option(NamedTuple):
+    """A word of a verb's own, ``name=value``: the form of its value, and what it does."""
+
+    value: str
+    meaning: str
+
+
+RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
+JSON = Option("1", "the same as JSON, for scripts")
+
+
+class Verb(NamedTuple):
+    """One command.
+
+    Attributes:
+        summary: one line, as lists of commands show it.
+        examples: command lines without the leading `doit`.
+        details: what else its help says.
+        options: its own words.
+        composes: whether it takes Hydra overrides.
+        shows_groups: whether its help lists the groups that overrides choose from.
+        shares_batch: whether the ranks must be able to share the global batch.
+        chooses: whether its overrides choose among the runs that there are.
+        sweeps: whether overrides may stand for several values.
+        module: where the function of the verb's name is; it is imported when the verb runs.
+        is_done: a function there that says whether there is nothing to do; '': there always is.
+        after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
+        answers: its output is all that is wanted, without a line of doit's.
+        takes_paths: whether bare words behind it are files and folders, or what ``bare`` calls them.
+        goes_on: whether it goes on when nobody reads its output any more (`| head`).
+    """
+
+    summary: str
+    examples: tuple[str, ...]
+    details: str = ""
+    options: Mapping[str, Option] = MappingProxyType({})
+    composes: bool = True
+    shows_groups: bool = True
+    shares_batch: bool = True
+    chooses: bool = False
+    sweeps: bool = False
+    module: str = "pipeline.cli.commands"
+    is_done: str = ""
+    after: tuple[str, ...] = ()
+    answers: bool = False
+    takes_paths: bool = False
+    bare: str = "PATH"
+    goes_on: bool = False
+
+
+_SWEEP = Option("NAME", "the trials of a sweep")
+
+COMPARING: Mapping[str, Verb] = {
+    "report": Verb(
+        module="pipeline.cli.comparing",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="results of a sweep or of runs, as a table and a self-contained page",
+        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. "
+        "The page is written to runs/reports, together with a certificate (doit verify).",
+        options={
+            "sweep": Option("NAME", "the sweep; default: the newest"),
+            "json": JSON,
+            "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
+            "file": Option("FILE", "the file to write"),
+        },
+        examples=(
+            "report",
+            "report sweep=5bb24236b1de json=1",
+            "report 495e1d",
+            "report model=resnet18 file=nets.html",
+        ),
+        shows_groups=False,
+        shares_batch=False,
+        chooses=True,
+    ),
+    "verify": Verb(
+        module="pipeline.cli.reproducing",
+        answers=True,
+        takes_paths=True,
+        bare="FILE",
+        summary="check a certificate, and whether its run still matches it",
+        details="A certificate contains its own digest: it proves integrity, not authorship. If the run's folder is"
+        " present, its files, code and data are hashed too. Exit code 1: altered; 3: not a certificate.",
+        examples=("verify runs/reports/495e1d67c76d.certificate.json",),
+        shows_groups=False,
+        shares_batch=False,
+    ),
+    "compare": Verb(
+        module="pipeline.cli.comparing",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="what differs between runs, compared with the spread over seeds",
+        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. "
+        "Runs that differ only in their seed form one configuration; the first one is compared with the "
+        "others. No claim is made about runs that are unfinished, unproven or accepted. See "
+        "docs/comparing.md.",
+        options={
+            "sweep": _SWEEP,
+            "metric": Option("NAME,…", "only these metrics"),
+            "json": JSON,
+            "markdown": Option("1", "as tables in Markdown"),
+        },
+        examples=("compare 495e1d cf0848", "compare experiment=quickstart markdown=1", "compare sweep=5bb242"),
+        shows_groups=False,
+        shares_batch=False,
+        chooses=True,
+    ),
+    "plot": Verb(
+        module="pipeline.cli.comparing",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="plot a metric with its spread over seeds",
+        details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
+        options={
+            "metric": Option("NAME", "default: val/accuracy, or the first metric of a script"),
+            "x": Option("step|epoch|minutes", "default: step"),
+            "log": Option("1", "a logarithmic axis of values"),
+            "file": Option("FILE", "write a picture: .svg, .png or .pdf"),
+            "sweep": _SWEEP,
+        },
+        examples=("plot 495e1d cf0848 metric=train/loss log=1", "plot experiment=quickstart file=curves.pdf"),
+        shows_groups=False,
+        shares_batch=False,
+        chooses=True,
+    ),
+}
+
+RECORDING: Mapping[str, Verb] = {
+    "record": Verb(
+        summary="replay a run into MLflow (exactly once)",
+        options={"run": RUN},
+        examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
+        shows_groups=False,
+    ),
+    "publish": Verb(
+        module="pipeline.cli.publishing",
+        summary="register the final weights of a run as a model in MLflow",
+        details="The model loads without this code. The network is built by the run's own code, exported with "
+        "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
+        " again adds no version. docs/tracking.md shows how to load it.",
+        options={
+            "run": RUN,
+            "name": Option("NAME", "the registered model; created if it doesn't exist"),
+            "alias": Option("ALIAS", "an alias of this version, such as champion"),
+        },
+        examples=("publish run=cf0848 name=digits alias=champion",),
+        shows_groups=False,
+    ),
+    "ui": Verb(
+        module="pipeline.cli.publishing",
+        takes_paths=True,
+        bare="KEY",
+        summary="open MLflow to compare the runs",
+        details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",
+        options={
+            "port": Option("N", "the port to listen on; default: 5000, or a free one"),
+            "charts": Option("METRIC,…", "only the charts of these metrics"),
+        },
+        examples=("ui", "ui cf0848 495e1d charts=val/accuracy", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        shows_groups=False,
+    ),
+    "server": Verb(
+        module="pipeline.cli.publishing",
+        summary="run a tracking server for a team, until Ctrl-C",
+        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
+        " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
+        " the first login. See docs/tracking.md.",
+        examples=(
+            "server",
+            "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
+            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts",
+        ),
+        shows_groups=False,
+    ),
+}
 
 _SWEEP_FLAGS = {
     "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
@@ -49,7 +228,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "config": Verb(
-        module="pipeline.cli.configuration",
+        module="pipeline.cli.planning",
         answers=True,
         summary="the composed configuration and the source of each value",
         details="A source is a file of conf/, the command line, or the default of a settings class "
@@ -66,7 +245,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
-        module="pipeline.cli.acceptance",
+        module="pipeline.cli.reproducing",
         summary="declare the difference from a finished run harmless",
         details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
         "shows the mark. doit reproduce proves the run.",
@@ -280,7 +459,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("profile experiment=quickstart steps=3",),
     ),
     "mesh": Verb(
-        module="pipeline.cli.mesh",
+        module="pipeline.cli.diagnostics",
         summary="set up ssh without a password between all hosts of the cluster",
         details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys"
         " and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.cli.figures import other_arithmetic
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import is_on
+from pipeline.cli.listing import other_arithmetic
 from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError

@@ -35,7 +35,7 @@ from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from trainers.contract import run_folder
 
 
@@ -186,14 +186,14 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
     """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
-    run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
+    run_id = journal.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
-    attempts.register(spec.run_dir, run_id)
+    journal.register(spec.run_dir, run_id)
     return plan
 
 
@@ -263,7 +263,7 @@ class _Wait:
 
     def __init__(self, hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
         self._hosts, self._spec, self._watchers, self._check = hosts, spec, watchers, check
-        self._prefix = attempts.prefix(spec.run_key, spec.run_dir)
+        self._prefix = journal.prefix(spec.run_key, spec.run_dir)
         self._said = ""
 
     def others(self) -> list[occupation.Occupation]:

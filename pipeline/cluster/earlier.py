@@ -19,7 +19,7 @@ from pipeline.cluster.starts import Start
 from pipeline.core import documents, leftovers
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
 
@@ -260,7 +260,7 @@ def _collected(way: _Way, run_dir: Path) -> bool:
     Of one after which others began only what is ahead of theirs is: what a script has saved can't be compared, and the
     newest start's counts.
     """
-    if attempts.known(run_dir)[-1:] != [way.plan.run_id]:
+    if journal.known(run_dir)[-1:] != [way.plan.run_id]:
         if way.plan.outputs.whole:
             return True
         with tempfile.TemporaryDirectory(prefix=leftovers.prefix(".collect"), dir=run_dir) as name:
@@ -310,7 +310,7 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
 def is_fetched(run_id: str, run_dir: Path) -> bool:
     """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun that found
     nothing wanted there, or all of it is here."""
-    known, number = attempts.known(run_dir), attempts.number(run_id)
+    known, number = journal.known(run_dir), journal.number(run_id)
     return (
         run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
     )
@@ -318,7 +318,7 @@ def is_fetched(run_id: str, run_dir: Path) -> bool:
 
 def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
     """Whether the next attempt asks for the checkpoints that this one has left on its hosts."""
-    return attempts.known(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
+    return journal.known(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
 
 
 def _is_open(run_id: str, run_dir: Path) -> bool:
@@ -338,6 +338,6 @@ def newest(run_dir: Path) -> LaunchPlan | None:
 def left(run_dir: Path) -> LaunchPlan | None:
     """The same, unless all that it left is here."""
     plan = newest(run_dir)
-    if plan is None or not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
+    if plan is None or not plan.nodes or journal.known(run_dir)[-1:] != [plan.run_id]:
         return None
     return None if _noted(run_dir, plan.attempt) == plan.run_id else plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.cluster import earlier
 from pipeline.core.specs import NodeFacts
 from pipeline.core.tables import counted, file_size
-from pipeline.runs import attempts
+from pipeline.runs import journal
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -49,10 +49,10 @@ def why_stays(left: Left, runs_dir: Path) -> str:
     Args:
         runs_dir: of this project, whose runs it knows.
     """
-    begin = attempts.prefix_of(left.run_id)
+    begin = journal.prefix_of(left.run_id)
     key = begin[: -len("-abcdef-")]
     run_dir = runs_dir.resolve() / key
-    ours = begin == attempts.prefix(key, run_dir)
+    ours = begin == journal.prefix(key, run_dir)
     if ours and earlier.is_fetched(left.run_id, run_dir):
         return ""
     if ours and left.holds_outputs and earlier.is_gone_on_from(left.run_id, run_dir):

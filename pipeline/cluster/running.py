@@ -31,7 +31,7 @@ from pipeline.core.specs import (
     NodeLost,
     NodeSilent,
 )
-from pipeline.runs import attempts, rank_beats
+from pipeline.runs import journal, status
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
@@ -319,10 +319,10 @@ class RunningAttempt:
             self._noted = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
-                rank_beats.write(self.log_dir, rank_beats.rows(self.watch.last.values()), self.notes, usages)
+                status.write(self.log_dir, status.rows(self.watch.last.values()), self.notes, usages)
 
     def _name_slow_ranks(self) -> None:
-        slow = rank_beats.slow_ranks(rank_beats.rows(self.watch.last.values()))
+        slow = status.slow_ranks(status.rows(self.watch.last.values()))
         for note in slow:
             self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=note))
         self.notes += slow
@@ -344,7 +344,7 @@ class RunningAttempt:
         starts.followed(self.plan.run_id, self.run_dir)
 
     def _folder_is_ours(self) -> bool:
-        return attempts.known(self.run_dir)[-1:] == [self.plan.run_id]
+        return journal.known(self.run_dir)[-1:] == [self.plan.run_id]
 
     def _next(self, events: queue.SimpleQueue[Event], quiet: bool = False) -> None:
         try:

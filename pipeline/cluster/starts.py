@@ -26,7 +26,7 @@ from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from trainers.contract import run_folder
 
 _CONNECT_S = 5.0  # to hosts that this command doesn't name: it must not wait long for one that is gone for good
@@ -78,7 +78,7 @@ def is_noted(run_id: str, run_dir: Path) -> bool:
 def unended(run_dir: Path) -> list[Start]:
     """The oldest first; what is damaged is passed over."""
     found = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
-    order = {run_id: number for number, run_id in enumerate(attempts.known(run_dir))}
+    order = {run_id: number for number, run_id in enumerate(journal.known(run_dir))}
     return sorted(found, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
@@ -177,7 +177,7 @@ def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
         return False
     if parts[-3:-1] == ["runs", run_id] and re.fullmatch(r"node\d+", parts[-1]):
         return state == f"{place}/agent"
-    own = f"{place}/attempts/{attempts.number(run_id)}/agent-{run_id}"
+    own = f"{place}/attempts/{journal.number(run_id)}/agent-{run_id}"
     return place == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(own)}(/node\d+)?", state) is not None
 
 
@@ -213,7 +213,7 @@ def _seconds(value: Any) -> float:
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
-    return run_dir / run_folder.ATTEMPTS / str(attempts.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
+    return run_dir / run_folder.ATTEMPTS / str(journal.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
 
 
 def _read(path: Path, run_dir: Path) -> Start | None:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.comparing.groups import Difference, Group, difference, differing_fields, flat_config, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.redact import hide
-from pipeline.keys.diff import flat
+from pipeline.keys.content_key import flat
 from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")

@@ -19,9 +19,9 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.keys.canonical import ORDER
-from pipeline.keys.diff import flat
+from pipeline.keys.content_key import flat
+from pipeline.runs.contents import short_value
 from pipeline.runs.index import ALTERED
-from pipeline.runs.naming import short_value
 from pipeline.sweep.report import SEEDS, Statistic, statistic
 
 CONFIDENCE = 0.95

@@ -17,9 +17,9 @@ from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted
-from pipeline.keys.diff import Difference
+from pipeline.keys.content_key import Difference
+from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.runs.naming import set_apart
 from pipeline.steps.lineage import PastStep
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 

@@ -28,8 +28,7 @@ from pipeline.core.secret_words import in_word
 from pipeline.data import store
 from pipeline.data.request import Inputs
 from pipeline.keys import content_key, rank_environment
-from pipeline.keys.canonical import canonical_config
-from pipeline.keys.order import with_sorted_arguments
+from pipeline.keys.canonical import canonical_config, with_sorted_arguments
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig

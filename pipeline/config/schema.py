@@ -17,7 +17,7 @@ from trainers.core import config as node
 from trainers.script.settings import ProgramConfig, ScriptConfig
 
 if TYPE_CHECKING:  # it imports Hydra
-    from pipeline.config.space import SearchSpace
+    from pipeline.config.trials import SearchSpace
 
 
 @dataclass(kw_only=True)

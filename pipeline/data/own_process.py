@@ -24,7 +24,7 @@ from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.progress import reporting
 from pipeline.data.request import READ
-from pipeline.keys import observed_variables, rank_environment
+from pipeline.keys import rank_environment
 from trainers.core import observer
 from trainers.core.config import DatasetConfig
 from trainers.core.dependencies import Observed, Seen, joined, of_host
@@ -89,7 +89,7 @@ def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: 
     """Note in a pack what the function took in besides ``known``, and say which files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
-    found = observed_variables.digests(os.environ)
+    found = rank_environment.digests(os.environ)
     record["values"] = {name: found.get(name, "") for name in record["own_variables"]}
     record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
     for part in ("files", "folders", "looked_for"):  # no secret in a file

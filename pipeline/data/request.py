@@ -23,9 +23,9 @@ from pipeline.core.redact import hide
 from pipeline.core.stamps import settles_in
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
-from pipeline.keys import observed_variables
+from pipeline.keys import rank_environment
+from pipeline.keys.canonical import order_in
 from pipeline.keys.import_closure import Closure, import_closure
-from pipeline.keys.order import order_in
 from trainers.core import dependencies
 
 OWN = "pipeline.data.datasets."
@@ -129,7 +129,7 @@ def stale_because(folder: Path, root: Path) -> str | None:
     try:
         record = json.loads((folder / READ).read_text(encoding="utf-8"))
         changed = dependencies.changed(record, root)
-        return changed or observed_variables.changed(record, record.get("values"), os.environ)
+        return changed or rank_environment.changed(record, record.get("values"), os.environ)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, AttributeError):

@@ -30,9 +30,9 @@ from pipeline.core.specs import (
 from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.run import Run
 from pipeline.execution.work import Work, note
-from pipeline.runs import arithmetic, checkpoints, journal, provenance, rank_beats
+from pipeline.runs import arithmetic, checkpoints, journal, provenance, status
 from pipeline.runs import status as progress
-from pipeline.runs.system_metrics import SystemMetrics
+from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.script.settings import ScriptConfig
@@ -237,7 +237,7 @@ def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | N
 
 def _last_step(run: Run, number: int) -> int:
     """The last step of which anything was heard in an attempt."""
-    told, _ = rank_beats.read(run.folder.path / run_folder.ATTEMPTS / str(number))
+    told, _ = status.read(run.folder.path / run_folder.ATTEMPTS / str(number))
     return max((row.step for row in told), default=0)
 
 

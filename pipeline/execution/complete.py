@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.cluster import launchers
+from pipeline.config.build import RunConfig
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
@@ -19,14 +20,15 @@ from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
+from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
 from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
 from pipeline.execution.finished import VARIABLES, of_other_nodes, pattern_before, unkeyed
-from pipeline.execution.run import Run
+from pipeline.execution.run import Run, prepare, start_of
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import named_files, observed_variables, package_data, process_groups, rank_environment
+from pipeline.keys import import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -34,6 +36,50 @@ from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
+
+
+def bring(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
+    """Bring the weights that the run starts from here, if they aren't; of a run before it everything that it needs.
+
+    Two commands that need the same run share it: the second waits for the first.
+
+    Raises:
+        DataError: an address gives nothing.
+        TrainingError: the run before failed.
+        Killed: stopped by Ctrl-C or a signal.
+    """
+    start = start_of(config, root)
+    if start is None or start.path is not None:
+        return
+    if start.url is not None:
+        fetch(config, start)
+    elif config.parent is not None:
+        try:
+            _train_parent(config.parent, start.said, root, argv=argv, say=say)
+        except Killed:
+            raise
+        except PacelineError as error:
+            what = f"{start.said} failed, and this run starts from its weights: {error.what}"
+            raise TrainingError(what, hint=error.hint) from error
+
+
+def fetch(config: RunConfig, start: starting.Start) -> None:
+    """Get the file from its address, if it has one. Raises DataError."""
+    if start.url is not None:
+        is_torchvisions = "://" not in str(config.train.init.weights)
+        weights.fetch(start.url, config.data_dir, setting=start.said, hash_in_name=is_torchvisions)
+
+
+def _train_parent(parent: RunConfig, said: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
+    bring(parent, root, argv=argv, say=say)
+    run = prepare(parent, root, store.fetch(parent.train.dataset, parent.data_dir))
+    if run is None:
+        raise PacelineError("its weights vanished after they were brought here", hint="the same command again")
+    if run.reason is not None:
+        say(f"{said} comes first: run {run.key.short}")
+        train(run, argv=argv, say=say)
+        say(f"FINISHED {run.key.short}, whose weights are the next run's")
+
 
 _SHOWN_AFTER_S = 2.0  # of recording how a run ended
 
@@ -185,7 +231,7 @@ def _notes(run: Run) -> list[str]:
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
     if run.config.script is not None and run.sealed:
-        names = named_files.lacking(run.config.script, run.code.sources, run.config.resolved["program"])
+        names = script_files.lacking(run.config.script, run.code.sources, run.config.resolved["program"])
         if names:
             said.append(
                 f"the script names files of the project that aren't in its copy: {first_of(names, _SHOWN)}; where it "
@@ -199,7 +245,7 @@ def _notes(run: Run) -> list[str]:
         )
     if run.code.left_out:
         said.append(
-            f"not taken along, as files beside modules may have {package_data.LARGEST_BYTES:,} bytes: "
+            f"not taken along, as files beside modules may have {import_closure.LARGEST_BYTES:,} bytes: "
             f"{first_of(run.code.left_out, _SHOWN)}; {inputs} takes files of any size"
         )
     return said
@@ -336,7 +382,7 @@ def _lay_out(work: Work) -> None:
     write_json(run.folder.path / run_folder.PROVENANCE, origin.as_json())
     write_atomic(run.folder.path / run_folder.CHANGES, patch)
     if launchers.capabilities(run.config.cluster).is_this_computer:  # others' ranks have the variables of their hosts
-        write_json(run.folder.path / VARIABLES, observed_variables.digests(os.environ, _set_by(run)))
+        write_json(run.folder.path / VARIABLES, rank_environment.digests(os.environ, _set_by(run)))
     else:
         (run.folder.path / VARIABLES).unlink(missing_ok=True)
     provenance.keep_lock(run.root, run.folder.path)

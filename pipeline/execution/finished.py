@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.core import program as programs
 from pipeline.core.tables import first_of
 from pipeline.evaluation import report_key
-from pipeline.keys import observed_variables
+from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs import acceptance
 from pipeline.runs.acceptance import Acceptance
@@ -92,7 +92,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     changed = lacking or dependencies.changed(record, keyed=key.parts["environment"])
     if changed or not record.get("own_variables"):
         return changed
-    return observed_variables.changed(record, folder.read_json(VARIABLES), os.environ)
+    return rank_environment.changed(record, folder.read_json(VARIABLES), os.environ)
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:

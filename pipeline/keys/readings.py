@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pipeline.core.cache import Remembered
 from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
-from pipeline.keys import imports, syntax
+from pipeline.keys import imports
 from pipeline.keys.imports import Import
 
 _MOST = 256  # sources remembered, and at least twice as many as were just read; a run needs about thirty
@@ -23,7 +23,7 @@ _FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
 
 
 class Reading(NamedTuple):
-    """``digest`` is that of ``pipeline.keys.syntax``; ``files`` are names of files in its text, if it looks beside
+    """``digest`` is that of ``pipeline.keys.imports``; ``files`` are names of files in its text, if it looks beside
     itself."""
 
     digest: str
@@ -68,7 +68,7 @@ class Readings:
 
     @cached_property
     def _reader(self) -> str:
-        readers = (__file__, str(imports.__file__), str(syntax.__file__))
+        readers = (__file__, str(imports.__file__))
         return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
 
 
@@ -88,7 +88,7 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     kinds: dict[str, dict[str, int]] = {}
     for item in found:
         kinds.setdefault(item.kind, {})[item.name] = item.line
-    return {"digest": syntax.digest(tree, source), "imports": kinds, "files": _files(tree, source)}
+    return {"digest": imports.digest(tree, source), "imports": kinds, "files": _files(tree, source)}
 
 
 def _files(tree: ast.Module, source: bytes) -> list[str]:

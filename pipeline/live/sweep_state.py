@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from pipeline.core.specs import State
 from pipeline.live.run_state import RunEvent, RunState, after
+from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.runs.naming import set_apart
 from pipeline.sweep.trial import TrialBegan, TrialEnded
 
 

@@ -18,7 +18,7 @@ from pipeline.execution.attempting import shown
 from pipeline.live.pictures import GrowingFile
 from pipeline.live.screen import Screen
 from pipeline.live.sweep_state import SweepState, after_trial_event
-from pipeline.runs import acceptance, rank_beats
+from pipeline.runs import acceptance, status
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
@@ -77,7 +77,7 @@ class AttemptFiles:
             log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
             yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
         with suppress(OSError):
-            changed = (attempt / rank_beats.FILE).stat().st_mtime_ns
+            changed = (attempt / status.FILE).stat().st_mtime_ns
             if changed != self._beaten:
                 self._beaten = changed
                 yield from beats(attempt)
@@ -85,8 +85,8 @@ class AttemptFiles:
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
     """The last report of each host, from the file that the command rewrites every other second."""
-    rows, _ = rank_beats.read(attempt)
-    usages = rank_beats.usages(attempt)
+    rows, _ = status.read(attempt)
+    usages = status.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
         ranks = tuple(
             RankBeat(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.tables import counted, first_of
-from pipeline.keys.diff import Difference, differences
+from pipeline.keys.content_key import Difference, differences
 from pipeline.reproduction.recipe import Recipe
 from pipeline.runs import arithmetic, index
 from pipeline.runs.folder import RunFolder

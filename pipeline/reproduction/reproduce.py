@@ -24,7 +24,7 @@ from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
 from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
-from pipeline.keys.diff import Difference, differences
+from pipeline.keys.content_key import Difference, differences
 from pipeline.keys.installed import version
 from pipeline.reproduction.compare import Verdict, compare, reach_of_seeds
 from pipeline.reproduction.recipe import Recipe, checkout, read

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.keys.content_key import KEY_LENGTH, ContentKey
-from pipeline.keys.diff import Difference
+from pipeline.keys.content_key import KEY_LENGTH, ContentKey, Difference
 from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result

@@ -19,7 +19,7 @@ from pipeline.core import documents, leftovers
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.filesystems import ObjectStore
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 from trainers.contract import run_folder
 
@@ -135,7 +135,7 @@ class CheckpointMirror(_Mirror):
             except DAMAGE as error:
                 warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
             else:
-                attempts.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
+                journal.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
                 _settle(temporary, run_dir / run_folder.CHECKPOINTS, name)
                 return _number(name), warnings
             finally:

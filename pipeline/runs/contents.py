@@ -2,11 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core import program as programs
+from pipeline.core.printable import printable
 from pipeline.keys.content_key import KEY_VERSION
+
+_WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
+_KEY_DIGITS = 4
+_MAX_VALUE = 32  # characters of one value
+_MAX_APART = 90  # of all together: MLflow's table shows no more
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
+
+
+def decides(word: str) -> bool:
+    """Whether an override can make another run, and says not only where it runs and who is told."""
+    return re.split(r"[.=@]", word.lstrip("+~"), maxsplit=1)[0] not in _WHERE
+
+
+def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
+
+    Args:
+        words: overrides; those that say only where are left out, of two for one field the last counts.
+        config: the run's configuration: it tells groups, of which the option's name says enough, from fields.
+    """
+    told = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
+    last = Counter(name.rpartition(".")[2] for name in told)
+    return tuple(_label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in told.items())
+
+
+def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> str:
+    value = short_value(word.partition("=")[2])
+    if isinstance(config.get(name), Mapping) or name.startswith("~"):
+        return value or name
+    if name.endswith(".name") and isinstance(config.get(name.removesuffix(".name")), Mapping):
+        return value  # of the option, which says as much
+    return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
+
+
+def short_value(value: str) -> str:
+    """As a name shows it: four digits of a number that has more than four behind its point."""
+    plain = printable(value.strip("'\""))
+    if _LONG_NUMBER.fullmatch(plain):
+        return f"{float(plain):.4g}"
+    return plain if len(plain) <= _MAX_VALUE else plain[: _MAX_VALUE - 1] + "…"
+
+
+def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
+    """``lr=0.1 seed=2 · 9176``: the fields that its sweep varies, and nothing else, for MLflow's column shows some
+    twenty characters; ``resnet18 cifar10 epochs=3 · 9176``: of a run by itself model, data set and what it was told
+    besides; a script's by its name. The digits of the key set apart what would read alike.
+
+    Args:
+        config: what config.json holds.
+        words: the run's overrides.
+        key: the run key.
+        swept: those of them that its sweep has chosen.
+    """
+    end = f" · {key[:_KEY_DIGITS]}"
+    if apart := set_apart(swept, config):
+        return _joined(apart) + end
+    if programs.of(config).is_ours:
+        head = f"{_option(config, 'model')} {_option(config, 'dataset')}"
+        said: tuple[str, ...] = ("model", "dataset", "experiment")
+    else:
+        head, said = PurePosixPath(programs.script_of(config)).stem, ("experiment", "program", "program.script")
+    apart = set_apart((word for word in words if word.lstrip("+").partition("=")[0] not in said), config)
+    return f"{head} {_joined(apart)}".rstrip() + end
+
+
+def _option(config: Mapping[str, Any], group: str) -> str:
+    section = config.get(group)
+    return str(section.get("name", group)) if isinstance(section, Mapping) else group
+
+
+def _joined(labels: Sequence[str]) -> str:
+    text = " ".join(labels)
+    return text if len(text) <= _MAX_APART else text[: _MAX_APART - 1] + "…"
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:

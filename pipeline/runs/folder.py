@@ -21,8 +21,7 @@ from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
 from pipeline.runs.contents import is_newer, ranks_of, what
 from pipeline.runs.layout import Description
-from pipeline.runs.result import AlteredError, Result, changed
-from pipeline.runs.stamps import Stamps
+from pipeline.runs.result import AlteredError, Result, Stamps, changed
 from trainers.contract import run_folder
 
 TRAINED = CLASSIFIER.trained
@@ -141,7 +140,7 @@ class RunFolder(NamedTuple):
         """Why config.json isn't the configuration that the key was taken of, with the fields that differ, as words that
         follow "it"; '' where it is."""
         from pipeline.keys.canonical import ORDER, canonical_config
-        from pipeline.keys.diff import differences
+        from pipeline.keys.content_key import differences
 
         config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:

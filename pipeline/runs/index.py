@@ -13,15 +13,13 @@ from pipeline.core import locks
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.specs import State
-from pipeline.keys import diff
-from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
-from pipeline.keys.diff import Difference
+from pipeline.keys import content_key
+from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
 from pipeline.runs import acceptance, journal
 from pipeline.runs import result as results
 from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.result import AlteredError, Result
-from pipeline.runs.stamps import Stamps
+from pipeline.runs.result import AlteredError, Result, Stamps
 from trainers.contract import run_folder
 
 NEWER = "NEWER"
@@ -125,7 +123,7 @@ def nearest(
     """Of ``finished_parts`` the run with the fewest differing fields, and these. One that is altered may differ in what
     was edited afterwards, and is passed over."""
     left = dict(finished)
-    while (found := diff.nearest(left, new)) is not None:
+    while (found := content_key.nearest(left, new)) is not None:
         key, differing = found
         if not differing or row(RunFolder(runs_dir / key)).state != ALTERED:
             return found

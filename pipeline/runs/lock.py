@@ -13,7 +13,7 @@ from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.runs import journal, misplaced
+from pipeline.runs import journal, layout
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
@@ -68,9 +68,9 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
         inside = (folder.path / name for name in _WRITTEN_IN)
         leftovers.remove([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
-        misplaced.refuse_links(folder.path)
+        layout.refuse_links(folder.path)
         (folder.path / run_folder.STOP).unlink(missing_ok=True)  # it was meant for a command before this one
-        for line in misplaced.set_aside(folder.path):
+        for line in layout.set_aside(folder.path):
             say(line)
         yield lock
     finally:
@@ -86,7 +86,7 @@ def _heed(stop: Stop | None) -> None:
 
 def ask_to_stop(folder: RunFolder) -> None:
     """Let a command that is attached to the run know that its next bad end was meant. Raises OSError, PacelineError."""
-    misplaced.refuse_links(folder.path)
+    layout.refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():
         lock.release()

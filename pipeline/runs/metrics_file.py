@@ -4,8 +4,87 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+
+from trainers.contract import run_folder
+from trainers.contract.beats import NodeBeat, Usage
+
+PREFIX = "system/"
+EVERY_S = 10.0  # as MLflow itself does
+_MB = 1e6
+
+
+class SystemMetrics:
+    """Hears the beats of an attempt's hosts, and writes the mean of what each told, every EVERY_S a line."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / run_folder.SYSTEM_METRICS
+        self._steps: Counter[str] | None = None  # samples of each host; None: not counted yet
+        self._first: dict[str, Usage] = {}
+        self._told: dict[str, list[Usage]] = {}
+        self._due: dict[str, float] = {}
+
+    def heard(self, beat: NodeBeat, unix_time: float) -> None:
+        """A full disk, or a folder that was removed, is told elsewhere."""
+        if beat.usage is None:
+            return
+        self._first.setdefault(beat.host, beat.usage)
+        told = self._told.setdefault(beat.host, [])
+        told.append(beat.usage)
+        if unix_time < self._due.get(beat.host, 0.0):
+            return
+        self._due[beat.host] = unix_time + EVERY_S
+        with suppress(OSError):
+            self._write(beat.host, unix_time, metrics(beat.host, self._first[beat.host], told))
+        told.clear()
+
+    def _write(self, host: str, unix_time: float, values: dict[str, float]) -> None:
+        if self._steps is None:
+            cut_torn_line(self._path)
+            self._steps = _samples(self._path)
+        line = {"t": round(unix_time, 3), "host": host, "step": self._steps[host], "epoch": None, "metrics": values}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._steps[host] += 1
+
+
+def metrics(host: str, first: Usage, told: Sequence[Usage]) -> dict[str, float]:
+    """The mean of what a host told; of what only grows, the last since ``first``. MLflow's megabytes are 1e6 bytes."""
+    last = told[-1]
+    found = {
+        "cpu_utilization_percentage": 100 * fmean(one.cpu for one in told),
+        "system_memory_usage_megabytes": fmean(one.memory_bytes for one in told) / _MB,
+        "system_memory_usage_percentage": 100 * fmean(one.memory_bytes / one.memory_total_bytes for one in told),
+        "network_receive_megabytes": max(0, last.received_bytes - first.received_bytes) / _MB,
+        "network_transmit_megabytes": max(0, last.sent_bytes - first.sent_bytes) / _MB,
+    }
+    if used_and_free := last.disk_bytes + last.disk_free_bytes:
+        found["disk_usage_percentage"] = 100 * last.disk_bytes / used_and_free
+        found["disk_usage_megabytes"] = last.disk_bytes / _MB
+        found["disk_available_megabytes"] = last.disk_free_bytes / _MB
+    for number in range(min(len(one.gpus) for one in told)):
+        gpus = [one.gpus[number] for one in told]
+        found[f"gpu_{number}_utilization_percentage"] = 100 * fmean(gpu.busy for gpu in gpus)
+        found[f"gpu_{number}_memory_usage_megabytes"] = fmean(gpu.memory_bytes for gpu in gpus) / _MB
+        share = fmean(gpu.memory_bytes / max(1, gpu.memory_total_bytes) for gpu in gpus)
+        found[f"gpu_{number}_memory_usage_percentage"] = 100 * share
+    return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in found.items()}
+
+
+def _samples(path: Path) -> Counter[str]:
+    """Host → how many lines it has."""
+    counts: Counter[str] = Counter()
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError, KeyError, TypeError):
+                counts[str(json.loads(line)["host"])] += 1
+    return counts
+
 
 _STEPS = range(-(1 << 63), 1 << 63)  # no database keeps more
 _LATEST_S = 1 << 53  # nor later milliseconds

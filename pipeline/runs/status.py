@@ -2,19 +2,175 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
+from pipeline.core.tables import counted
+from pipeline.runs import acceptance, checkpoints, journal, metrics_file
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
+from trainers.contract.beats import Phase, RankBeat, Usage, as_json, phase_words
+
+_HEAD_BYTES = 256 << 10  # the hosts meet before a rank prints anything
+_NAMED = 4  # hosts in one text
+_TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
+
+
+def awaited(folder: RunFolder) -> str | None:
+    """Words that follow "still": for whom the others wait and why, as far as it is known; None once all have come."""
+    plan = folder.read_json(run_folder.PLAN) or {}
+    nodes = nodes_of(plan)
+    if len(nodes) < 2:
+        return None
+    where = f"{plan.get('master_addr')}:{plan.get('master_port')}"
+    logs = folder.path / run_folder.ATTEMPTS / str(plan.get("attempt"))
+    texts = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
+    come = [host for host, text in texts.items() if f"torchrun is at {where}," in text]
+    absent = [host for host in texts if host not in come]
+    if not come or not absent:
+        return None
+    reasons = [why for host in absent if (why := _why(host, texts[host], where, first=next(iter(texts))))]
+    told = f": {'; '.join(reasons[:_NAMED])}" if reasons else ", where torchrun starts (it imports torch)"
+    return f"waiting for {_listed(absent)}{told}; {_listed(come)} {'has' if len(come) == 1 else 'have'} come"
+
+
+def _why(host: str, text: str, where: str, *, first: str) -> str | None:
+    """What keeps the host, by the newest line that says so."""
+    own = re.findall(rf"no answer from {re.escape(where)}, where the hosts meet, for (\d+ s)", text)
+    torch = _TORCH.findall(text)
+    if own:
+        return f"{host} gets no answer from {first} ({where}) since {own[-1]}"
+    return f"{host} says: {torch[-1].strip()}" if torch else None
+
+
+def _listed(hosts: list[str]) -> str:
+    rest = len(hosts) - _NAMED
+    return ", ".join(hosts[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+FILE = "ranks.json"
+SLOWER = 1.2  # times the median: what hosts of one kind differ by is less
+LEAST_LOST_S = 2.0  # less says nothing of a host
+IDLE_S = 5.0  # for which a script's rank did nothing: less is a wait between two batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank: its step (from 1), what it is at and since when, the seconds of its own work on its steps."""
+
+    rank: int
+    host: str
+    step: int
+    phase: int
+    for_s: float
+    own_s: float
+
+
+def rows(told: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
+    """Of what each rank told last, with its host, in the order of the ranks."""
+    found = [
+        RankRow(rank=beat.rank, host=host, step=beat.step, phase=beat.phase, for_s=beat.for_s, own_s=beat.own_s)
+        for host, beat in told
+    ]
+    return sorted(found, key=lambda row: row.rank)
+
+
+def write(
+    folder: Path, told: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
+) -> None:
+    """Put it where ``doit status`` looks. ``hosts``: how busy each is, as far as it told. Raises OSError."""
+    temporary = folder / f".{FILE}.tmp"
+    value = {
+        "ranks": [asdict(row) for row in told],
+        "notes": list(notes),
+        "hosts": {host: as_json(usage) for host, usage in (hosts or {}).items()},
+    }
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(folder / FILE)
+
+
+def read(folder: Path) -> tuple[list[RankRow], list[str]]:
+    """The ranks and the notes on them; none where nothing readable is there."""
+    try:
+        value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return [], []
+
+
+def usages(folder: Path) -> dict[str, Usage]:
+    """How busy each host is; none where nothing readable is there."""
+    try:
+        value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {str(host): Usage.of(told) for host, told in value["hosts"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def lagging(told: Sequence[RankRow]) -> str:
+    """``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``; of a script
+    ``2 at work``, or which do nothing."""
+    if not told:
+        return ""
+    if any(row.phase == Phase.RUNNING_A_SCRIPT for row in told):
+        return _of_script(told)
+    first, last = min(row.step for row in told), max(row.step for row in told)
+    steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
+    behind = [row for row in told if row.step < last]
+    if not behind and any(row.phase == Phase.WAITING for row in told):  # the others wait for whoever doesn't
+        behind = [row for row in told if row.phase != Phase.WAITING]
+    slow = [row for row in behind if row.for_s >= 1.0]
+    if not slow:
+        return steps
+    shown = [f"rank {row.rank} on {row.host} (step {row.step}, {_doing(row)} {row.for_s:.0f} s)" for row in slow[:3]]
+    more = f" and {counted(len(slow) - 3, 'more rank')}" if len(slow) > 3 else ""
+    return f"{steps}; behind: {', '.join(shown)}{more}"
+
+
+def _of_script(told: Sequence[RankRow]) -> str:
+    idle = [row for row in told if row.for_s >= IDLE_S]
+    at_work = f"{len(told) - len(idle)} at work" if len(idle) < len(told) else ""
+    shown = [f"rank {row.rank} on {row.host} for {row.for_s:.0f} s" for row in idle[:3]]
+    more = f" and {counted(len(idle) - 3, 'more rank')}" if len(idle) > 3 else ""
+    return "; ".join(filter(None, [at_work, f"idle: {', '.join(shown)}{more}" if idle else ""]))
+
+
+def slow_ranks(told: Sequence[RankRow]) -> list[str]:
+    """A sentence for each rank whose own work took more than a fifth longer than the median's."""
+    if len(told) < 2:
+        return []
+    usual_s = median_low([row.own_s for row in told])
+    slow = [row for row in told if usual_s and row.own_s > SLOWER * usual_s and row.own_s - usual_s >= LEAST_LOST_S]
+    return [
+        f"rank {row.rank} on {row.host} was slow: its own work took {row.own_s:.1f} s, {row.own_s / usual_s - 1:.0%} "
+        f"more than the median rank's {usual_s:.1f} s, and the others waited {row.own_s - usual_s:.1f} s for it"
+        for row in slow
+    ]
+
+
+def _doing(row: RankRow) -> str:
+    return phase_words(row.phase)
+
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 
@@ -71,9 +227,9 @@ def under_way(folder: RunFolder) -> str:
     Until they have written any, the metrics are those of an attempt before, perhaps of later steps than its checkpoint.
     """
     rows = _last_rows(folder)
-    if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
+    if rows and rows[-1].attempt in journal.known(folder.path)[-1:]:
         return f"{rows[-1].doing}, last reported step {rows[-1].step}"
-    if (absent := meeting.awaited(folder)) is not None:
+    if (absent := awaited(folder)) is not None:
         return absent
     if not folder.program.is_ours:
         return f"running the script; {_no_metric(folder)}"
@@ -180,10 +336,10 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     rows = _last_rows(folder)
     if not rows:
         first = "the ranks import torch and read the data" if folder.program.is_ours else _no_metric(folder)
-        doing = meeting.awaited(folder) or first
+        doing = awaited(folder) or first
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
-    doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""
+    doing = f", {last.doing}" if training and last.attempt in journal.known(folder.path)[-1:] else ""
     epoch = "" if last.epoch is None else f", epoch {last.epoch}"
     lines = [f"  step     {last.step}{epoch}{doing}"]
     return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
@@ -191,8 +347,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
     """Where the ranks are while they train, and who held them up."""
-    told, notes = rank_beats.read(folder.path / run_folder.ATTEMPTS / str(attempt))
-    lines = [f"  ranks    {rank_beats.lagging(told)}"] if told and training else []
+    told, notes = read(folder.path / run_folder.ATTEMPTS / str(attempt))
+    lines = [f"  ranks    {lagging(told)}"] if told and training else []
     return lines + [f"  {note}" for note in notes]
 
 

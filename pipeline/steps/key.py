@@ -11,10 +11,9 @@ from typing import Any
 
 from pipeline.core import redact
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
-from pipeline.keys.content_key import ContentKey, environment
-from pipeline.keys.diff import differences
+from pipeline.keys.canonical import order_in, order_of
+from pipeline.keys.content_key import ContentKey, differences, environment
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_of
-from pipeline.keys.order import order_in, order_of
 from pipeline.steps.step import PREFIX, Step
 
 VERSION = 1

@@ -18,7 +18,7 @@ from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, sha256_file, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.signals import CTRL_C, Interruptible, Stop
-from pipeline.keys import observed_variables
+from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
@@ -191,7 +191,7 @@ class _Work:
                 self._refuse_read(making.seen, step, keyed)
                 record["dependencies"] = dependencies = _without_secrets(making.seen.record(root, keyed, inputs))
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-                known = observed_variables.digests(os.environ, keys)
+                known = rank_environment.digests(os.environ, keys)
                 dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
                 dependencies["nodes"] = [making.program]  # counts, and no input needs to name it
                 self._warn_of_files(making, [*dependencies["files"]])

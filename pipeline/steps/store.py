@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprint, fingerprints
-from pipeline.keys import observed_variables
+from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps.step import PREFIX, Step, StepError
 from trainers.core import dependencies
@@ -98,7 +98,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     keyed = key.parts["environment"]
     took = record.get("dependencies") or {}
     changed = dependencies.changed(took, root, keyed)
-    changed = changed or observed_variables.changed(took, took.get("values"), os.environ)
+    changed = changed or rank_environment.changed(took, took.get("values"), os.environ)
     if changed is not None:
         return None, changed
     return Made(folder=folder, record=record), ""

@@ -11,25 +11,68 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from pipeline.cluster import earlier, launchers
+from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.running import Progress, nothing
 from pipeline.core import threads
-from pipeline.core.errors import DECIDED, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import waiting
 from pipeline.core.printable import printable
 from pipeline.core.signals import Interruptible, Stop
-from pipeline.core.specs import Cluster, State, Waiting
+from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices
+from pipeline.runs import journal
+from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.leftovers import end_leftovers
-from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, hint_of, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
-from pipeline.sweep.trial import Outcome, Trial, TrialBegan, TrialEnded, TrialSource, label
+from pipeline.sweep.trial import (
+    Outcome,
+    Trial,
+    TrialBegan,
+    TrialEnded,
+    TrialSource,
+    cause_of,
+    detail_of,
+    finished,
+    first_line,
+    hint_of,
+    label,
+    was_pruned,
+)
 from pipeline.sweep.workers import was_missed
+
+
+def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
+    """What a controller that was killed has left running for this key, perhaps on other hosts than this slot's.
+
+    Nothing is ended while another command holds the run: that one is alive.
+    """
+    entries = journal.read(run.folder.journal)
+    if not entries or entries[-1].state not in UNDER_WAY:
+        return
+    lock = RunLock(run.folder)
+    if not lock.take():
+        return
+    cluster, plan = run.config.cluster, earlier.newest(run.folder.path)
+    key = run.key.short
+    try:
+        if plan is not None and plan.launcher != cluster.launcher:
+            say(
+                f"WARNING: run {key} was under way by cluster.launcher={plan.launcher}, which these words don't reach: "
+                f"doit stop run={key} cluster=<the one that it was trained on> ends what it has left there"
+            )
+        if not launchers.capabilities(cluster).hosts_are_granted:  # else the next attempt finds its job
+            stop_run(cluster, run.folder.path, key)
+    except HostError as error:
+        say(f"WARNING: {error}")
+    finally:
+        lock.release()
+
 
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
 

@@ -25,9 +25,34 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.sweep import slots as placing
-from pipeline.sweep.trial import Trial
+from pipeline.sweep import schedule as placing
+from pipeline.sweep.trial import Outcome, Trial
 from trainers.core import config as node
+
+
+class Grid:
+    """The trials of a space, one after the other (a TrialSource)."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = trials
+        self._next = 0
+
+    @property
+    def total(self) -> int:
+        return len(self._trials)
+
+    def next_trial(self) -> Trial | None:
+        if self._next == len(self._trials):
+            return None
+        self._next += 1
+        return self._trials[self._next - 1]
+
+    def watch(self, running: Sequence[Trial]) -> None:
+        """Nothing to do: no trial of a grid depends on another."""
+
+    def tell(self, trial: Trial, outcome: Outcome) -> None:
+        """Nothing to do: no trial of a grid depends on another."""
+
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
 _OUTSIDE = (

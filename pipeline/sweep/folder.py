@@ -2,24 +2,90 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.core import documents
+from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import State
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
-from pipeline.sweep import sweep_file
 from pipeline.sweep.expand import Space, configuration_digest
-from pipeline.sweep.sweep_file import NOT_BEGUN, SweepRecord, TrialRecord
+from pipeline.sweep.report import BY
 from pipeline.sweep.trial import Trial
 from trainers.contract import run_folder
+
+_FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
+_LATER: Mapping[str, type] = {"at_once": int, "by": str, "goals": dict}
+"""What a file of an older version, or of a grid, lacks."""
+_OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """``configuration`` is a digest; ``chosen`` are the words that set the trial apart, ``overrides`` all of them."""
+
+    number: int
+    key: str
+    configuration: str
+    chosen: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecord:
+    """``total`` trials of the search space ``configurations`` (a digest), ``at_once`` at a time.
+
+    ``words`` are those of the command. ``by`` is the metric that says which trial is best, and ``goals`` says of each
+    that a search aims at whether it is to ``maximize`` or ``minimize``.
+    """
+
+    key: str
+    configurations: str
+    words: tuple[str, ...]
+    total: int
+    trials: tuple[TrialRecord, ...] = ()
+    at_once: int = 1
+    by: str = BY
+    goals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.key != ""
+
+
+NOT_BEGUN = SweepRecord(key="", configurations="", words=(), total=0)
+
+
+def parse(raw: Mapping[str, Any]) -> SweepRecord:
+    """Raises DamagedError: a field is missing or of another type."""
+    later = {name: kind for name, kind in _LATER.items() if name in raw}
+    _check(raw, {**_FIELDS, **later})
+    for item in raw["trials"]:
+        _check(item, _OF_TRIAL)
+    trials = tuple(TrialRecord(**{name: _frozen(item[name]) for name in _OF_TRIAL}) for item in raw["trials"])
+    told = {name: _frozen(raw[name]) for name in (*_FIELDS, *later) if name != "trials"}
+    return SweepRecord(**told, trials=trials)
+
+
+def _check(raw: Any, fields: Mapping[str, type]) -> None:
+    for name, kind in fields.items():
+        value = raw.get(name) if isinstance(raw, dict) else None
+        if type(value) is not kind:
+            raise DamagedError(f"holds {str(value)[:40]} where {name} should be ({kind.__name__})")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(str, value)) if isinstance(value, list) else value
+
 
 FOLDER = "sweeps"
 VERSION = 2
@@ -74,7 +140,7 @@ class SweepFolder:
                 raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
             if version != 1:
                 raw = documents.read_sealed(path)
-            return sweep_file.parse(raw)
+            return parse(raw)
         except (documents.DamagedError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
@@ -219,3 +285,13 @@ def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequ
     mine = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}
     write_json(run.path / "sweeps.json", {"sweeps": [*known, mine]})
     return True
+
+
+def in_order(space: Space, about: SweepRecord) -> Space:
+    """The trials in the order that sweep.json has written down (``shuffle`` makes another one each time)."""
+    places = {item.configuration: item.number for item in about.trials}
+    if not places:
+        return space
+    ordered = sorted(space.trials, key=lambda trial: places.get(configuration_digest(trial.config), len(places)))
+    renumbered = (dataclasses.replace(trial, number=number) for number, trial in enumerate(ordered))
+    return dataclasses.replace(space, trials=tuple(renumbered))

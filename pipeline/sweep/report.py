@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, wrapped
-from pipeline.runs.naming import short_value
+from pipeline.runs.contents import short_value
 
 SEEDS = ("seed", "program.args.seed")
 """The fields that say which seed; the second is how scripts are told theirs."""

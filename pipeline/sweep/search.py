@@ -24,10 +24,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from pipeline import tracking
 from pipeline.config.schema import OPTIONS, SearchConfig
-from pipeline.config.space import Choice, Dimension, SearchSpace
+from pipeline.config.trials import Choice, Dimension, SearchSpace
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search_rules import objectives
+from pipeline.sweep.search_source import objectives
 
 FILE = "search.db"
 _STUDY = "search"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import compose, trials
 from pipeline.config.build import RunConfig, search_config
 from pipeline.config.schema import SearchConfig, SweepConfig
-from pipeline.config.space import Choice, SearchSpace, space
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.config.trials import Choice, SearchSpace, space
+from pipeline.core import program as programs
+from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster, State
 from pipeline.data import store
@@ -20,12 +21,125 @@ from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
 from pipeline.runs.result import nonfinite
 from pipeline.sweep.expand import TrialFactory, configuration_digest
-from pipeline.sweep.search_rules import Objective, check, most_epochs, objectives, told_every_epoch
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
+
+
+PRUNERS = ("none", "median", "hyperband")
+DIRECTIONS = ("maximize", "minimize")
+EVERY_EPOCH = ("val/accuracy", "val/loss")
+AT_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """One figure of result.json: of its ``metrics`` where the name has a slash."""
+
+    metric: str
+    direction: str
+
+    def value(self, result: Mapping[str, Any]) -> float | None:
+        """As a finished run has it; None where it lacks that figure."""
+        found = result.get("metrics", {}).get(self.metric, result.get(self.metric))
+        return float(found) if isinstance(found, int | float) else None
+
+
+def objectives(config: SearchConfig) -> tuple[Objective, ...]:
+    """What to make large or small. Raises UsageError: no metric and direction."""
+    words = config.objectives or [f"{config.metric} {config.direction}"]
+    return tuple(_objective(word) for word in words)
+
+
+def _objective(word: str) -> Objective:
+    metric, _, direction = word.strip().rpartition(" ")
+    if direction not in DIRECTIONS:
+        raise UsageError(
+            f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
+            "search.objectives='[val/accuracy maximize, train_s minimize]'"
+        )
+    return Objective(metric=metric, direction=direction)
+
+
+def told_every_epoch(metric: str) -> bool:
+    """Whether a run has it after each evaluation of the val split."""
+    return metric.startswith("val/")
+
+
+def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
+    """How many epochs a trial can have."""
+    item = space.dimensions.get("trainer.epochs")
+    values = item.values if item is not None else (resolved["trainer"]["epochs"],)
+    return max(int(value) for value in values or ())
+
+
+def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
+    """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
+
+    Raises:
+        UsageError: names the field, the value and the fix.
+    """
+    if config.pruner not in PRUNERS:
+        raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, PRUNERS)}")
+    for name in ("n_trials", "startup_trials", "min_epochs"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"search.{name}={value} must be at least 1")
+    if config.warmup_epochs < 0 or config.seed < 0 or config.reduction_factor < 2:
+        raise UsageError("search.warmup_epochs and search.seed must be at least 0, search.reduction_factor at least 2")
+    if not space.dimensions:
+        raise UsageError(
+            f"search={config.name} has nothing to vary; give it optimizer.lr='tag(log, interval(1e-3,1))', "
+            "model=small_cnn,resnet18 or trainer.global_batch_size='range(32,129,32)'"
+        )
+    config.check(space)
+    _check_metrics(config, space, resolved)
+
+
+def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
+    wanted = objectives(config)
+    if not programs.of(resolved).is_ours:  # its metrics are known once it has run
+        if config.pruner == "hyperband":
+            raise UsageError(
+                "search.pruner=hyperband divides the epochs of a trial, and a script has none; take median, which "
+                "compares the steps at which scripts log (search.warmup_epochs counts these), or none"
+            )
+        if config.pruner != "none":
+            _refuse_several(config, wanted)
+        return
+    names = (resolved.get("trainer") or {}).get("metrics") or ()
+    own = [f"{split}/{name}" for name in names for split in ("val", "test")]
+    known = (*EVERY_EPOCH, *AT_THE_END, *own)
+    for item in wanted:
+        if item.metric not in known:
+            raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
+    val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
+    for item in wanted:
+        if told_every_epoch(item.metric) and val_free:
+            raise UsageError(
+                f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
+                "to take some from the training images"
+            )
+    if config.pruner == "none":
+        return
+    _refuse_several(config, wanted)
+    if config.pruner == "hyperband" and config.min_epochs > (epochs := most_epochs(space, resolved)):
+        raise UsageError(
+            f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
+        )
+    if not told_every_epoch(wanted[0].metric):
+        raise UsageError(
+            f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
+            f"valid: {', '.join(name for name in known if told_every_epoch(name))}"
+        )
+
+
+def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
+    if len(wanted) > 1:
+        raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
+
 
 _NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydra")
 OnAsked = Callable[[Trial], None]

@@ -21,7 +21,7 @@ from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
-from pipeline.sweep import slots as placing
+from pipeline.sweep import schedule as placing
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.workers import RecordWorker, ReportWorker
 

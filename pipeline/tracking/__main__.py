@@ -192,7 +192,7 @@ def _publish(uri: str, run_dir: Path) -> int:
     """stdin is an object of ``publish``'s arguments by their names."""
     from dataclasses import asdict
 
-    from pipeline.tracking.registered import Published
+    from pipeline.tracking.publishing import Published
 
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in one piece
     asked = json.load(sys.stdin)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import json
 import re
-from collections.abc import Container, Iterator, Mapping
+import shlex
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,160 @@ from pipeline.keys.canonical import canonical_config
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.contents import ranks_of, what
-from pipeline.runs.naming import decides, run_name
+from pipeline.runs.contents import decides, ranks_of, run_name, what
 from pipeline.tracking.address import redact
-from pipeline.tracking.inputs import DataInput, of_pack
-from pipeline.tracking.note import Story, command, note
 from trainers.contract import run_folder
+
+_DIGEST_DIGITS = 12  # of the 64; MLflow takes 36, and its table shows the first ones
+_MAX_SOURCE = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInput:
+    """One data set. ``source``, ``schema`` and ``profile`` are JSON texts, as MLflow keeps them; ``context`` says what
+    it was used for."""
+
+    name: str
+    digest: str
+    source: str
+    schema: str
+    profile: str
+    context: str
+
+
+def of_pack(config: Mapping[str, Any], manifest: Mapping[str, Any], digest: str) -> DataInput | None:
+    """The data that a run reads; None where its digest isn't known, or there is none (a script without data).
+
+    Args:
+        config: what config.json holds.
+        manifest: that of the data pack; empty for a script's files.
+        digest: of the data, as the run's key counts it.
+    """
+    section = config.get("dataset")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if not digest or (name is None and not _files_of_script(config)):
+        return None
+    splits = manifest.get("splits")
+    sizes = {part: span[1] - span[0] for part, span in splits.items()} if isinstance(splits, Mapping) else {}
+    profile = {"images": manifest.get("count"), "classes": manifest.get("num_classes"), **sizes, "sha256": digest}
+    source = manifest.get("source") or (section.get("source") if isinstance(section, Mapping) else None)
+    return DataInput(
+        name=str(name or "files of the script"),
+        digest=digest[:_DIGEST_DIGITS],
+        source=json.dumps({"uri": str(source or _files_of_script(config) or name)})[:_MAX_SOURCE],
+        schema=json.dumps({"mlflow_tensorspec": _tensors(manifest)}) if manifest.get("height") else "{}",
+        profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
+        context=", ".join(part for part, size in sizes.items() if size) or "train",
+    )
+
+
+def _files_of_script(config: Mapping[str, Any]) -> str:
+    section = config.get("program")
+    data = section.get("data") if isinstance(section, Mapping) else None
+    return json.dumps(data) if data else ""
+
+
+def _tensors(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    shape = [-1, manifest.get("channels"), manifest.get("height"), manifest.get("width")]
+    tensor = {"type": "tensor", "tensor-spec": {"dtype": "uint8", "shape": shape}}
+    label = {"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}
+    return {"features": json.dumps([tensor]), "targets": json.dumps([label])}
+
+
+_MAX_ERROR_LINES = 30
+_MAX_HOSTS = 16
+_SYNTHETIC = "**Synthetic data:** the images are generated, so the accuracy of this run means nothing."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What the description is made of. ``error`` is that of an attempt that failed ('' otherwise), ``accepted`` maps
+    keys to what a person said of them and what differs, ``nonfinite`` a metric to what it was and at which step."""
+
+    key: str
+    what: str
+    state: str
+    words: Sequence[str]
+    environments: Mapping[str, Any]
+    hosts: Sequence[str]
+    ranks: int
+    commit: str | None
+    dirty: bool
+    error: str
+    synthetic: bool
+    accepted: Mapping[str, list[str]]
+    nonfinite: Mapping[str, str]
+
+
+def note(story: Story) -> str:
+    """Paragraphs, what matters most first."""
+    return "\n\n".join(_paragraphs(story))
+
+
+def _paragraphs(story: Story) -> Iterator[str]:
+    if story.synthetic:
+        yield _SYNTHETIC
+    if story.error:
+        lines = story.error.strip().splitlines()
+        left_out = [f"… ({len(lines) - _MAX_ERROR_LINES} more lines)"] if len(lines) > _MAX_ERROR_LINES else []
+        yield f"**{story.state}:**\n\n" + _block([*lines[:_MAX_ERROR_LINES], *left_out])
+    for name, value in story.nonfinite.items():
+        yield f"**Not finite:** {_code(name)} was {value}."
+    yield f"{story.what}, {_ranks(story)}"
+    again = f"The command that repeats it; `doit reproduce run={story.key}` takes the code as it was too:"
+    yield again + "\n\n" + _block([command([word for word in story.words if not _is_of_files(word)])])
+    differs = [word for word in story.words if decides(word)]
+    if differs:
+        yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in differs)
+    if story.commit:
+        changed = ", with uncommitted changes: the artifact changes.patch" if story.dirty else ""
+        yield f"Commit {_code(story.commit[:12])}{changed}"
+    for key, (said, *differences) in story.accepted.items():
+        yield f"**{said.partition(':')[0].capitalize()}** for the key {key} as well ({said}), which differs in:"
+        yield "\n".join(f"- {item}" for item in differences)
+
+
+def _is_of_files(word: str) -> bool:
+    """Whether it says where runs, data and records lie: another place is as good to who repeats the run."""
+    return word.lstrip("+").startswith(("paths.", "tracking.uri="))
+
+
+def command(words: Sequence[str]) -> str:
+    """What a person types to have the run."""
+    return shlex.join(["doit", "train", *words])
+
+
+def _ranks(story: Story) -> str:
+    ranks = f"{story.ranks} rank{'s' if story.ranks > 1 else ''}" if story.ranks else "ranks unknown"
+    shown = [_host(name, story.environments.get(name)) for name in story.hosts[:_MAX_HOSTS]]
+    more = [f"and {len(story.hosts) - _MAX_HOSTS} more"] if len(story.hosts) > _MAX_HOSTS else []
+    return f"{ranks} on {', '.join([*shown, *more])}" if shown else ranks
+
+
+def _host(name: str, known: Any) -> str:
+    """``node0 (2 × H200)``: with its GPUs, or its processor."""
+    if not isinstance(known, Mapping):
+        return name
+    gpus = known.get("gpu_models")
+    if isinstance(gpus, list) and gpus:
+        return f"{name} ({len(gpus)} × {gpus[0]})"
+    model, cpus = known.get("cpu_model"), known.get("cpus")
+    return f"{name} ({model}, {cpus} cores)" if model and cpus else name
+
+
+def _code(text: str) -> str:
+    """As code, whatever quotes it holds."""
+    fence = "``" if "`" in text else "`"
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _block(lines: Sequence[str]) -> str:
+    fence = "```"
+    while any(fence in line for line in lines):
+        fence += "`"
+    return "\n".join([fence, *lines, fence])
+
 
 _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000

@@ -24,7 +24,7 @@ from pipeline.core.heartbeat import waiting
 from pipeline.core.web_address import LOOPBACK, opener
 from pipeline.tracking import pages
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
-from pipeline.tracking.rest import Server
+from pipeline.tracking.pages import Server
 
 _START_TIMEOUT_S = 600.0
 _PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py

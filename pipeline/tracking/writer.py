@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import program as programs
-from pipeline.runs import system_metrics
+from pipeline.runs import metrics_file
 from pipeline.tracking import artifacts, state
 from pipeline.tracking.description import Description, Progress, describe, mlflow_key
 from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
@@ -91,7 +91,7 @@ class Writer:
         """What the store has of each metric, where that may be more than is known."""
         for key, step in run.last_steps.items():
             known = _mark(self.state.marks.get(key))
-            if known != (0, step) and not key.startswith(system_metrics.PREFIX):
+            if known != (0, step) and not key.startswith(metrics_file.PREFIX):
                 held = mark_of(store.steps(run.run_id, key))
                 self.state.marks[key] = list(held if known is None else max(held, known))
                 self._succeeded()

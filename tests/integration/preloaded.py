@@ -28,8 +28,8 @@ from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
-    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.acceptance",
-    "pipeline.cli.commands", "pipeline.cli.database", "pipeline.cli.loader", "pipeline.cli.planning",
+    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.reproducing",
+    "pipeline.cli.commands", "pipeline.cli.reporter", "pipeline.cli.loader", "pipeline.cli.planning",
     "pipeline.cli.reporter", "pipeline.cli.reproducing", "pipeline.cli.sweeping", "pipeline.cli.tasks",
     "pipeline.cli.watching", "pipeline.cluster.attempt",
     "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",

@@ -12,7 +12,7 @@ from pipeline.cluster import preflight
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
-from pipeline.runs import meeting
+from pipeline.runs import status
 from pipeline.runs.folder import RunFolder
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
@@ -74,8 +74,8 @@ def test_who_gets_no_answer_is_told_where_a_firewall_comes_between_check_and_sta
     try:
         wait_until(lambda: (stub.run_dir / "plan.json").exists(), child)  # the hosts have connected; torchrun has not
         with firewall(lab, "node0", "drop"):
-            wait_until(lambda: "no answer" in (meeting.awaited(folder) or ""), child)
-            told = meeting.awaited(folder) or ""
+            wait_until(lambda: "no answer" in (status.awaited(folder) or ""), child)
+            told = status.awaited(folder) or ""
     finally:
         child.terminate()
         child.communicate(timeout=HANG_S)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.acceptance import accept
+from pipeline.cli.reproducing import accept
 from pipeline.cli.session import session
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
-from pipeline.keys.diff import differences
+from pipeline.keys.content_key import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
 from pipeline.runs import index as runs

@@ -21,7 +21,7 @@ from pipeline.execution import attempting
 from pipeline.execution.attempting import next_start, shown
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import note
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from tests.pipeline.test_launch_first_error import PLAN
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoin
     nothing = "there is no checkpoint yet" if told else "no argument of the script has {resume}"
     assert next_start(run) == f"from the beginning: {nothing}"
     write_json(tmp_path / "plan.json", asdict(PLAN))
-    attempts.register(tmp_path, PLAN.run_id)
+    journal.register(tmp_path, PLAN.run_id)
     node = PLAN.nodes[0]
     left = f"attempt 1 has left on {node.host}"
     itself = f"; checkpoints that {left} are fetched, and it goes on from them if it reads them by itself"

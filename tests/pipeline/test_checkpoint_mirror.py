@@ -13,7 +13,7 @@ from pipeline.config import cluster
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.execution.mirroring import Mirroring
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
@@ -90,7 +90,7 @@ def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, ru
     assert another.restore(empty) == (30, [])
     assert names(empty / "checkpoints") == ["shards-00000030", "step-00000030.json", "step-00000030.pt"]
     assert read_verified(empty / "checkpoints" / "step-00000030.pt")["step"] == 30
-    assert attempts.known(empty) == ["abc-1-30"]
+    assert journal.known(empty) == ["abc-1-30"]
     assert names(empty) == ["attempts.json", "checkpoints"]
     assert CheckpointMirror(address, "other").restore(empty) == (0, [])
 

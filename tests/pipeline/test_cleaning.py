@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import cleaning
-from pipeline.cli.clean_rules import ranks, superseded
+from pipeline.cli.cleaning import ranks, superseded
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock
@@ -24,8 +24,7 @@ from pipeline.runs import index, journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import by_this_person, write
 from pipeline.runs.folder import RunFolder
-from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.sweep_file import SweepRecord, TrialRecord
+from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialRecord
 from pipeline.tracking.state import DONE, PENDING, TrackingState, fingerprints
 from tests.integration import preloaded
 from tests.integration.commands import ROOT

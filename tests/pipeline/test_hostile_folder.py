@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import acceptance, cleaning, commands, comparing, listing, planning, reproducing, verifying, watching
+from pipeline.cli import cleaning, commands, comparing, listing, planning, reproducing, watching
 from pipeline.cluster import starts
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_json
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished
@@ -23,9 +23,9 @@ from tests.pipeline.test_launch_first_error import PLAN
 
 KEYED = (
     watching.status, watching.logs, commands.attach, commands.stop, planning.why, reproducing.export, comparing.compare,
-    acceptance.accept,
+    reproducing.accept,
 )  # fmt: skip
-OF_ALL = (listing.runs, cleaning.clean, verifying.verify)
+OF_ALL = (listing.runs, cleaning.clean, reproducing.verify)
 FILES = (
     "accepted.json", "attempts.json", "attempts/1/localhost.exit.json", "attempts/1/ranks.json",
     "attempts/1/start-aa.json", "checkpoints/final.json", "config.json", "evaluation/report.json", "journal.jsonl",
@@ -69,7 +69,7 @@ def folder_of(runs_dir: Path, evil: Path) -> RunFolder:
     way = {"launcher": "local", "python": str(evil), "ssh_config": str(evil), "hosts": [], "env": {}}
     config = {**CONFIG, "cluster": way, "notify": {"command": str(evil)}}
     folder = finished(runs_dir, config=config, provenance={"overrides": ["experiment=quickstart"]})
-    run_id = attempts.new_id(folder.key, folder.path, 1, "aa")
+    run_id = journal.new_id(folder.key, folder.path, 1, "aa")
     nodes = tuple(
         {**asdict(node), "run_dir": f"/w/runs/{run_id}/node{n}", "state_dir": f"/w/runs/{run_id}/node{n}/agent"}
         for n, node in enumerate(PLAN.nodes)

@@ -9,11 +9,9 @@ from typing import NoReturn
 import pytest
 
 from pipeline.cli import commands, loader
-from pipeline.cli.invocation import Invocation, parse
-from pipeline.cli.options import is_on
+from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted, parse, taken_out
 from pipeline.cli.output import TYPED, command, note_usual, say, say_log
 from pipeline.cli.session import Session
-from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, taken_out
 from pipeline.config import compose
 from pipeline.core import heartbeat
 from pipeline.core.errors import UsageError

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import listing
-from pipeline.cli.listing import differences
-from pipeline.cli.wanted import matches
+from pipeline.cli.listing import differences, matches
 from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.naming import run_name, set_apart
+from pipeline.runs.contents import run_name, set_apart
 
 CONFIG: dict[str, Any] = {"model": {"name": "resnet18"}, "dataset": {"name": "cifar10"}, "optimizer": {"name": "sgd"}}
 KEY = "9176099e4463"

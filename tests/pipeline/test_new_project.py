@@ -10,7 +10,7 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_search_path import PacelineSearchPath
-from pipeline.cli import clone, new_project, shadowing
+from pipeline.cli import clone, new_project
 from pipeline.config import compose, origins
 from pipeline.config.groups import groups
 from pipeline.core import places
@@ -187,11 +187,11 @@ def test_the_closure_has_pacelines_sources_wherever_they_lie(project: Path) -> N
 
 @pytest.mark.parametrize("name", ["trainers.py", "pipeline/__init__.py", "paceline.py"])
 def test_a_module_of_the_project_with_a_name_of_pacelines_is_refused(project: Path, name: str) -> None:
-    shadowing.refuse(project)
+    clone.refuse(project)
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).touch()
     with pytest.raises(UsageError, match="has the name of Paceline's own module"):
-        shadowing.refuse(project)
+        clone.refuse(project)
 
 
 def test_a_dodo_of_another_project_is_refused(project: Path) -> None:

@@ -17,8 +17,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable, program_lines, shell_line, takes_colours
 from pipeline.core.tables import folded
 from pipeline.core.unexpected import told
-from pipeline.keys.diff import Difference
-from pipeline.runs.naming import short_value
+from pipeline.keys.content_key import Difference
+from pipeline.runs.contents import short_value
 from pipeline.sweep import report
 
 HOSTILE = "\x1b[2J\x9b31m\u202ea\nb"

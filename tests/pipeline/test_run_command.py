@@ -9,8 +9,8 @@ import pytest
 from doit.cmd_base import DodoTaskLoader
 from doit.cmd_run import Run as RunOfDoit
 
+from pipeline.cli.doit_commands import Run
 from pipeline.cli.reporter import Reporter
-from pipeline.cli.run_command import Run
 
 ASKED: dict[str, Any] = {"bin_name": "doit", "config": {"REPORTER": {"paceline": "pipeline.cli.reporter:Reporter"}}}
 

@@ -18,7 +18,7 @@ from pipeline.core.files import write_json
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
-from pipeline.runs import journal, misplaced
+from pipeline.runs import journal, layout
 from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
 from pipeline.runs.layout import Description
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
@@ -271,11 +271,11 @@ def test_a_directory_in_the_place_of_a_file_is_a_damaged_file_until_a_command_wr
         )
     assert other.key in [row.key for row in runs.rows(finished.path.parent)]
     assert status(finished)
-    (said,) = misplaced.set_aside(finished.path)
+    (said,) = layout.set_aside(finished.path)
     assert said == f"WARNING: {path} was a directory, which it never is in a run folder; it is {path.name}.bad now"
     assert (path.with_name(f"{path.name}.bad") / "notes").read_text() == "somebody's"
     path.write_text("{}")
-    assert list(misplaced.set_aside(finished.path)) == []
+    assert list(layout.set_aside(finished.path)) == []
 
 
 def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(finished: RunFolder) -> None:
@@ -285,10 +285,10 @@ def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(fini
     (finished.path / "data").mkdir()
     os.mkfifo(finished.path / "plan.json")
     before = set(finished.path.rglob("*"))
-    assert len(list(misplaced.set_aside(finished.path))) == 3
+    assert len(list(layout.set_aside(finished.path))) == 3
     (finished.path / "data").write_text("a file")
     (finished.path / "attempts/1/node0.log").mkdir()
-    assert len(list(misplaced.set_aside(finished.path))) == 2
+    assert len(list(layout.set_aside(finished.path))) == 2
     added = {str(path.relative_to(finished.path)) for path in {*finished.path.rglob("*")} - before}
     assert added == {
         "plan.json.bad",

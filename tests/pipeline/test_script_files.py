@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.places import ROOT
 from pipeline.data import trees
 from pipeline.execution.run import prepare
-from pipeline.keys import named_files, script_files
+from pipeline.keys import script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
@@ -427,4 +427,4 @@ def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(fold
         (folder / name).touch()
     files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
     section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
-    assert named_files.lacking(files, files.closure().sources, section) == ["configs/a.yaml", "d.json"]
+    assert script_files.lacking(files, files.closure().sources, section) == ["configs/a.yaml", "d.json"]

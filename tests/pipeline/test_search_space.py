@@ -5,9 +5,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.build import search_config
 from pipeline.config.schema import SearchConfig
-from pipeline.config.space import Choice, Number, SearchSpace, space
+from pipeline.config.trials import Choice, Number, SearchSpace, space
 from pipeline.core.errors import UsageError
-from pipeline.sweep.search_rules import check, objectives
+from pipeline.sweep.search_source import check, objectives
 
 WITH_VAL = {"dataset": {"val_size": 180}}
 

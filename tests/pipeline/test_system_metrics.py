@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.runs.metrics_file import parse
-from pipeline.runs.system_metrics import EVERY_S, SystemMetrics, metrics
+from pipeline.runs.metrics_file import EVERY_S, SystemMetrics, metrics, parse
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT

@@ -26,10 +26,10 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.sweep import workers
-from pipeline.tracking import answers, client, rest, ui
+from pipeline.tracking import answers, client, pages, ui
 from pipeline.tracking.client import DestinationRecorder
+from pipeline.tracking.description import DataInput
 from pipeline.tracking.destinations import Destination
-from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.state import DONE, PENDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -86,7 +86,7 @@ def test_a_server_that_answers_without_end_is_given_up(
         wait_until(lambda: bool(left))
         server.shutdown()
         with pytest.raises(TimeoutError, match="its answer has no end"):
-            rest._whole(_Forever())  # type: ignore[arg-type]
+            pages._whole(_Forever())  # type: ignore[arg-type]
     assert (recorded.state, f"its answer has no end: given up after {limit}" in recorded.message) == (PENDING, True)
     assert not [thread for thread in threading.enumerate() if thread.name == answers._THREAD]
 

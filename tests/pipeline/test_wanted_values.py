@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import choosing, cleaning, listing
+from pipeline.cli import cleaning, comparing, listing
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
@@ -73,7 +73,7 @@ def test_words_choose_the_runs_that_they_trained(
     removed = printed(cleaning.clean, runs_dir, "state=FAILED", *words)
     assert [line[0] for line in removed.splitlines() if "  FAILED" in line] == [*keys]
     try:
-        compared = [run.key[0] for run in choosing.chosen(session(), [])]
+        compared = [run.key[0] for run in comparing.chosen(session(), [])]
     except UsageError as error:
         compared = [] if "matches these values" in error.what else [error.what]
     assert sorted(compared) == [*keys]

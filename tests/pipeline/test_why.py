@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.keys.diff import differences, nearest
+from pipeline.keys.content_key import differences, nearest
 
 OLD: dict[str, Any] = {
     "config": {"optimizer": {"lr": 0.1, "name": "sgd"}, "seed": 0},

@@ -36,7 +36,7 @@ from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from trainers.contract import run_folder
 
 ANSWER_S = 8.0  # what a short command takes once it is connected
@@ -348,7 +348,7 @@ class AgentLauncher:
             bar: a run id that may not start any more: its start command may still be on its way.
         """
         self.transport.shares_connections = False
-        which = attempts.prefix(run_key, run_dir)
+        which = journal.prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         hosts = {host.label: host for host in self.cluster.hosts}

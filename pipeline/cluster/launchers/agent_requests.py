@@ -14,7 +14,7 @@ from pipeline.cluster.launchers.settings import capabilities
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
-from pipeline.runs import attempts
+from pipeline.runs import journal
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
@@ -48,7 +48,7 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-    prefix, what = attempts.prefix_of(plan.run_id), claims.title(run_dir, plan.run_key)
+    prefix, what = journal.prefix_of(plan.run_id), claims.title(run_dir, plan.run_key)
     nodes = [
         {
             **node,
@@ -66,7 +66,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
-        "attempts": attempts.prefix_of(plan.run_id),
+        "attempts": journal.prefix_of(plan.run_id),
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,

@@ -28,7 +28,7 @@ from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
-from pipeline.runs import attempts
+from pipeline.runs import journal
 
 LOOK_S = 0.2
 """Between two looks at what the nodes have written."""
@@ -270,7 +270,7 @@ class GrantedLauncher:
         start = {
             "run_key": plan.run_key,
             "run_id": plan.run_id,
-            "attempts": attempts.prefix_of(plan.run_id),
+            "attempts": journal.prefix_of(plan.run_id),
             "lease_s": plan.lease_s,
             "registry": str(run_dir.parent / ".agents"),
             "nodes": [{**dataclasses.asdict(node), "remove": [node.state_dir]} for node in plan.nodes],

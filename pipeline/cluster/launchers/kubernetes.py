@@ -20,7 +20,7 @@ from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core.errors import HostError, UsageError, suggestion
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from trainers.contract import variables
 from trainers.core.config import ConfigError
 
@@ -420,7 +420,7 @@ def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Obje
 
 def _label(run_key: str, run_dir: Path) -> str:
     """The label of all jobs of one run folder."""
-    return _word(attempts.prefix(run_key, run_dir))
+    return _word(journal.prefix(run_key, run_dir))
 
 
 def _word(text: str) -> str:

@@ -26,7 +26,7 @@ from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import write_atomic
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
-from pipeline.runs import attempts
+from pipeline.runs import journal
 from trainers.contract import variables
 from trainers.core.config import ConfigError
 
@@ -389,4 +389,4 @@ def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Job:
 
 def _name(run_key: str, run_dir: Path) -> str:
     """The beginning of the names of all jobs of one run folder."""
-    return f"{NAME_PREFIX}{attempts.prefix(run_key, run_dir)}"
+    return f"{NAME_PREFIX}{journal.prefix(run_key, run_dir)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler, CmaEsSampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.config.space import SearchSpace
+from pipeline.config.trials import SearchSpace
 from pipeline.core.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.samplers import BaseSampler, GridSampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.config.space import SearchSpace
+from pipeline.config.trials import SearchSpace
 from pipeline.core.errors import UsageError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler, TPESampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.config.space import SearchSpace
+from pipeline.config.trials import SearchSpace
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from pipeline.cluster.failures import cause
 from pipeline.core.errors import DataError, HostError, PacelineError, TrainingError
 from pipeline.core.specs import NodeExit, NodeLost, RankError
-from pipeline.sweep.outcomes import cause_of, detail_of
+from pipeline.sweep.trial import cause_of, detail_of
 
 
 def ended(message: str, host: str = "a") -> NodeExit:

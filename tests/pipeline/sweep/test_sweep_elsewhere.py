@@ -16,8 +16,8 @@ from pipeline.evaluation import report_key
 from pipeline.runs.folder import EVALUATED, RunFolder
 from pipeline.sweep import expand
 from pipeline.sweep.conduct import Sweep, conduct
+from pipeline.sweep.expand import Grid
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.grid import Grid
 from tests.pipeline.finished_folder import finished
 from tests.waiting import HANG_S
 

@@ -13,8 +13,8 @@ from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.runs.index import find as find_run
 from pipeline.sweep import Space, expand
-from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, latest, locate, mark
-from pipeline.sweep.grid import Grid, in_order
+from pipeline.sweep.expand import Grid
+from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, in_order, latest, locate, mark
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from pipeline.core.specs import State
-from pipeline.sweep.grid import Grid
+from pipeline.sweep.expand import Grid
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.trial import Outcome, Trial
 

@@ -16,7 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.keys.content_key import topology
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.slots import slots, words
+from pipeline.sweep.schedule import slots, words
 
 FACTS = NodeFacts(
     host="a", identity="a", hostname="a", address="a", interface=None, python="p", python_version="3.12.0",
