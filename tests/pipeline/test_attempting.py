@@ -170,7 +170,7 @@ def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_tak
     tmp_path: Path, path: str
 ) -> None:
     (tmp_path / "tables").mkdir()
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=None), sources={}, root=tmp_path)
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=None), code=SimpleNamespace(sources={}), root=tmp_path)
     error = TrainingError(f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
     assert attempting.naming_inputs(error, run) is error
     (tmp_path / "tables/a.npy").touch()
