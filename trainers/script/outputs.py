@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from trainers.contract import run_folder
@@ -27,11 +28,13 @@ class Output:
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
     """``outputs`` are those that were asked for; ``besides`` what else was kept, ``over`` what was too much, each a
-    path in the working directory with its size."""
+    path in the working directory with its size. ``renamed``: path in the working directory → path below the folder of
+    outputs, of files whose place there was taken."""
 
     outputs: list[Output]
     besides: dict[str, int]
     over: dict[str, int]
+    renamed: dict[str, str]
 
 
 WORKDIR = "workdir"
@@ -49,6 +52,8 @@ def gather(
 ) -> Gathered:
     """Move what the script wrote in its working directory into ``outputs``, and hash what was asked for.
 
+    No file takes the place of another: where one of {run} has the name, that of the working directory gets a free one.
+
     Args:
         wrote: those of its files, anywhere in its copy of the project, that the snapshot doesn't hold.
         limit_bytes: of what no pattern matches, the smallest files are kept up to so much; None: none of it.
@@ -58,7 +63,7 @@ def gather(
         MissingOutputsError: a pattern matches no file in either folder.
         OSError: a file can't be moved.
     """
-    found: set[str] = set()
+    in_run: set[str] = set()
     asked: dict[Path, str] = {}
     missing = []
     for pattern in patterns:
@@ -66,26 +71,48 @@ def gather(
         matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob)}
         own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
         asked |= {path: path.relative_to(workdir).as_posix() for path in own}
-        found |= matched
+        in_run |= matched
         missing += [] if matched or own else [pattern]
     if missing and required:
         raise MissingOutputsError(", ".join(missing))
-    for path, name in asked.items():
-        _move(path, outputs / name)
     rest = sorted(set(wrote) - asked.keys()) if limit_bytes is not None else []
     besides, over = _within(rest, limit_bytes or 0)
-    for path in besides:
-        _move(path, outputs / WORKDIR / _named(path, workdir))
+    places = {path: asked[path] for path in sorted(asked)}
+    # those below the working directory first: of up/x and ../x, both are up/x here, the one of that name keeps it
+    for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
+        places[path] = f"{WORKDIR}/{_named(path, workdir)}"
+    renamed = {}
+    for path, name in places.items():
+        target = _free(outputs, name)
+        if target != name:
+            renamed[os.path.relpath(path, workdir)] = places[path] = target
+        _move(path, outputs / target)
     return Gathered(
-        outputs=[_output(outputs, name) for name in sorted(found | set(asked.values()))],
-        besides={_named(path, workdir): size for path, size in besides.items()},
+        outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in asked})],
+        besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
         over={_named(path, workdir): size for path, size in over.items()},
+        renamed=renamed,
     )
 
 
 def _named(path: Path, workdir: Path) -> str:
     """Where it lay from the working directory; ``up/`` stands for a folder above."""
-    return os.path.relpath(path, workdir).replace("../", "up/")
+    return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
+
+
+def _free(outputs: Path, name: str) -> str:
+    """A name at which nothing lies yet, nor a file where it needs a folder: ``a-2/m.pt``, ``m-2.pt``, … if need be."""
+    free = Path()
+    *folders, last = Path(name).parts
+    for folder in folders:
+        free /= _numbered(folder, lambda path: path.is_dir() or not os.path.lexists(path), outputs / free)
+    return (free / _numbered(last, lambda path: not os.path.lexists(path), outputs / free)).as_posix()
+
+
+def _numbered(name: str, is_free: Callable[[Path], bool], folder: Path) -> str:
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122  (of a name alone)
+    names = chain([name], (f"{stem}-{number}{suffix}" for number in count(2)))
+    return next(one for one in names if is_free(folder / one))
 
 
 def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:

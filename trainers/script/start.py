@@ -374,12 +374,14 @@ class Attempt:
         return 0
 
     def tell_of(self, found: Gathered, outputs: Path) -> None:
-        """What it wrote in its working directory that program.outputs doesn't name: where it is, or what keeps it."""
+        """What it wrote in its working directory that program.outputs doesn't name, and what has another name now:
+        where it is, or what keeps it."""
+        place = self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
+        if found.renamed:
+            names = workdirs.in_words([f"{name} is {place}/{target}" for name, target in found.renamed.items()])
+            say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
         if found.besides:
             what = workdirs.in_words([*found.besides], sum(found.besides.values()))
-            place = (
-                self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
-            )
             say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
         if found.over:
             what = workdirs.in_words([*found.over], sum(found.over.values()))

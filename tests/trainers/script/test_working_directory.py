@@ -58,6 +58,45 @@ def test_what_a_script_wrote_where_it_stands_comes_back_and_that_is_said(run: Sc
     assert not (run.path / "work").exists()
 
 
+MEET = """
+import os, pathlib
+run = pathlib.Path(os.environ["PACELINE_RUN_DIR"])
+places = {name: run / "outputs" / name for name in ("m.pt", "workdir/x.txt", "workdir/up")}
+places |= {f"./{name}": pathlib.Path(name) for name in ("m.pt", "x.txt", "up/y.txt", "../y.txt", "a../y.txt")}
+del places[{"file": "./up/y.txt", "folder": "workdir/up"}[os.environ["UP"]]]
+for name, path in places.items():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("up", "kept"),
+    [
+        ("file", {"workdir/up": "workdir/up", "workdir/up-2/y.txt": "./../y.txt"}),
+        ("folder", {"workdir/up/y.txt": "./up/y.txt", "workdir/up/y-2.txt": "./../y.txt"}),
+    ],
+)
+def test_files_that_meet_at_one_place_are_all_kept_and_those_with_another_name_are_named(
+    run: ScriptRun, up: str, kept: dict[str, str]
+) -> None:
+    said = run.write(MEET, files={"sub/data.txt": ""}, workdir="sub", outputs=["*.pt"]).start(env={"UP": up})
+    outputs = run.path / "outputs"
+    assert {name: (outputs / name).read_text() for name in files(outputs)} == {
+        "m.pt": "m.pt",
+        "m-2.pt": "./m.pt",
+        "workdir/x.txt": "workdir/x.txt",
+        "workdir/x-2.txt": "./x.txt",
+        "workdir/a../y.txt": "./a../y.txt",
+        **kept,
+    }
+    assert sorted(run.read("outputs.json")) == ["m-2.pt", "m.pt"]
+    assert (
+        "paceline: WARNING: files of the working directory whose place another file of the run has: m.pt is "
+        f"outputs/m-2.pt, x.txt is outputs/workdir/x-2.txt, ../y.txt is outputs/{[*kept][1]}\n"
+    ) in said
+
+
 def test_what_another_host_wrote_has_a_folder_of_its_own(run: ScriptRun) -> None:
     run.write("open('results.csv', 'w').write('of node 1')").start(node_rank=1)
     assert files(run.path / "nodes") == ["1/dependencies.json", "1/outputs/workdir/results.csv"]
