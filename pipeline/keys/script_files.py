@@ -23,6 +23,7 @@ from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
+from trainers.contract.run_folder import SCRIPT_OUTSIDE
 from trainers.script.settings import words
 
 _FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")
@@ -55,7 +56,6 @@ def _texts(sources: Mapping[str, Path]) -> Iterator[str]:
                     yield node.value
 
 
-OUTSIDE = "_script"
 _Place = Callable[[str, str], Path]  # (field, name) → where that lies
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
@@ -129,18 +129,18 @@ class ScriptFiles(NamedTuple):
     def _prefix(self) -> str:
         """What stands before the path of the script's folder's files in the snapshot."""
         if not self.folder.is_relative_to(self.root):
-            return f"{OUTSIDE}/"
+            return f"{SCRIPT_OUTSIDE}/"
         return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
 
     def _inside(self, path: Path) -> str:
         if path.is_relative_to(self.root):
             return path.relative_to(self.root).as_posix()
-        return f"{OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
+        return f"{SCRIPT_OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
 
     def _input_files(self) -> Iterator[Path]:
         """Raises UsageError."""
         for pattern in self.inputs:
-            found = [*self._matches(pattern.removeprefix(f"{OUTSIDE}/"))]
+            found = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
             if not found:
                 places = " or ".join(dict.fromkeys((str(self.folder), str(self.root))))
                 raise UsageError(f"program.inputs: {pattern!r} matches no file in {places}")
@@ -217,8 +217,8 @@ def find(
     file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root
     workdir = os.path.normpath(workdir) if workdir else ""
-    if not folder.is_relative_to(root) and workdir.partition("/")[0] != OUTSIDE:
-        workdir = f"{OUTSIDE}/{workdir}".rstrip("/")  # where it is started when it is started alone
+    if not folder.is_relative_to(root) and workdir.partition("/")[0] != SCRIPT_OUTSIDE:
+        workdir = f"{SCRIPT_OUTSIDE}/{workdir}".rstrip("/")  # where it is started when it is started alone
     return ScriptFiles(
         root=root,
         folder=folder,

@@ -15,10 +15,10 @@ from pipeline.keys.canonical import order_in, order_of
 from pipeline.keys.content_key import ContentKey, differences, environment
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_of
 from pipeline.steps.step import PREFIX, Step
+from trainers.contract import run_folder
 
 VERSION = 1
 _PYTHON = ("python", "python3")
-_OUTSIDE = "_script/"
 _PYTHON_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*")
 _PART = re.compile(r"[^\s'\"`();<>|&=]+")
 _WRITTEN = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection: the file is written
@@ -125,8 +125,10 @@ def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
 
 def _entry(path: Path, root: Path) -> ScriptEntry:
     folder = path.parent
-    inside = f"{folder.relative_to(root).as_posix()}/" if folder.is_relative_to(root) else _OUTSIDE
-    return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else inside)
+    inside = (
+        f"{folder.relative_to(root).as_posix()}/" if folder.is_relative_to(root) else f"{run_folder.SCRIPT_OUTSIDE}/"
+    )
+    return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else f"{inside}/")
 
 
 def described(step: Step) -> dict[str, Any]:

@@ -9,6 +9,7 @@ CONFIG_YAML = "config.yaml"  # the same, to be read by people
 PROVENANCE = "provenance.json"  # commit, command line, environment of each host
 CHANGES = "changes.patch"  # what the working tree has beyond the commit
 CODE = "code"  # the snapshot that ranks import
+SCRIPT_OUTSIDE = "_script"  # in the snapshot: the files of a script that lies outside of the project
 DATA = "data"  # a link to the data pack
 
 # How it goes; written by the controller.

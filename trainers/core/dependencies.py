@@ -47,7 +47,7 @@ from trainers.core.observer import (
     WRITTEN,
 )  # fmt: skip
 
-_COPIED = "_script/"  # where the snapshot has the folder of a script that lies outside of the project
+_COPIED = f"{run_folder.SCRIPT_OUTSIDE}/"
 _RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names one elsewhere
 _SYSTEM = (
     *("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/System", "/Library"),

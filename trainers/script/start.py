@@ -27,9 +27,9 @@ from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import arguments, executables, rank_hook, unread
+from trainers.script import command, rank_hook, unread
 from trainers.script import workdir as workdirs
-from trainers.script.arguments import Paths, argv, program
+from trainers.script.command import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
 from trainers.script.recorder import Recorder, before, mlflow_variables
@@ -236,7 +236,7 @@ class Attempt:
         library = self.folder / "lib"
         library.mkdir()
         shutil.copyfile(paceline.__file__, library / "paceline.py")
-        own = arguments.variables(self.settings, paths)
+        own = command.variables(self.settings, paths)
         behind = os.environ.get("PYTHONPATH", "").split(os.pathsep) + own.pop("PYTHONPATH", "").split(os.pathsep)
         kept = [entry for entry in behind if entry and Path(entry).resolve() != self.snapshot]
         return {
@@ -447,7 +447,7 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
             f"program.command=[{word}]: {found} is no program here (an executable file); install it on this host, or "
             "name a file of the project"
         )
-    why = executables.why_not(Path(found), folders)
+    why = command.why_not_executable(Path(found), folders)
     if why:
         raise ConfigError(f"program.command=[{word}]: this host can't start {found}: {why}")
 

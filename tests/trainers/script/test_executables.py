@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainers.script import executables
+from trainers.script.command import why_not_executable
 
 
 def why(folder: Path, head: bytes) -> str:
     (folder / "program").write_bytes(head)
-    return executables.why_not(folder / "program", "/usr/bin:/bin")
+    return why_not_executable(folder / "program", "/usr/bin:/bin")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import parse_args as torchrun
 
-from trainers.script.arguments import Paths, argv, variables
+from trainers.script.command import Paths, argv, variables
 from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig
 

@@ -1,8 +1,10 @@
-"""What stands behind torchrun's own options: the script, its arguments and variables, with every placeholder filled."""
+"""What stands behind torchrun's own options: the script, its arguments and variables, with every placeholder filled;
+and whether this host can start a program, of which torchrun itself would print a traceback."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,8 @@ from pathlib import Path
 from trainers.contract import run_folder
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
-OUTSIDE = "_script"
-"""Where the snapshot has the files of a script that lies outside of the project."""
+_LONGEST = 256  # bytes of a first line that Linux reads
+_PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # how those of Linux and macOS begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,45 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
         return word
     parts = Path(word).parts[1:] if word.startswith("/") else Path(word).parts
     inside = [Path(settings.workdir, *parts), *(Path(*parts[at:]) for at in range(len(parts)))]
-    for place in (*inside, Path(OUTSIDE, parts[-1])):
+    for place in (*inside, Path(run_folder.SCRIPT_OUTSIDE, parts[-1])):
         if (paths.work / place).is_file():
             return os.path.normpath(paths.work / place)
     return word
+
+
+def why_not_executable(path: Path, folders: str) -> str:
+    """Why it can't be started here, '' where nothing speaks against it.
+
+    Args:
+        folders: those of PATH, in which ``env`` looks for what a first line names.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_LONGEST)
+    except PermissionError:  # it may be started and not be read
+        return ""
+    if head.startswith(b"#!"):
+        return _of_script(head, folders)
+    if head.startswith(_PROGRAMS):
+        return ""
+    if not head:
+        return "it is empty"
+    return "it is no program of this system, and has no first line that names an interpreter (#!/bin/sh)"
+
+
+def _of_script(head: bytes, folders: str) -> str:
+    line = os.fsdecode(head[2:].split(b"\n")[0])
+    words = line.split()
+    if not words:
+        return "its first line, #!, names no interpreter"
+    if line.endswith("\r"):
+        return "its first line ends with a carriage return; save it with the line ends of Unix"
+    if not os.access(words[0], os.X_OK):
+        return f"its first line names {words[0]}, which isn't there"
+    name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
+    if Path(words[0]).name == "env" and name is not None and shutil.which(name, path=folders) is None:
+        return f"its first line names {name}, which isn't in PATH"
+    return ""
