@@ -33,7 +33,7 @@ from pathlib import Path
 import psutil
 from measure import ROOT, checked, interleaved, spread, surroundings
 
-from pipeline.core.cluster import Cluster, Host
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import down, up
 from tests.contract.stub import SLEEP, make
 

@@ -33,7 +33,7 @@ from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.config.trials import jobs  # noqa: E402
 from pipeline.core import masking, places, signals  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
-from pipeline.core.secret_words import by_environment  # noqa: E402
+from pipeline.core.redact import by_environment  # noqa: E402
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 register()

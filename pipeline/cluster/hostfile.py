@@ -6,9 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import Host
+from pipeline.core.specs import Host, unfit_name
 
 _LINE = re.compile(
     r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|(?P<name>[^\s@:\[\]]+))"

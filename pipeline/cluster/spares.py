@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
-from pipeline.core.cluster import Cluster, Host
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
 
 

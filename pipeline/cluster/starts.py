@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
-from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
+from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan, unfit_name
 from pipeline.runs import journal
 from trainers.contract import run_folder
 

@@ -19,12 +19,11 @@ from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core import web_address
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.core.program import Program
-from pipeline.core.redact import HIDDEN, hide, placeholders, secret_values, without_secrets
-from pipeline.core.secret_words import in_word
+from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
+from pipeline.core.specs import Cluster
 from pipeline.data import store
 from pipeline.data.request import Inputs
 from pipeline.keys import content_key, rank_environment

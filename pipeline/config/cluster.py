@@ -15,10 +15,10 @@ from pipeline.cluster.spares import against
 from pipeline.cluster.validation import visible_gpus
 from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
-from pipeline.core.cluster import Cluster, Host, unfit_name
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
+from pipeline.core.specs import Cluster, Host, unfit_name
 
 
 def check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Host]) -> None:

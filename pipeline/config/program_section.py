@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import program as programs
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.program import CLASSIFIER, SCRIPT
+from pipeline.core.specs import Cluster
 from pipeline.keys import process_groups, script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles

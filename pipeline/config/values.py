@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.core import secret_words
+from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from trainers.core import config as node
 
@@ -43,7 +43,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
         if not isinstance(value, str):
             continue
         if not field.startswith("program.args") and any(mark < " " or mark == "\x7f" for mark in value):
-            raise UsageError(f"{secret_words.in_field(field, value)} holds a control character; take it out")
+            raise UsageError(f"{redact.in_field(field, value)} holds a control character; take it out")
         encodable(field, value)
 
 

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
-from pipeline.core.redact import hide, of_environment
-from pipeline.core.secret_words import told_in
+from pipeline.core.redact import hide, of_environment, told_in
 
 _known: set[str] = set()
 _lost: list[Callable[[BaseException], bool]] = []

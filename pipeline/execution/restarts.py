@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from pipeline.cluster import spares
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import TrainingError
+from pipeline.core.specs import Cluster
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 

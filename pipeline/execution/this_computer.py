@@ -8,8 +8,8 @@ from pathlib import Path
 from pipeline import lab
 from pipeline.cluster.launchers import capabilities
 from pipeline.cluster.validation import visible_gpus
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted, file_size
 
 _MANY = 2  # ranks on a core

@@ -16,7 +16,7 @@ from pipeline.core.printable import printable
 from pipeline.keys import rank_environment
 
 if TYPE_CHECKING:
-    from pipeline.core.cluster import Cluster
+    from pipeline.core.specs import Cluster
 
 
 _SHOWN_PARTS = ("config", "code", "data", "environment", "topology")

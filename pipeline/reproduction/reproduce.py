@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.build import train_config
-from pipeline.core import git, process, redact, secret_words
+from pipeline.core import git, process, redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
 from pipeline.core.heartbeat import waiting
@@ -71,7 +71,7 @@ def reproduce(
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
         _say_other_topology(recipe, words, root, say)
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
-        words, secrets = secret_words.by_environment(words)
+        words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
         code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
@@ -179,7 +179,7 @@ def _own_words(recipe: Recipe, told: Collection[str]) -> list[str]:
     anew = ("paths", "tracking", "dataset.source", *told)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in told if name.startswith("cluster.env.")}
-    return [secret_words.told_anew(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+    return [redact.told_anew(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
 
 
 def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:

@@ -17,8 +17,7 @@ from pipeline.core import git
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes, sha256_file, write_atomic
 from pipeline.core.leftovers import of_system
-from pipeline.core.redact import hide
-from pipeline.core.secret_words import in_word
+from pipeline.core.redact import hide, in_word
 from pipeline.core.specs import NodeFacts
 
 _LARGEST_UNTRACKED_BYTES = 8 << 20

@@ -22,11 +22,10 @@ from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.running import Watchers
 from pipeline.config.cluster import build_cluster
 from pipeline.core import masking
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.program import SCRIPT, TORCHRUN
-from pipeline.core.specs import LogLine, Outputs
+from pipeline.core.specs import Cluster, LogLine, Outputs
 from pipeline.keys.import_closure import import_closure
 from pipeline.keys.script_files import STARTER
 from pipeline.steps.here import CALL, as_text, call

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.hosts import Hosts
-from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import LogLine, State
+from pipeline.core.specs import Cluster, Host, LogLine, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import next_start, shown
 from pipeline.execution.restarts import Restarts

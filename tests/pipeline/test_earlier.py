@@ -13,8 +13,7 @@ import pytest
 
 from pipeline.cluster import earlier, starts
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.core.cluster import Cluster, Host
-from pipeline.core.specs import SCRIPT_OUTPUTS, LaunchPlan, NodePlan
+from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
 from pipeline.runs import journal
 
 NODE = NodePlan(

@@ -12,7 +12,7 @@ from pipeline.cluster.agent import reasons, staging
 from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.pssh import output_of, remote_command
-from pipeline.core.cluster import Host
+from pipeline.core.specs import Host
 
 GPU1 = Host(name="gpu1")
 

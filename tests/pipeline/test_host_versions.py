@@ -12,9 +12,8 @@ from pipeline.cluster import preflight
 from pipeline.cluster.agent import probe
 from pipeline.cluster.preflight.versions import differing, refuse_others
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import HostError
-from pipeline.core.specs import NodeFacts
+from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.keys.installed import version as of_key
 from tests.pipeline.test_plan import facts
 

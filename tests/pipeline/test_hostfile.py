@@ -8,9 +8,8 @@ import pytest
 
 from pipeline.cluster.hostfile import parse
 from pipeline.config.cluster import _entries
-from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import Host
+from pipeline.core.specs import Host, unfit_name
 
 
 def test_lines_comments_and_blank_lines() -> None:

@@ -21,7 +21,7 @@ EDITED = [
     "trainers/models/mine.py",  # a new one
     "pipeline/data/datasets/digits.py",
     "pipeline/cluster/launchers/local.py",
-    "pipeline/core/cluster.py",
+    "pipeline/core/specs.py",
 ]
 WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
 SOME = {"paths": {"runs": "runs"}}

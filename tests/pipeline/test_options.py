@@ -19,10 +19,10 @@ from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.config.compose import compose_config
 from pipeline.config.schema import OPTIONS
 from pipeline.config.schema_store import register
-from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
 from pipeline.core.places import HOME as ROOT
+from pipeline.core.specs import Cluster, Host
 
 SETTINGS = """
 from dataclasses import dataclass

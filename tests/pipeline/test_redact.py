@@ -8,10 +8,9 @@ import pytest
 
 from pipeline.config.build import RunConfig, build, of_the_run
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core import redact, secret_words
+from pipeline.core import redact
 from pipeline.core.errors import UsageError
-from pipeline.core.redact import hide, is_secret_name, without_secrets
-from pipeline.core.secret_words import in_word
+from pipeline.core.redact import hide, in_word, is_secret_name, without_secrets
 from pipeline.keys.content_key import topology
 
 GITHUB = "ghp_" + "a1B2" * 9  # of the form alone
@@ -157,13 +156,13 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
 
 def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
     values = {"API_TOKEN": "'${oc.env:API_TOKEN}'"}
-    assert secret_words.told_anew("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
-    assert secret_words.told_anew("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
+    assert redact.told_anew("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
+    assert redact.told_anew("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
         "++cluster.env={A: 1, API_TOKEN: '${oc.env:API_TOKEN}'}"
     )
-    assert secret_words.told_anew("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
+    assert redact.told_anew("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
     told = ["seed=1", "cluster.env.API_TOKEN='a b'", "x={A_TOKEN: abcd, B: 2}"]
-    words, environment = secret_words.by_environment(told)
+    words, environment = redact.by_environment(told)
     assert words == [
         "seed=1",
         "cluster.env.API_TOKEN='${oc.env:PACELINE_TOLD_0}'",

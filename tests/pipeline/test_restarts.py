@@ -14,9 +14,8 @@ from pipeline.cluster import checkpoint_fetch, failures, spares
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import TrainingError, UsageError
-from pipeline.core.specs import LaunchPlan, NodePlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
 from pipeline.execution.restarts import Restarts
 from pipeline.keys.content_key import content_key
 from pipeline.runs.metrics_file import cut_torn_line

@@ -11,8 +11,8 @@ import pytest
 from pipeline import lab
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster
 from pipeline.execution import this_computer
 
 

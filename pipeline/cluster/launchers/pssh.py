@@ -29,9 +29,8 @@ from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import leftovers, process
-from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.specs import Cluster, Host
+from pipeline.core.specs import Cluster, Host, unfit_name
 
 INSTALL = {
     "darwin": "brew install pssh",

@@ -23,8 +23,7 @@ from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
 from pipeline.config.values import refuse_unprintable
 from pipeline.core.errors import UsageError
-from pipeline.core.redact import HIDDEN, secret_values
-from pipeline.core.secret_words import in_word
+from pipeline.core.redact import HIDDEN, in_word, secret_values
 from pipeline.live import notices
 from pipeline.live.notices import Notice, Notices, as_json
 from tests.pipeline.live.test_run_state import plan
