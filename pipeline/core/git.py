@@ -1,4 +1,5 @@
-"""git, asked without leaving a trace: no hook of the user's runs, no variable of a calling git is inherited."""
+"""git, asked without leaving a trace: no hook or file system monitor of the user's runs, no variable of a calling git
+is inherited."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def git(
     """
     if find("git") is None:
         return None
-    given = {"core.hooksPath": "/dev/null", **(settings or {})}
+    given = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", **(settings or {})}
     said = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
     argv = ["git", "-C", str(folder), *said, *arguments]
     return run(argv, input=input_, timeout_s=_TIMEOUT_S, env={**environment(), **(env or {})}, errors=errors)

@@ -27,14 +27,14 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
-SOURCE = "source.tar"
-"""The commit's files: with them an archive needs no clone that has the commit."""
+SOURCE = "source"
+"""Git packs of the run's commit and of its submodules: with them an archive needs no clone that has the commit."""
 _KEPT = (
     run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, run_folder.CHANGES,
     "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
     run_folder.SUMMARY, run_folder.PREDICTIONS, run_folder.RESULT, run_folder.TRACKING, run_folder.INITIAL_WEIGHTS,
     run_folder.INITIAL_WEIGHTS_NOTES, "data/manifest.json", "evaluation/*", "attempts/*/*.log",
-    "attempts/*/*.exit.json", "code/**/*", SOURCE,
+    "attempts/*/*.exit.json", "code/**/*", f"{SOURCE}/*.pack",
 )  # fmt: skip
 _WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
@@ -84,8 +84,8 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
-    if SOURCE not in members and commit is not None and git.has_commit(root, str(commit)):
-        members[SOURCE] = _source(root, commit)
+    if commit is not None and git.has_commit(root, str(commit)):
+        members |= _source(root, commit)
     members[MANIFEST] = _manifest(folder, members)
     archive = _packed(folder.key, members)
     write_atomic(to, archive)
@@ -223,26 +223,15 @@ def _without_logins(content: bytes) -> bytes:
     return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
-def _source(root: Path, commit: str) -> bytes:
-    """``git archive`` of the whole repository at that commit, with the submodules that are here."""
+def _source(root: Path, commit: str) -> dict[str, bytes]:
+    """A git pack of the whole repository at that commit, and one for each of the submodules that are here."""
     repository, top = git.common_folder(root) or root, git.top_of(root)
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
-        path, part = Path(scratch) / SOURCE, Path(scratch) / "part.tar"
-        _archive(repository, commit, path)
+        clones.pack(repository, commit, Path(scratch))
         for item in clones.recorded(repository, commit, top):
             if item.repository is not None:
-                _archive(item.repository, item.commit, part, f"--prefix={item.path}/")
-                with tarfile.open(part) as more, tarfile.open(path, "a") as whole:
-                    for member in more:
-                        whole.addfile(member, more.extractfile(member) if member.isreg() else None)
-        return path.read_bytes()
-
-
-def _archive(repository: Path, commit: str, to: Path, *words: str) -> None:
-    words = ("archive", "--format=tar", f"--output={to}", *words, commit)
-    done = git.git(repository, *words, env=git.without_checkout(repository))
-    if done is None or done.code != 0:
-        raise PacelineError(f"git archive {commit} failed: {done.stderr.strip() if done else 'no git'}")
+                clones.pack(item.repository, item.commit, Path(scratch))
+        return {f"{SOURCE}/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
 
 
 def _packed(key: str, members: dict[str, bytes]) -> bytes:

@@ -1,18 +1,26 @@
-"""A commit, and its submodules at the commits that it records, in repositories that borrow the objects of others.
+"""A commit, and its submodules at the commits that it records, in repositories that borrow the objects of others or
+have those that an archive brings.
 
-Nothing is fetched, and nothing is written into the git folders that are here.
+Nothing is fetched, and nothing is written into the git folders that are here. What an archive brings is proven by git
+itself: the ids of a commit, its trees and files are their digests.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core import git
 from pipeline.core.errors import PacelineError
 
+_WITHOUT_SETTINGS = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+"""So that no filter program is known that the attributes of somebody's commit could name."""
+_LARGEST_BYTES = 16 << 30  # of all files of a commit that an archive brings
+_ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  # equal commits give equal bytes
 _PATHS = ("--null", "--get-regexp", r"^submodule\..*\.path$")
 
 
@@ -25,19 +33,59 @@ def clone(repository: Path, place: Path, commit: str) -> None:
         PacelineError: git refuses.
     """
     cloning = ("clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
-    at_commit = (place, ("update-ref", "--no-deref", "HEAD", commit)), (place, ("read-tree", commit))
-    for folder, words in ((repository, cloning), *at_commit):
-        done = git.git(folder, *words)
-        if done is None or done.code != 0:
-            why = done.stderr.strip() if done else "git is missing"
-            raise PacelineError(f"git {words[0]} of {commit[:10]} into {place} failed: {why}")
+    _run(repository, *cloning)
+    _take(place, commit)
 
 
-def check_out(place: Path) -> None:
-    """The files of the index. Raises PacelineError."""
-    done = git.git(place, "checkout-index", "--all", "--force", "--index", "--quiet")
+def pack(repository: Path, commit: str, to: Path) -> None:
+    """Write the commit, without its history, as a git pack into the folder ``to``. Raises PacelineError."""
+    env = {**git.without_checkout(repository), "GIT_NO_REPLACE_OBJECTS": "1"}
+    listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)
+    ids = "".join(f"{line.partition(' ')[0]}\n" for line in listed.split("\n") if line).encode()
+    made = _run(repository, "pack-objects", "--quiet", *_ALONE, str(to / commit), env=env, input_=ids).strip()
+    (to / f"{commit}-{made}.pack").rename(to / f"{commit}.pack")
+    (to / f"{commit}-{made}.idx").unlink()
+
+
+def unpack(packs: Sequence[Path], place: Path, commit: str) -> None:
+    """The commit of ``packs`` in the index of a new repository at ``place``, as ``clone`` has it.
+
+    Raises:
+        PacelineError: a pack is damaged, the packs don't hold that commit with all of its files or hold more than
+            16 GiB, or a path of it leads out of the repository or into its git folder.
+    """
+    kind = ("--object-format=sha256",) if len(commit) == 64 else ()
+    place.mkdir(parents=True)
+    _run(place, "init", "--quiet", "--template=", *kind, env=_WITHOUT_SETTINGS)
+    for path in packs:
+        target = place / ".git" / "objects" / "pack" / f"pack-{path.name}"
+        shutil.copyfile(path, target)
+        _run(place, "index-pack", str(target), env=_WITHOUT_SETTINGS)
+    sizes = _run(place, "cat-file", "--batch-all-objects", "--batch-check=%(objectsize)", env=_WITHOUT_SETTINGS)
+    if (total := sum(map(int, sizes.split()))) > (most := min(_LARGEST_BYTES, shutil.disk_usage(place).free)):
+        raise PacelineError(f"{packs[0].parent.name} of the archive unpacks to {total:,} bytes, of at most {most:,}")
+    if not git.has_commit(place, commit):
+        raise PacelineError(f"{packs[0].parent.name} of the archive doesn't hold commit {commit}, which the run names")
+    _take(place, commit)
+
+
+def _take(place: Path, commit: str) -> None:
+    _run(place, "update-ref", "--no-deref", "HEAD", commit)
+    _run(place, "read-tree", commit)
+
+
+def check_out(place: Path, *, without_settings: bool) -> None:
+    """The files of the index; ``without_settings``: as git does it where nobody configured it. Raises PacelineError."""
+    env = _WITHOUT_SETTINGS if without_settings else {}
+    _run(place, "checkout-index", "--all", "--force", "--index", "--quiet", env=env)
+
+
+def _run(folder: Path, *words: str, env: Mapping[str, str] | None = None, input_: bytes | None = None) -> str:
+    done = git.git(folder, *words, env=env, input_=input_, errors="surrogateescape")
     if done is None or done.code != 0:
-        raise PacelineError(f"git checkout-index in {place} failed: {done.stderr.strip() if done else 'no git'}")
+        why = done.stderr.strip() if done else "git is missing"
+        raise PacelineError(f"git {words[0]} in {folder} failed: {why}")
+    return done.stdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +97,25 @@ class Submodule:
     repository: Path | None
 
 
-def recorded(repository: Path, commit: str, checkout: Path) -> Iterator[Submodule]:
+def recorded(repository: Path, commit: str, checkout: Path | None) -> Iterator[Submodule]:
     """The submodules of a commit and theirs in turn, outer ones first.
 
     Args:
         repository: a git folder that has the commit.
-        checkout: where a checkout of that repository may lie, with those of its submodules.
+        checkout: where a checkout of that repository may lie, with those of its submodules; None of one that an
+            archive has brought, which has the objects of its submodules, too.
     """
     listed = _answer(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
     links = [row.partition("\t") for row in listed.split("\0") if row.startswith("160000 ")]
     names = _names(repository, commit) if links else {}
     for about, _, path in links:
         wanted = about.split()[2]
-        places = _repositories(repository, names.get(path, path), checkout / path)
+        inner = checkout / path if checkout is not None else None
+        places = _repositories(repository, names.get(path, path), inner) if inner is not None else [repository]
         source = next((place for place in places if _answer(place, "cat-file", "-t", wanted) == "commit\n"), None)
         yield Submodule(path=path, commit=wanted, repository=source)
         if source is not None:
-            for item in recorded(source, wanted, checkout / path):
+            for item in recorded(source, wanted, inner):
                 yield Submodule(path=f"{path}/{item.path}", commit=item.commit, repository=item.repository)
 
 
@@ -78,23 +128,18 @@ def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
     Raises:
         PacelineError: git refuses.
     """
-    repository = git.common_folder(root) if root is not None else None
-    if root is None or repository is None:
-        yield from (
-            f"{path} isn't in the archive: it wasn't there when the run was exported"
-            for path in _paths(place / ".gitmodules")
-            if _is_empty(place / path)
-        )
-        return
-    top = git.top_of(root)
+    top = git.top_of(root) if root is not None else None
+    repository = (git.common_folder(top) if top is not None else None) or place / ".git"
     for item in recorded(repository, commit, top):
-        if not _is_empty(place / item.path):
-            continue  # the run's changes put something else there
-        if item.repository is None:
+        if not (place / item.path).resolve().is_relative_to(place.resolve()) or not _is_empty(place / item.path):
+            continue  # the run's changes put something else there, or a link in the way
+        if item.repository is not None:
+            clone(item.repository, place / item.path, item.commit)
+            check_out(place / item.path, without_settings=root is None)
+        elif top is None:
+            yield f"{item.path} isn't in the archive: it wasn't there when the run was exported"
+        else:
             yield f"{item.path} at {item.commit[:10]} isn't here; if the run needs it: {_mend(top, item)}"
-            continue
-        clone(item.repository, place / item.path, item.commit)
-        check_out(place / item.path)
 
 
 def _mend(top: Path, item: Submodule) -> str:
@@ -109,20 +154,13 @@ def _repositories(outer: Path, name: str, checkout: Path) -> Iterator[Path]:
     own = git.common_folder(checkout) if (checkout / ".git").exists() else None
     if own is not None:
         yield own
-    if (outer / "modules" / name).is_dir():
-        yield outer / "modules" / name
+    if ".." not in Path(name).parts and (kept := outer / "modules" / name.lstrip("/")).is_dir():
+        yield kept  # a commit may say any name
 
 
 def _names(repository: Path, commit: str) -> dict[str, str]:
     """Path → the name under which git keeps it, as .gitmodules of a commit says."""
-    return _by_path(_answer(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS))
-
-
-def _paths(file: Path) -> list[str]:
-    return [*_by_path(git.answer(file.parent, "config", "--file", str(file), *_PATHS) or "")]
-
-
-def _by_path(listed: str) -> dict[str, str]:
+    listed = _answer(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS)
     rows = [row.partition("\n") for row in listed.split("\0") if row]
     return {path: key.removeprefix("submodule.").removesuffix(".path") for key, _, path in rows}
 

@@ -1,7 +1,7 @@
 """What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
 
 The user's checkout is never touched; submodules come from the git folders that it has of them. Where the clone lacks
-the commit, an exported run brings its files along. A run that was made outside of a repository has no commit: the copy
+the commit, an exported run brings it along. A run that was made outside of a repository has no commit: the copy
 of its code in the run folder is what ran, and the rest (conf/, dodo.py) is the project's as it is now.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,22 +106,22 @@ def checkout(
             _copy_project(root, place, recipe)
         elif repository is not None:
             clones.clone(repository, place, recipe.commit)
-        elif (recipe.folder.path / SOURCE).is_file():
-            with tarfile.open(recipe.folder.path / SOURCE) as archive:
-                archive.extractall(place, filter="data")
+        elif packs := sorted((recipe.folder.path / SOURCE).glob("*.pack")):
+            clones.unpack(packs, place, recipe.commit)
         elif (why := git.refusal(root)) is not None:
             raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
             raise PacelineError(
                 f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
-                hint="git fetch --all (or git fetch from the clone that has it), then the same command",
+                hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
+                "that brings the commit: doit export run=KEY, once more, where it is",
             )
-        _apply(recipe, place)
+        _apply(recipe, place, is_foreign=not known)
         if recipe.commit is not None:
             for line in clones.fill(place, root if repository is not None else None, recipe.commit):
                 say(f"  submodule    {line}")
-        project = place / recipe.provenance.get("git_prefix", "")
-        for name in _from_snapshot(recipe, project):
+        project = _inside(place / recipe.provenance.get("git_prefix", ""), place)
+        for name in _from_snapshot(recipe, project, place):
             source = "its commit and patch have" if recipe.commit is not None else "the project has"
             say(f"  snapshot     {name} is the run's own copy: {source} another, or none")
         for name in _of_another_version(recipe, project):
@@ -149,21 +148,27 @@ def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
                 shutil.copyfile(path, target)
 
 
-def _apply(recipe: Recipe, place: Path) -> None:
-    cloned = (place / ".git").exists()
+def _apply(recipe: Recipe, place: Path, *, is_foreign: bool) -> None:
     if recipe.patch:
-        _patch(recipe, place, ("--cached",) if cloned else ())
-    if cloned:
-        clones.check_out(place)
+        _patch(recipe, place, ("--cached",) if recipe.commit is not None else ())
+    if recipe.commit is not None:
+        clones.check_out(place, without_settings=is_foreign)
 
 
-def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:
+def _inside(path: Path, place: Path) -> Path:
+    """The path. Raises PacelineError: a link of the commit or of the patch, or ``..``, leads out of ``place``."""
+    if not path.resolve().is_relative_to(place.resolve()):
+        raise PacelineError(f"{path} leads out of the checkout of the run's code, to {path.resolve()}")
+    return path
+
+
+def _from_snapshot(recipe: Recipe, project: Path, place: Path) -> list[str]:
     """Put the run's own copy of its code in place where the commit and the patch have none or another; their names."""
     restored = []
     for name, path in _copies(recipe):
         target = project / name
         if not _is_installed(name, project) and not _are_equal(target, path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            _inside(target, place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
             restored.append(name)
     return restored
@@ -194,7 +199,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
     path = recipe.folder.path.absolute() / run_folder.CHANGES
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # an unpacked archive is no repository
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # a copy of a project is no repository
     done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
     if done is None or done.code != 0:
         why = done.stderr.strip() if done else "git is missing"

@@ -26,7 +26,7 @@ _DIFF = (  # what the user's own configuration could change about a diff is said
     "diff-index", "-p", "--cached", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color",
     "--no-renames", "--no-relative", "-U3", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all",
 )  # fmt: skip
-_STEADY = {"core.safecrlf": "false", "core.fsmonitor": "false", "submodule.recurse": "false", "diff.orderFile": ""}
+_STEADY = {"core.safecrlf": "false", "submodule.recurse": "false", "diff.orderFile": ""}
 
 
 @dataclass(frozen=True, kw_only=True)

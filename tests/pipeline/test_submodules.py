@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.files import write_atomic
 from pipeline.reproduction import archive
 from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
@@ -53,7 +54,9 @@ def test_an_archive_brings_its_submodules_and_says_which_it_lacks(nested: Path, 
 
     def unpacked() -> tuple[bool, list[str]]:
         said: list[str] = []
-        (folder.path / archive.SOURCE).write_bytes(archive._source(nested, commit))
+        shutil.rmtree(folder.path / archive.SOURCE, ignore_errors=True)
+        for name, content in archive._source(nested, commit).items():
+            write_atomic(folder.path / name, content)
         with checkout(made, root=elsewhere, place=tmp_path / "again", keep=False, say=said.append) as project:
             return (project / "lib/outer/in/inner.py").is_file(), said
 
