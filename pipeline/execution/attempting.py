@@ -30,7 +30,7 @@ from pipeline.core.specs import (
 from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.run import Run
 from pipeline.execution.work import Work, note
-from pipeline.runs import arithmetic, checkpoints, journal, provenance, status
+from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, status
 from pipeline.runs import status as progress
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
@@ -159,7 +159,8 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
     gone = work.lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
     if number == last or gone or (run.folder.path / run_folder.STOP).exists():
         raise error
-    restarts.after(error, step=_last_step(run, number), now=time.time())
+    saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
+    restarts.after(error, step=_last_step(run, number), saved=saved, now=time.time())
     note(run, State.FAILED, number, error.what)
     lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
     work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run)}"]))
@@ -236,9 +237,11 @@ def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | N
 
 
 def _last_step(run: Run, number: int) -> int:
-    """The last step of which anything was heard in an attempt."""
-    told, _ = status.read(run.folder.path / run_folder.ATTEMPTS / str(number))
-    return max((row.step for row in told), default=0)
+    """The last step of which anything was heard in an attempt; of a script the last one that it has logged."""
+    if run.config.script is not None:
+        return metrics_file.last_step(run.folder.path / run_folder.METRICS)
+    rows, _ = status.read(run.folder.path / run_folder.ATTEMPTS / str(number))
+    return max((row.step for row in rows), default=0)
 
 
 def _or_without_it(error: HostError, run: Run) -> HostError:

@@ -23,16 +23,20 @@ class Restarts:
         self._keeps_hosts = keeps_hosts
         self.begun = False
         self.replaces = goes_on and cluster.max_restarts > 0
-        self._last: tuple[str, int] | None = None
+        self._last: tuple[str, int, str] | None = None
         self._gone: dict[str, float] = {}  # hosts that could not be asked to stop → unix time at which their lease ends
 
-    def after(self, error: TrainingError, *, step: int, now: float) -> None:
+    def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
         """An attempt has failed. Raises TrainingError where the next one would fail in the same way: for a value of the
         configuration, or at the same step with the same message (numbers in it don't count), for a reason that is no
-        host's; where somebody has ended it by the scheduler; or where it ended well and can't be brought here yet."""
+        host's; where somebody has ended it by the scheduler; or where it ended well and can't be brought here yet.
+
+        Args:
+            saved: what a script goes on from; where it is another checkpoint than before, the script has advanced.
+        """
         if error.cause in ("config", "cancelled", "outputs"):
             raise error
-        failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step
+        failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step, saved
         if error.cause != "host" and failure == self._last:
             raise TrainingError(
                 f"{error.what}\nit has failed in the same way at step {step} before, so it is not tried again",

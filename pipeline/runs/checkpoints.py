@@ -57,6 +57,12 @@ def script_goes_on(run_dir: Path) -> bool:
     return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
 
 
+def saved_by_script(run_dir: Path) -> str:
+    """Which checkpoints a script goes on from, and when they were written, as text to compare; '' without any."""
+    settings = _settings_of(run_dir)
+    return "" if settings is None else workdir.checkpoints_stamp(settings, run_dir)
+
+
 def _settings_of(run_dir: Path) -> ScriptConfig | None:
     """Those of a script's run; None of another."""
     section = (documents.read_or_none(run_dir / run_folder.CONFIG) or {}).get(programs.SECTION) or {}

@@ -117,6 +117,12 @@ def parse(line: bytes) -> MetricsRow | None:
     return None
 
 
+def last_step(path: Path) -> int:
+    """The highest step of its rows; 0 without any. Raises OSError."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((row.step for line in lines if (row := parse(line)) is not None), default=0)
+
+
 def bad_lines(path: Path) -> list[int]:
     """Numbers (from 1) of the whole lines that ``parse`` refuses. Raises OSError."""
     with path.open("rb") as file:

@@ -221,6 +221,33 @@ def test_a_script_goes_on_from_its_checkpoint_or_it_is_said_that_it_starts_over(
     ]
 
 
+FAILS_AT_EACH_STEP = """
+import pathlib, sys, paceline
+before = paceline.checkpoints() / "step.txt" if sys.argv[1] == "logs" else paceline.checkpoints() / "last.bin"
+step = int(before.read_text()) + 1 if before.exists() else 1
+if sys.argv[1] == "logs":
+    paceline.log(step, loss=1 / step)
+before.write_text(str(step))
+sys.exit(3 if step < 4 else 0)
+"""
+
+
+@pytest.mark.parametrize("words", ["[logs]", "[saves,'{resume}']"])
+def test_a_script_that_advances_before_each_failure_is_started_again(project: Project, words: str) -> None:
+    (project.folder / "my scripts/train.py").write_text(FAILS_AT_EACH_STEP)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    alone = ("program.torchrun=false", "cluster.nproc_per_node=1", "cluster.max_restarts=3")
+    done = project.doit("train", f"program.args={words}", *alone)
+    assert done.returncode == 0, done.stdout
+    assert "attempt 3 failed; starting attempt 4 of 4" in done.stdout
+
+
+def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(project: Project) -> None:
+    done = project.doit("train", "program.args.lr=0.5", "cluster.max_restarts=3")
+    assert done.returncode == 1
+    assert "it has failed in the same way at step 1 before, so it is not tried again" in done.stdout
+
+
 def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Project, tmp_path: Path) -> None:
     words = ("program.args.lr=0.5", "program.args.resume={resume}", f"cluster.checkpoint_mirror={tmp_path}/mirror")
     assert project.doit("train", *words).returncode == 1

@@ -97,6 +97,14 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
         restarts.after(failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58, now=0.0)
 
 
+def test_a_script_that_has_saved_another_checkpoint_has_advanced() -> None:
+    restarts = Restarts(CLUSTER)
+    for saved in ("", "checkpoints/w.bin 1", "checkpoints/w.bin 2"):
+        restarts.after(failed("train.py ended with exit code 3"), step=0, saved=saved, now=0.0)
+    with pytest.raises(TrainingError, match="failed in the same way at step 0 before"):
+        restarts.after(failed("train.py ended with exit code 3"), step=0, saved="checkpoints/w.bin 2", now=0.0)
+
+
 def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> None:
     with pytest.raises(TrainingError, match="must be at most"):
         Restarts(CLUSTER).after(

@@ -17,7 +17,7 @@ from pathlib import Path
 from trainers.contract import run_folder
 from trainers.script import unread
 from trainers.script.files import write_json
-from trainers.script.resume import newest_checkpoint
+from trainers.script.resume import newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
 
 _LAID = "laid"
@@ -79,6 +79,12 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
         if chosen is not None:
             found[name] = chosen
     return found
+
+
+def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
+    """Which checkpoints ``checkpoints_to_resume`` chooses, and when they were written; '' without any."""
+    chosen = checkpoints_to_resume(settings, run_dir).values()
+    return " ".join(f"{path.relative_to(run_dir)} {whole_since(path)}" for path in chosen)
 
 
 def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> Path:
