@@ -279,7 +279,7 @@ def export() -> None:
     beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     to = asked_for(clone.started_in() / expanded(asked, f"to={asked}"), f"to={asked}") if asked else beside
     with waiting(note, "packing the archive"):
-        size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
+        size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"), say=note)
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pipeline.comparing.groups import Difference, Group, difference, differing_fields, flat_config, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import flat
+from pipeline.runs import layout
 from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
@@ -160,14 +160,9 @@ def _digests(run: ComparedRun) -> Mapping[str, Any]:
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
     """Of a file of the snapshot; none where the run has no such file, or its snapshot lost it."""
     place = run.folder / run_folder.CODE / path
-    if path not in known or not _is_inside(place, run.folder / run_folder.CODE):
+    if path not in known or layout.leads_out(place, run.folder):  # an altered key.json names others
         return []
     try:
         return [hide(line) for line in place.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return ["(the run's folder has this file no more)"]
-
-
-def _is_inside(place: Path, folder: Path) -> bool:
-    """A key.json that was altered names no file elsewhere."""
-    return place.resolve().is_relative_to(folder.resolve())

@@ -11,7 +11,7 @@ import hashlib
 import io
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +21,7 @@ from pipeline.core.files import sha256_bytes, write_atomic
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction import clones
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, layout
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
@@ -54,8 +54,10 @@ _LARGEST_JSON = 256 << 20  # which is read as a whole
 _LARGEST_MANIFEST = 64 << 20  # 160 bytes for each of the most files
 
 
-def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
-    """Write the archive atomically; its size in bytes.
+def export(
+    folder: RunFolder, *, root: Path, to: Path, weights: bool, say: Callable[[str], None] = lambda _: None
+) -> int:
+    """Write the archive atomically; its size in bytes. ``say`` is told which files are left out.
 
     Raises:
         AlteredError: what would be exported isn't what was written.
@@ -81,7 +83,10 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
         check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave weights=1 away")
-    members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
+    found = [*_found(folder, (*_KEPT, *(_WEIGHTS if weights else ())))]
+    if away := [path for path in found if layout.leads_out(path, folder.path)]:
+        say(layout.not_read(away, folder.path))
+    members = dict(_member(folder, path) for path in found if path not in away)
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
     if commit is not None and git.has_commit(root, str(commit)):
@@ -203,20 +208,24 @@ def _checked(archive: Path) -> str:
     return top
 
 
-def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+def _found(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[Path]:
     for pattern in patterns:
         for path in sorted(folder.path.glob(pattern)):
             if path.is_file() and "__pycache__" not in path.parts:  # a run on this computer leaves one in code/
-                name = path.relative_to(folder.path).as_posix()
-                content = path.read_bytes()
-                kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
-                if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
-                    raise PacelineError(
-                        f"{path} holds a login in an address (https://user:password@…): without it, it would be "
-                        "another file than the run was made of",
-                        hint="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
-                    )
-                yield name, kept
+                yield path
+
+
+def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
+    """Its name in the archive, and its content without logins. Raises PacelineError: it can't be had without one."""
+    name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
+    kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+    if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
+        raise PacelineError(
+            f"{path} holds a login in an address (https://user:password@…): without it, it would be "
+            "another file than the run was made of",
+            hint="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
+        )
+    return name, kept
 
 
 def _without_logins(content: bytes) -> bytes:

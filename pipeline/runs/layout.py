@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
+from pipeline.core.tables import first_of
 from pipeline.keys.content_key import ContentKey
 from trainers.contract import run_folder
 
@@ -40,6 +42,18 @@ def set_aside(run_dir: Path) -> Iterator[str]:
         kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
         path.rename(aside)
         yield f"WARNING: {path} was {kind}, which it never is in a run folder; it is {aside.name} now"
+
+
+def leads_out(path: Path, run_dir: Path) -> bool:
+    """Whether a link at ``path``, or on the way to it, leads out of the run folder; that to the data pack may."""
+    top = os.path.realpath(run_dir / _LINK if path.parent == run_dir / _LINK else run_dir)
+    return not Path(os.path.realpath(path)).is_relative_to(top)
+
+
+def not_read(paths: Iterable[Path], run_dir: Path) -> str:
+    """What is said of files that ``leads_out`` holds for."""
+    names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
+    return f"{names}: a link leads out of the run folder, so it is not read"
 
 
 def _misplaced(run_dir: Path) -> list[Path]:

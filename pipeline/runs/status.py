@@ -15,7 +15,7 @@ from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import counted
-from pipeline.runs import acceptance, checkpoints, journal, metrics_file
+from pipeline.runs import acceptance, checkpoints, journal, layout, metrics_file
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
@@ -266,7 +266,9 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     if host is not None and host not in hosts:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
     for path in found:
-        if host in (None, path.stem):
+        if host in (None, path.stem) and layout.leads_out(path, folder.path):
+            yield layout.not_read([path], folder.path)
+        elif host in (None, path.stem):
             empty = "" if path.stat().st_size else ": no lines"
             yield f"==> attempt {path.parent.name}, {path.stem}{empty} <=="
             with path.open(encoding="utf-8", errors="replace") as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.core import leftovers
 from pipeline.core.tables import file_size, first_of
+from pipeline.runs import layout
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 from trainers.contract import run_folder
@@ -23,6 +24,7 @@ _LATE = (
     run_folder.FINAL_WEIGHTS,
 )
 _OF_SCRIPT = (run_folder.OUTPUT_DIGESTS, "outputs/**/*")
+_LATER = (*_LATE, *_OF_SCRIPT)
 _BESIDES = "outputs/workdir"
 """What a script wrote in its working directory and program.outputs doesn't name."""
 _BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # of that the smallest files, up to so much
@@ -36,6 +38,7 @@ RECIPE = (
 )
 """What a run can be made again from, on a machine that has the record alone."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
+_LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
 _MAX_LOG_BYTES = 1 << 20
 
 
@@ -46,19 +49,24 @@ def early(run_dir: Path) -> list[Path]:
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
     """What stands at its end."""
-    found = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, (*_LATE, *_OF_SCRIPT))]
+    found = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATER)]
     too_much = {*_left_out(run_dir)}
     return [path for path in found if path not in too_much]
 
 
-def left_out(run_dir: Path) -> str | None:
-    """Which files of a script stay in the run folder, in words; None: none."""
+def left_out(run_dir: Path) -> Iterator[str]:
+    """Which files stay in the run folder or aren't of it, in words."""
+    found = [
+        path for pattern in (*_EARLY, run_folder.CHANGES, *_LATER, _LOGS) for path in sorted(run_dir.glob(pattern))
+    ]
+    if away := [path for path in found if path.is_file() and layout.leads_out(path, run_dir)]:
+        yield layout.not_read(away, run_dir)
     paths = _left_out(run_dir)
     if not paths:
-        return None
+        return
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     size = file_size(sum(path.stat().st_size for path in paths))
-    return (
+    yield (
         f"{names} ({size}) not sent to MLflow, which gets {_BESIDES_FILES:,} files and {_BESIDES_BYTES >> 20} MiB of "
         f"{_BESIDES}: program.outputs=['GLOB'] sends what it names"
     )
@@ -77,13 +85,14 @@ def _left_out(run_dir: Path) -> list[Path]:
 def _patch(run_dir: Path) -> list[Path]:
     """The uncommitted changes, unless there are none, or a login stands in them: cut out, it is another patch."""
     path = run_dir / run_folder.CHANGES
-    content = path.read_bytes() if path.is_file() else b""
+    content = path.read_bytes() if path.is_file() and not layout.leads_out(path, run_dir) else b""
     text = content.decode(errors="replace")
     return [path] if content and redact(text) == text else []
 
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return [path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file()]
+    found = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
+    return [path for path in found if not layout.leads_out(path, run_dir)]
 
 
 @contextlib.contextmanager
@@ -111,7 +120,7 @@ def _is_log(path: Path) -> bool:
 
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
     """The log of the host with node_rank 0: the plan's first (a lone log needs no plan)."""
-    logs = sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log"))
+    logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
     nodes = read_object(run_dir / run_folder.PLAN).get("nodes")
     first = nodes[0] if isinstance(nodes, list) and nodes else None
     host = str(first.get("host", "")) if isinstance(first, dict) else ""

@@ -141,8 +141,8 @@ class Recorder:
         from pipeline.tracking import artifacts  # here: a finished run asks only whether it is recorded
 
         run_id = self.mlflow_run_id()
-        if run_id is not None and (left_out := artifacts.left_out(self.run_dir)):
-            say(f"note: {left_out}")
+        for line in artifacts.left_out(self.run_dir) if run_id is not None else ():
+            say(f"note: {line}")
         return run_id
 
     def replay(self) -> bool:
