@@ -111,8 +111,10 @@ def checkout(
         elif (why := git.refusal(root)) is not None:
             raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
+            old = recipe.folder.path / "source.tar"  # of exports up to November 2026: nothing bound it to the commit
+            unused = f"; {old.name} of its archive isn't used, as nothing proves it" if old.exists() else ""
             raise PacelineError(
-                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
+                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root}){unused}",
                 hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
                 "that brings the commit: doit export run=KEY, once more, where it is",
             )

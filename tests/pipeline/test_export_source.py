@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_a_commit_comes_out_of_an_archive_as_it_is_and_gives_equal_bytes(reposit
     git(repository, *AUTHOR, "commit", "-qm", "two")
     assert Brought(tmp_path, repository, head(repository)).tree() == tree(repository)
     assert archive._source(repository, head(repository)) == archive._source(repository, head(repository))
+
+
+def test_a_tar_of_files_that_an_older_export_brings_is_refused_by_name(repository: Path, tmp_path: Path) -> None:
+    brought = Brought(tmp_path, repository, head(repository))
+    shutil.rmtree(brought.folder.path / "source")
+    (brought.folder.path / "source.tar").write_bytes(b"of any files")
+    assert (
+        "elsewhere); source.tar of its archive isn't used, as nothing proves it\n  try: git fetch" in brought.refusal()
+    )
 
 
 @pytest.mark.parametrize("name", ["dodo.py", "sitecustomize.py"])
