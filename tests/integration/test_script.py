@@ -17,6 +17,7 @@ from pipeline.lab import Lab
 from tests.integration.commands import ROOT, Project, interrupt, wait_for_step
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
+from tests.waiting import wait_until
 
 ALONE = "cluster.nproc_per_node=1 cluster.env.OMP_NUM_THREADS=1 tracking=none"
 SCRIPT = """
@@ -246,6 +247,37 @@ def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(proje
     done = project.doit("train", "program.args.lr=0.5", "cluster.max_restarts=3")
     assert done.returncode == 1
     assert "it has failed in the same way at step 1 before, so it is not tried again" in done.stdout
+
+
+COUNTS_SIGNALS = """
+import os, pathlib, signal, time, paceline
+signals = []
+signal.signal(signal.SIGTERM, lambda number, _: signals.append(time.monotonic()))
+paceline.log(1, loss=1.0)
+pathlib.Path("FOLDER", f"begun-{os.environ.get('RANK', 0)}").touch()
+while not signals:
+    time.sleep(0.01)
+while time.monotonic() < signals[0] + 2.6:
+    time.sleep(0.01)
+pathlib.Path("FOLDER", f"signals-{os.environ.get('RANK', 0)}").write_text(str(len(signals)))
+"""
+
+
+@pytest.mark.parametrize("torchrun", ["true", "false"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_process_of_a_script_gets_one_sigterm_and_three_seconds(
+    project: Project, tmp_path: Path, torchrun: str, number: int
+) -> None:
+    (tmp_path / "said").mkdir()
+    (project.folder / "my scripts/train.py").write_text(COUNTS_SIGNALS.replace("FOLDER", str(tmp_path / "said")))
+    ranks, project.whole = 2 if torchrun == "true" else 1, True  # torch's own torchrun
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    child = project.start("train", f"program.torchrun={torchrun}", f"cluster.nproc_per_node={ranks}")
+    wait_until(lambda: len([*(tmp_path / "said").glob("begun-*")]) == ranks, child)
+    child.send_signal(number)
+    said, _ = child.communicate()
+    counts = {path.name: path.read_text() for path in (tmp_path / "said").glob("signals-*")}
+    assert counts == {f"signals-{rank}": "1" for rank in range(ranks)}, said
 
 
 def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Project, tmp_path: Path) -> None:

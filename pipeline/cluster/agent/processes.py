@@ -174,11 +174,17 @@ def send_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_tree(mark: str, grace_s: float, state_dir: str = "") -> bool:
-    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is."""
-    deadline = time.monotonic() + grace_s
+def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
+    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is.
+
+    Args:
+        signalled: processes that have TERM already, or get it from another one; those that get it here are added.
+    """
+    signalled = set() if signalled is None else signalled
     alive = find_processes(mark, state_dir)
-    send_all(alive, signal.SIGTERM)
+    send_all(alive - signalled, signal.SIGTERM)
+    signalled |= alive
+    deadline = time.monotonic() + grace_s
     while alive and time.monotonic() < deadline:
         time.sleep(POLL_S)
         alive = find_processes(mark, state_dir)

@@ -42,9 +42,15 @@ def family(root: int) -> list[int]:
     """``root`` and what its main thread, and theirs, have started; no more than that where the system doesn't tell."""
     found = [root]
     for pid in found:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            found += map(int, file.read().split())
+        found += children(pid)
     return found
+
+
+def children(pid: int) -> set[int]:
+    """What the main thread of a process has started and still runs; nothing where the system doesn't tell."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return set(map(int, file.read().split()))
+    return set()
 
 
 def state(pid: int) -> str:

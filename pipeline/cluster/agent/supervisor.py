@@ -32,7 +32,7 @@ from .reasons import FULL, full_disk, reason
 from .registry import tombstone_path
 from .silence import Silence
 from .staging import free_bytes, no_inodes, room_in
-from .stops import Stops
+from .stops import Stops, children
 from .wire import REMOVED, Json, in_thread, touch, write_json
 
 BEAT_STALE_S = 3.0  # the controller beats every second
@@ -57,6 +57,8 @@ class Supervisor:
         self.reason = ""
         self.signalled = False
         self.end_at: float | None = None
+        self.kill_at: float | None = None  # once the processes of the run were signalled: when SIGKILL comes
+        self.signalled_pids: set[int] = set()
         self.rules = Rules(request.get("hide", []))
         self.chatter = Tail(self.path("torchrun.log"), self.rules)
         self.said: list[str] = []
@@ -111,7 +113,8 @@ class Supervisor:
             self.end(f"the node agent could not go on: {reason(error)}")
         finally:
             self.early_exits.about_to_end_all()
-            gone = end_tree(self.mark, 0.5)
+            grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
+            gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
             if gone:
                 with contextlib.suppress(OSError):
                     os.unlink(entry)
@@ -191,8 +194,10 @@ class Supervisor:
         self.end("stopped")
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
-        """Ask for the end in ``grace_s``; the first reason is kept."""
+        """Ask for the end in ``grace_s``; the first reason is kept. Nothing is signalled twice for a second one."""
         self.reason = self.reason or reason
+        if self.kill_at is not None:
+            return
         at = time.monotonic() + grace_s
         self.end_at = at if self.end_at is None else min(self.end_at, at)
 
@@ -215,10 +220,23 @@ class Supervisor:
                 self.early_exits.about_to_end_all()
                 if isinstance(child, warm.Launch):
                     child.give_up()
-                in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
+                if self.kill_at is None:
+                    self.signalled_pids |= self.signalled_by_others(child.pid)
+                    self.kill_at = now + TERM_GRACE_S
+                pids = self.signalled_pids
+                in_thread(end_tree, self.mark, TERM_GRACE_S, "", pids, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
         return int(child.returncode or 0)
+
+    def signalled_by_others(self, root: int) -> set[int]:
+        """The processes of a script that get the agent's SIGTERM through others: torchrun, or the script without it,
+        from the script's parent; ranks from torchrun, which signals them in any case, and waits for them."""
+        argv = self.node["argv"]
+        if "--" not in argv:
+            return set()
+        below = children(root)
+        return below if argv.index("--") == len(argv) - 2 else below.union(*map(children, below))
 
     def look(self) -> None:
         """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""
