@@ -249,6 +249,16 @@ def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(proje
     assert "it has failed in the same way at step 1 before, so it is not tried again" in done.stdout
 
 
+def test_a_child_that_outlives_its_script_is_named_when_it_is_ended(project: Project) -> None:
+    script = "import os, time, paceline\npaceline.log(1, loss=1.0)\nif os.fork() == 0:\n    time.sleep(600)\n"
+    (project.folder / "my scripts/train.py").write_text(script)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    done = project.doit("train", "program.torchrun=false", "cluster.nproc_per_node=1")
+    assert done.returncode == 0, done.stdout
+    named = r"WARNING: went on after the script's end, and was ended: process \d+ \(.*train\.py"
+    assert re.search(named, done.stdout), done.stdout
+
+
 COUNTS_SIGNALS = """
 import os, pathlib, signal, time, paceline
 signals = []

@@ -148,9 +148,14 @@ def works_in(folders: list[str]) -> dict[int, str]:
             if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
                 continue
             if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
-                with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-                    found[pid] = file.read().replace("\0", " ").strip()
+                found[pid] = command_of(pid)
     return found
+
+
+def command_of(pid: int) -> str:
+    """What the list of processes shows of one (Linux). Raises OSError: it is gone."""
+    with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+        return file.read().replace("\0", " ").strip()
 
 
 def holds(pid: int, mark: str) -> bool:

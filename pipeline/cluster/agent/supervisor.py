@@ -26,7 +26,7 @@ from .log_lines import Rules, Tail
 from .meeting import Meeting
 from .node import from_environment, peers_of
 from .out_of_memory import OutOfMemory
-from .processes import POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
+from .processes import POLL_S, TERM_GRACE_S, Orphans, command_of, end_tree, find_processes, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import FULL, full_disk, reason
 from .registry import tombstone_path
@@ -59,6 +59,7 @@ class Supervisor:
         self.end_at: float | None = None
         self.kill_at: float | None = None  # once the processes of the run were signalled: when SIGKILL comes
         self.signalled_pids: set[int] = set()
+        self.outliving = ""  # processes of a script that went on when it had ended, in words
         self.rules = Rules(request.get("hide", []))
         self.chatter = Tail(self.path("torchrun.log"), self.rules)
         self.said: list[str] = []
@@ -108,6 +109,8 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     self.pump()
                 self.last_words = self.said
+            if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
+                self.outliving = self.hide(shown(find_processes(self.mark)))
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
             self.end(f"the node agent could not go on: {reason(error)}")
@@ -285,6 +288,9 @@ class Supervisor:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
         rows += [f"- | {text}" for text in (*self.meeting.news(), *self.stops.news())]
+        if self.outliving:
+            rows.append(f"- | paceline: WARNING: went on after the script's end, and was ended: {self.outliving}")
+            self.outliving = ""
         for text in self.chatter.lines(last):
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")
@@ -334,6 +340,15 @@ class Supervisor:
                 told = self.memory.explain(tellable(error, self.hide))
                 found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **told}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+
+
+def shown(pids: set[int]) -> str:
+    """Process ids with their commands; processes that have ended meanwhile are left out."""
+    words = []
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            words.append(f"process {pid} ({command_of(pid)[:400]})")
+    return ", ".join(words)
 
 
 def answers(address: str, port: int) -> bool:
