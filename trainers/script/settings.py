@@ -94,6 +94,9 @@ class ScriptConfig(ProgramConfig):
                     raise ConfigError(
                         f"{where}={text}: {{{name}}} is named and there is none; set program.data=<a file or folder>"
                     )
+        for name in self.args if isinstance(self.args, Mapping) else ():
+            if any(map(str.isspace, str(name))):
+                raise ConfigError(f"program.args: {str(name)!r} is no name of an argument: it has a space in it")
         if self.metrics_pattern is not None:
             try:
                 groups = re.compile(self.metrics_pattern).groupindex
