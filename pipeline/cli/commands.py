@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.cli.invocation import is_on
+from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.listing import figures, other_arithmetic
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -43,8 +43,6 @@ def is_fetched() -> bool:
 
 def _make_step(current: Session) -> None:
     """The step that the data comes from, where it isn't made yet."""
-    from pipeline.cli.invocation import at_once
-
     step = current.config.step
     if step is not None and step.path is None:
         note(f"the data comes from step {step.name}, which runs first")

@@ -19,7 +19,7 @@ from pipeline.cli.listing import PLACE, config_of, experiments_of, matches, star
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import asked_for, expanded, write_atomic, write_hint
+from pipeline.core.files import asked_for, expanded, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
@@ -323,8 +323,6 @@ def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
 
 def _selection(runs: Sequence[ComparedRun]) -> str:
     """The same runs have the same file."""
-    from pipeline.core.files import sha256_text
-
     return f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
 
 

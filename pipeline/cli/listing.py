@@ -259,8 +259,6 @@ def _cells(row: Row, size: int | None) -> Sequence[str]:
 
 def _figures(row: Row) -> str:
     """The test accuracy; of a script its first metrics."""
-    from pipeline.runs.result import first_metrics
-
     accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY}{row.accuracy:.4f}"]
     return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.cli.output import as_typed
 from pipeline.core import signals
 
 signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
@@ -42,7 +43,6 @@ def main() -> int:
 def _without_project(words: list[str]) -> int:
     """Help alone. Raises UsageError."""
     from pipeline.cli import help as pages
-    from pipeline.cli.output import as_typed
 
     text = pages.asked(words or ["help"])
     if text is None:

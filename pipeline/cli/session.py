@@ -58,9 +58,9 @@ class Session:
 
     def refuse_wrong_words(self) -> None:
         """Raises UsageError: a wrong override, or weights to start from that nothing can give."""
+        _ = self.config
         if not self.sweeps:
             _ = self.start
-        _ = self.config
 
     @property
     def start(self) -> Start | None:
@@ -113,8 +113,7 @@ class Session:
         """Composed by Hydra, or, for a training whose words were composed before, taken from the memo."""
         from pipeline.config.memo import ComposeMemo
 
-        # the Hydra application has composed already
-        memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None
+        memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None  # else Hydra's application composed
         known = memo.recall() if memo else None
         if known is not None:
             return known

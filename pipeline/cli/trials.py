@@ -17,7 +17,7 @@ from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
 from pipeline.runs import layout
-from pipeline.runs.result import AlteredError
+from pipeline.runs.result import AlteredError, nonfinite_note
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.live.sweep_state import SweepState
@@ -176,7 +176,6 @@ def figures_of(folder: RunFolder) -> Mapping[str, float]:
 def said_of(folder: RunFolder) -> str:
     """``accepted, not proven: as …`` of a trial for which another run holds; else a metric that was no number."""
     from pipeline.runs import acceptance
-    from pipeline.runs.result import nonfinite_note
 
     try:
         result, found = acceptance.standing(folder)

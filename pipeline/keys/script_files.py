@@ -24,7 +24,7 @@ from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
-from trainers.script.settings import words
+from trainers.script.settings import data_paths, words
 
 _FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")
 
@@ -211,8 +211,6 @@ def find(
             _refuse_leading_out(field, value)
             if field != "program.workdir":
                 refuse_odd(value.removeprefix("{run}/"), f"{field}: {value!r}")
-    from trainers.script.settings import data_paths  # a finished run's composition is remembered with the answer
-
     place = functools.partial(_place, root=root, must_exist=must_exist)
     file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root

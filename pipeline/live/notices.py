@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.config.schema import NotifyConfig
 from pipeline.core import process, threads
@@ -171,7 +171,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _authorization(netloc: str) -> dict[str, str]:
     from base64 import b64encode
-    from urllib.parse import unquote
 
     login, at, _ = netloc.rpartition("@")
     return {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}

@@ -16,7 +16,7 @@ from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
-from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
 from pipeline.runs.contents import is_newer, ranks_of, what
@@ -140,7 +140,6 @@ class RunFolder(NamedTuple):
         """Why config.json isn't the configuration that the key was taken of, with the fields that differ, as words that
         follow "it"; '' where it is."""
         from pipeline.keys.canonical import ORDER, canonical_config
-        from pipeline.keys.content_key import differences
 
         config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
