@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def test_links_of_the_papers_lead_somewhere() -> None:
             link for link in links(text(paper)) if "://" not in link and not (ROOT / link.partition("#")[0]).exists()
         ]
         assert missing == [], paper
+
+
+def test_modules_named_in_papers_and_templates_are_there() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.md", "*.toml", "*.txt", "*.y*ml"], cwd=ROOT, capture_output=True)
+    papers = [ROOT / name for name in os.fsdecode(tracked.stdout).split() if "CHANGELOG" not in name]
+    assert ROOT / "pipeline/template/pyproject.toml.txt" in papers
+    named = r"\b((?:pipeline|trainers)(?:\.[a-z_0-9]+)+)(?::([A-Za-z]\w*))?"
+    for paper in papers:
+        for module, name in set(re.findall(named, paper.read_text(encoding="utf-8"))):
+            assert_there(module, name, paper)
+
+
+def assert_there(module: str, name: str, paper: Path) -> None:
+    """``module`` is one, or an attribute of one; ``name``, where it isn't empty, is defined in it."""
+    above, _, last = module.rpartition(".")
+    file = ROOT / (module.replace(".", "/") + ".py")
+    if file.exists() or (ROOT / module.replace(".", "/")).is_dir():
+        assert not name or re.search(rf"^(class|def) {name}\b|^{name}\b", file.read_text(), flags=re.M), (paper, name)
+    else:
+        assert re.search(rf"\b{last}\b", (ROOT / (above.replace(".", "/") + ".py")).read_text()), (paper, module)
 
 
 def test_the_workflow_runs_what_there_is() -> None:
