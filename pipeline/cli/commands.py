@@ -169,6 +169,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.cli import showing, telling
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
+    from pipeline.runs import status
 
     if not attach:
         _bring_weights(current)
@@ -193,6 +194,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
         result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
         told.ended(result.metrics)
     say_folded(f"FINISHED {run.key.short}: {figures(result)}")
+    for line in status.outlived(run.folder):
+        note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce run={run.key.short}")

@@ -305,12 +305,14 @@ class MetricsLine:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExit:
-    """torchrun on a node has ended and its whole process tree is gone."""
+    """torchrun on a node has ended and its whole process tree is gone. ``outlived`` names what a script had started and
+    had to be ended after it."""
 
     host: str
     code: int
     reason: str = ""
     errors: tuple[RankError, ...] = ()
+    outlived: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

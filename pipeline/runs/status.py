@@ -249,6 +249,15 @@ def _no_metric(folder: RunFolder) -> str:
     return f"no metric so far, {line}"
 
 
+def outlived(folder: RunFolder) -> Iterator[str]:
+    """``node1: process 12 (…)``: of each host what a script had started and had to be ended after its good end."""
+    attempt = f"{run_folder.ATTEMPTS}/{journal.attempts(folder.journal)}"
+    for path in sorted(folder.path.glob(f"{attempt}/*.exit.json")):
+        end = folder.read_json(f"{attempt}/{path.name}") or {}
+        if end.get("code") == 0 and end.get("outlived"):
+            yield f"{end.get('host')}: {end['outlived']}"
+
+
 def altered(folder: RunFolder) -> str:
     """What of a run that no command is at isn't what was written, or ''."""
     if locks.is_held(folder.lock):

@@ -27,7 +27,7 @@ from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import command, rank_hook, unread
+from trainers.script import command, outliving, rank_hook, unread
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
@@ -102,6 +102,7 @@ class Attempt:
         self.is_sent = (self.run_dir / SENT).exists()
         self.begun = time.time()
         self.child: subprocess.Popen[bytes] | None = None
+        self.is_stopped = False
 
     @property
     def name(self) -> str:
@@ -307,6 +308,8 @@ class Attempt:
         except BaseException:  # a full disk, or a folder that was removed
             self.child.terminate()
             raise
+        if code == 0 and not self.is_stopped:
+            self.wait_for_the_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
             for note in recorder.notes(ended_well=code == 0):
@@ -323,8 +326,20 @@ class Attempt:
                 if recorder is not None:
                     recorder.look()
 
+    def wait_for_the_outliving(self, recorder: Recorder | None) -> None:
+        """What the script has started and not waited for may still write its outputs. Raises OSError."""
+        ended = outliving.wait_and_end(
+            {variables.NODE: os.environ.get(variables.NODE, ""), variables.RUN_DIR: str(self.run_dir)},
+            look=lambda: None if recorder is None else recorder.look(),
+            say=lambda text: say(f"{NOTE}{text}"),
+            is_stopped=lambda: self.is_stopped,
+        )
+        if ended:
+            say(f"{WARNING}went on after the script's end, and was ended: {ended}")  # the agent reads it
+
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """The agent tells every process of a run itself; whoever tells this one alone means torchrun."""
+        self.is_stopped = True
         if self.child is not None:
             self.child.send_signal(number)
 

@@ -45,6 +45,7 @@ UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # trainers.script.start, of one without torchrun
+_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # the same
 
 
 class Supervisor:
@@ -59,7 +60,8 @@ class Supervisor:
         self.end_at: float | None = None
         self.kill_at: float | None = None  # once the processes of the run were signalled: when SIGKILL comes
         self.signalled_pids: set[int] = set()
-        self.outliving = ""  # processes of a script that went on when it had ended, in words
+        self.escaped = ""  # processes of a script that have dropped its environment and went on when it had ended
+        self.outlived: list[str] = []  # these, and those that the script's parent ended, in words
         self.rules = Rules(request.get("hide", []))
         self.chatter = Tail(self.path("torchrun.log"), self.rules)
         self.said: list[str] = []
@@ -110,7 +112,8 @@ class Supervisor:
                     self.pump()
                 self.last_words = self.said
             if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
-                self.outliving = self.hide(shown(find_processes(self.mark)))
+                escaped = self.hide(shown(find_processes(self.mark)))
+                self.escaped = f"{escaped}; not waited for" if escaped else ""
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
             self.end(f"the node agent could not go on: {reason(error)}")
@@ -288,10 +291,12 @@ class Supervisor:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
         rows += [f"- | {text}" for text in (*self.meeting.news(), *self.stops.news())]
-        if self.outliving:
-            rows.append(f"- | paceline: WARNING: went on after the script's end, and was ended: {self.outliving}")
-            self.outliving = ""
+        if self.escaped:
+            rows.append(f"- | {_OUTLIVED}{self.escaped}")
+            self.outlived, self.escaped = [*self.outlived, self.escaped], ""
         for text in self.chatter.lines(last):
+            if text.startswith(_OUTLIVED):
+                self.outlived.append(text[len(_OUTLIVED) :])
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")
             self.early_exits.read(text)
@@ -322,9 +327,8 @@ class Supervisor:
         said = self.said if self.last_words is None else self.last_words
         tail = [self.memory.explained(text) for text in said if text.strip()][-12:] if code else []
         errors = [] if code == 0 else self.errors()
-        write_json(
-            self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
-        )
+        end = {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
+        write_json(self.path("exit.json"), {**end, "outlived": "; ".join(self.outlived)})
 
     def errors(self) -> list[Json]:
         """Each rank's own error: from torch's error file, else from its stderr and exit code."""

@@ -167,7 +167,8 @@ def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | 
     )
     code = int(value["code"])
     tail = [_escaped(str(text)) for text in value["tail"]] if code else []
-    return NodeExit(host=host, code=code, reason="\n".join([reason, *tail]), errors=errors)
+    outlived = _escaped(str(value.get("outlived", "")))
+    return NodeExit(host=host, code=code, reason="\n".join([reason, *tail]), errors=errors, outlived=outlived)
 
 
 def _escaped(text: str) -> str:
