@@ -276,6 +276,9 @@ def holder(folder: RunFolder) -> RunFolder:
 
 def stop() -> None:
     from pipeline.cluster.attempt import stop_run
+    from pipeline.core.specs import UNDER_WAY
+    from pipeline.execution import next_start
+    from pipeline.runs import checkpoints, journal
     from pipeline.runs.lock import ask_to_stop, note_stopped
 
     by_its_words = not _names_no_run() and "run" not in session().asked.options
@@ -284,12 +287,17 @@ def stop() -> None:
         say(f"nothing to stop: no run under {relative(session().config.runs_dir)} is under way")
         return
     cluster = session().config.cluster if by_its_words else session().cluster_of(folder)
+    entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
         ask_to_stop(folder)
-        asked = stop_run(cluster, folder.path, folder.key)
+        where = ", ".join(stop_run(cluster, folder.path, folder.key))
     if note_stopped(folder):
-        say(f"{folder.key} is stopped; no command was attached, and the same doit train goes on with it")
-    say(f"nothing of {folder.key} runs on {', '.join(asked)}")
+        start = next_start.of_folder(folder.path, checkpoints.settings_of(folder.path))
+        say(f"{folder.key} is stopped on {where}; no command was attached, and the same doit train starts it {start}")
+    elif entries and entries[-1].state in UNDER_WAY:
+        say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")
+    else:
+        say(f"nothing of {folder.key} runs on {where}")
 
 
 def _names_no_run() -> bool:

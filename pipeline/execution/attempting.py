@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
@@ -27,6 +26,7 @@ from pipeline.core.specs import (
     Outputs,
     State,
 )
+from pipeline.execution.next_start import next_start
 from pipeline.execution.restarts import Restarts, Waits, clock
 from pipeline.execution.run import Run
 from pipeline.execution.work import Work, note
@@ -47,7 +47,7 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     if launchers.capabilities(cluster).hosts_are_granted:  # a job may also wait, or be over
         raise UsageError(
             f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
-            hint="doit train with the same words, which takes up a job that waits or runs, from the last checkpoint",
+            hint="doit train with the same words, which takes up a job that waits or runs",
         )
     if plan is None:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
@@ -101,7 +101,7 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
         number = journal.attempts(run.folder.journal)  # a later one may have been planned, and not have started
         last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
         if number == last and error.hint is None and error.cause != "config":
-            hint = "doit train with the same words goes on from the last checkpoint"
+            hint = f"doit train with the same words starts {next_start(run)}"
             raise TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone) from None
         _start_again(work, number, last, restarts, error)
         _run_from(work, number + 1, last, restarts)
@@ -195,45 +195,6 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
                     raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
                 raise
             work.say("\n".join([str(error), *lines]))
-
-
-def next_start(run: Run) -> str:
-    """Where an attempt would start now, in words: ``from the beginning: there is no checkpoint yet``."""
-    if run.config.script is not None:
-        settings = ScriptConfig(**run.config.resolved["program"])
-        return _start_of_script(run.folder.path, settings, earlier.left(run.folder.path))
-    step = checkpoints.newest_step(run.folder.path)
-    return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
-
-
-def _start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
-    """``left``: the newest attempt, if its hosts may have files that aren't here yet."""
-    saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
-    elsewhere = ""
-    if left is not None and not saved and Path(left.nodes[0].run_dir) != run_dir.resolve():  # else they wrote here
-        elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
-    if not settings.resumes:
-        kept = (
-            "its checkpoints stay in place"
-            if saved
-            else f"checkpoints that {elsewhere} are fetched"
-            if elsewhere
-            else ""
-        )
-        itself = f"; {kept}, and it goes on from them if it reads them by itself" if kept else ""
-        return f"from the beginning: no argument of the script has {{resume}}{itself}"
-    if elsewhere:
-        return f"from the newest checkpoint that {elsewhere}, if there is one"
-    if checkpoints.script_goes_on(run_dir):
-        return "from its newest checkpoint"
-    if saved:
-        pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""
-        return f"from the beginning: {{resume}} finds none in {run_dir / 'checkpoints'}{pattern}; they are set aside"
-    number = journal.attempts(run_dir / run_folder.JOURNAL) + 1
-    for place in sorted(run_dir.glob(f"attempts/{number}/before*"), reverse=True):
-        if (place / run_folder.CHECKPOINTS).exists():
-            return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
-    return "from the beginning: there is no checkpoint yet"
 
 
 def _last_step(run: Run, number: int) -> int:

@@ -24,8 +24,9 @@ from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
-from pipeline.execution.attempting import attach, going_on, left_running, next_start, run_attempts
-from pipeline.execution.finished import VARIABLES, of_other_nodes, pattern_before, unkeyed
+from pipeline.execution.attempting import attach, going_on, left_running, run_attempts
+from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
+from pipeline.execution.next_start import next_start
 from pipeline.execution.run import Run, prepare, start_of
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import import_closure, process_groups, rank_environment, script_files
@@ -253,10 +254,8 @@ def _notes(run: Run) -> list[str]:
 
 def _summary_lacks(run: Run) -> bool:
     """Whether a script that has ended read what its key lacks: it is not finished by that, and starts anew."""
-    return (
-        run.sealed
-        and unkeyed([run.folder.read_json(run_folder.SUMMARY) or {}, *of_other_nodes(run.folder)]) is not None
-    )
+    nodes = [run.folder.read_json(run_folder.SUMMARY) or {}, *run.folder.dependencies_of_other_nodes()]
+    return run.sealed and unkeyed(nodes) is not None
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
@@ -332,9 +331,7 @@ def _goes_on(run: Run) -> str:
     """The hint after a signal: what the same command does next."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
-    if run.config.script is not None:
-        return f"the same command again; it starts {next_start(run)}"
-    return "the same command again; it goes on from the last checkpoint"
+    return f"the same command again; it starts {next_start(run)}"
 
 
 def _hosts(run: Run) -> list[str]:

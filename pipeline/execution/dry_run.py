@@ -27,6 +27,7 @@ from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
+from pipeline.execution.next_start import next_start
 from pipeline.execution.run import Run, start_of
 from pipeline.execution.starting import Start
 from pipeline.runs import journal
@@ -147,7 +148,7 @@ def _train(run: Run, stale: str | None) -> Step:
         return Step(name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact")
     entries = journal.read(run.folder.journal)
     if entries and not run.folder.result.exists():
-        stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it goes on from its last checkpoint"
+        stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it starts {next_start(run)}"
     return Step(name="train", done=False, why=stale or "")
 
 

@@ -12,7 +12,7 @@ from pipeline.core.tables import first_of
 from pipeline.evaluation import report_key
 from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
@@ -86,7 +86,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     if program.get("seal") == "off":  # it is no part of the key
         return "it was made with program.seal=off, so nobody looked for files that its key lacks"
     field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
-    others = of_other_nodes(folder)
+    others = folder.dependencies_of_other_nodes()
     record = {**(folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
     lacking = unkeyed([result.fields, *others], field)
     changed = lacking or dependencies.changed(record, keyed=key.parts["environment"])
@@ -100,12 +100,6 @@ def _program(folder: RunFolder) -> Mapping[str, Any]:
     return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
 
 
-def of_other_nodes(folder: RunFolder) -> list[Mapping[str, Any]]:
-    """The dependency records of the other nodes of a script's run."""
-    paths = sorted(folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
-    return [folder.read_json(path.relative_to(folder.path).as_posix()) or {} for path in paths]
-
-
 def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
     """That the key is not complete, as summary.json and the records of other nodes say; None where it is.
 
@@ -113,12 +107,11 @@ def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -
         nodes: of each node the record, whose ``unkeyed`` is path → ``read`` or how it was looked for.
         field: where the paths belong.
     """
-    records = [kinds for node in nodes if isinstance(kinds := node.get("unkeyed"), Mapping)]
-    kinds = {name: how for record in records for name, how in record.items()}
+    kinds = contents.unkeyed(nodes)
     if not kinds:
         return None
-    read = [str(name) for name, how in kinds.items() if how == "read"]
-    absent = [str(name) for name, how in kinds.items() if how != "read"]
+    read = [name for name, how in kinds.items() if how == "read"]
+    absent = [name for name, how in kinds.items() if how != "read"]
     parts = [f"{_listed(read)} read"] if read else []
     if absent:
         are = "isn't" if len(absent) == 1 else "aren't"

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.core.printable import printable
 from pipeline.core.specs import State
-from pipeline.core.tables import counted, file_size
+from pipeline.core.tables import counted, file_size, folded
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.sweep_state import SweepState, left_s
 from trainers.contract.beats import Phase, Usage, phase_words
@@ -24,8 +24,9 @@ _FULL, _EMPTY = "━", "─"
 _NAMES = {"val/accuracy": "val accuracy", "test/accuracy": "test accuracy"}
 # of a run
 _HEAD_LINES = 5  # all but the hosts
-_MOST_NAME = 24
-_LEAST_STATE, _MOST_STATE = 21, 26
+_MOST_NAME, _LEAST_NAME = 24, 8
+_STATE = 26  # columns of what a host does, with its seconds: "computing gradients 1234 s"
+_MOST_WAITED = 3  # lines of what is waited for
 _SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
 _WAITS_S = 10.0  # a rank that does one thing for longer is shown with its seconds
 _COLUMNS = {"step": 7, "images/s": 9, "busy": 9, "memory": 18, "network in / out": 25}
@@ -89,10 +90,11 @@ def run_view(state: RunState, now: float, *, width: int, height: int) -> Rendera
         width, height: of the terminal, in columns and lines.
     """
     width = max(20, width - 1)  # a line that fills the last column moves some terminals on
-    lines = [_line(_headline(state)), _line(_progress(state, now, width)), _line(_figures(state))]
+    progress = _progress(state, now, width)
+    lines = [_line(_headline(state)), *map(_line, progress), _line(_figures(state))]
     notes = _line(_notes(state, now))
     lines += [notes] if notes.plain else []
-    return Constrain(Group(*lines, *_hosts(state, width, max(1, height - _HEAD_LINES - 1))), width)
+    return Constrain(Group(*lines, *_hosts(state, width, max(1, height - _HEAD_LINES - len(progress)))), width)
 
 
 def _headline(state: RunState) -> Iterator[Part]:
@@ -104,19 +106,27 @@ def _headline(state: RunState) -> Iterator[Part]:
         yield f"  {counted(state.world_size, 'rank')} on {counted(len(state.hosts), 'host')}", "dim"
 
 
-def _progress(state: RunState, now: float, width: int) -> list[Part]:
-    """The bar over all epochs; before the first step, after the last, or of unknown many, what is waited for."""
-    waited = f" ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else ""
-    if not (state.steps and state.hosts):
-        step = f"step {state.current_step:,}  " if state.current_step else ""
-        return [(step, ""), (f"{state.doing.what}{waited}", "cyan")]
+def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
+    """The bar over all epochs; before the first step, after the last, or of unknown many, what is waited for, which may
+    take several lines."""
     epoch, step = f"epoch {_epoch(state)} ", f" step {state.current_step:,}/{state.steps:,}  "
+    if not (state.steps and state.hosts):
+        return _waited(state, f"step {state.current_step:,}  " if state.current_step else "", width)
     if state.step >= state.steps:
-        return [(f"{epoch}{step}", ""), (f"{state.doing.what}{waited}", "cyan")]
+        return _waited(state, f"{epoch}{step}", width)
     left = "" if state.left_s is None else _time_left(max(0.0, state.left_s - (now - state.left_at)))
     tail = f" {state.done:>4.0%} {step}{left}".rstrip()
     room = width - len(epoch) - len(tail)
-    return [(epoch, ""), *(_bar(state.done, min(40, room)) if room >= 8 else []), (tail, "")]
+    return [[(epoch, ""), *(_bar(state.done, min(40, room)) if room >= 8 else []), (tail, "")]]
+
+
+def _waited(state: RunState, position: str, width: int) -> list[list[Part]]:
+    """What is waited for and how long, behind the position or below it."""
+    doing = f"{state.doing.what} ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else state.doing.what
+    if cell_len(position) + cell_len(doing) <= width:
+        return [[(position, ""), (doing, "cyan")]]
+    lines = folded(doing, width).splitlines()[:_MOST_WAITED]
+    return [*([[(position.rstrip(), "")]] if position else []), *([(line, "cyan")] for line in lines)]
 
 
 def _epoch(state: RunState) -> str:
@@ -157,7 +167,8 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
     if len(names) > most:
         first = sorted(names, key=lambda name: (not state.hosts[name].over, state.hosts[name].step))[: max(1, most - 1)]
         names = [name for name in names if name in set(first)]
-    name_width = min(_MOST_NAME, max(4, *(cell_len(printable(name)) for name in state.hosts)))
+    longest = max(4, *(cell_len(printable(name)) for name in state.hosts))
+    name_width = min(_MOST_NAME, longest, max(_LEAST_NAME, width - 2 - _STATE))
     columns = _columns(width, name_width)
     cells = {name: _cells(state, state.hosts[name]) for name in names}
     rows = ([Text(printable(name), "bold"), *(cells[name][title] for title in columns)] for name in names)
@@ -169,14 +180,13 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
     """Title → columns of what the terminal has room for behind a host's name."""
-    room, shown = width - name_width - 2 - _LEAST_STATE, set[str]()
+    room, shown = width - name_width - 2 - _STATE, set[str]()
     for title in _FIRST:
         if room < 2 + _COLUMNS[title]:
             break
         room -= 2 + _COLUMNS[title]
         shown.add(title)
-    state = min(_MOST_STATE, _LEAST_STATE + max(0, room))
-    return {"state": state, **{title: size for title, size in _COLUMNS.items() if title in shown}}
+    return {"state": _STATE, **{title: size for title, size in _COLUMNS.items() if title in shown}}
 
 
 def _cells(state: RunState, host: HostState) -> dict[str, Text]:

@@ -53,17 +53,17 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
 
 def script_goes_on(run_dir: Path) -> bool:
     """Whether a script that starts now is told a checkpoint, as ``trainers.script.start`` sees it too."""
-    settings = _settings_of(run_dir)
+    settings = settings_of(run_dir)
     return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
 
 
 def saved_by_script(run_dir: Path) -> str:
     """Which checkpoints a script goes on from, and when they were written, as text to compare; '' without any."""
-    settings = _settings_of(run_dir)
+    settings = settings_of(run_dir)
     return "" if settings is None else workdir.checkpoints_stamp(settings, run_dir)
 
 
-def _settings_of(run_dir: Path) -> ScriptConfig | None:
+def settings_of(run_dir: Path) -> ScriptConfig | None:
     """Those of a script's run; None of another."""
     section = (documents.read_or_none(run_dir / run_folder.CONFIG) or {}).get(programs.SECTION) or {}
     try:
@@ -75,7 +75,7 @@ def _settings_of(run_dir: Path) -> ScriptConfig | None:
 def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
     """Before a script begins anew on hosts with folders of their own: move what hosts had sent of earlier attempts out
     of its way; where it is, in words (None: there was nothing, or it goes on from it). Raises OSError."""
-    settings = _settings_of(run_dir)
+    settings = settings_of(run_dir)
     if settings is None or checkpoints_to_resume(settings, run_dir):
         return None
     place = run_dir / run_folder.ATTEMPTS / str(attempt) / "before"

@@ -131,3 +131,10 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes that plan.json holds; what is damaged is left out."""
     nodes = plan.get("nodes")
     return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+
+
+def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What a run read though its key lacks it, as the record of each node says: path → ``read``, or how it was looked
+    for."""
+    records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
+    return {str(name): str(how) for record in records for name, how in record.items()}

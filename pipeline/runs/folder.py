@@ -19,7 +19,7 @@ from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
-from pipeline.runs.contents import is_newer, ranks_of, what
+from pipeline.runs.contents import is_newer, ranks_of, unkeyed, what
 from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, Stamps, changed
 from trainers.contract import run_folder
@@ -193,6 +193,22 @@ class RunFolder(NamedTuple):
         if result is not None and result.key != self.key:
             raise DamagedError(f"is that of run {result.key}")
         return result
+
+    def unkeyed(self) -> dict[str, str]:
+        """What the finished run read though its key lacks it: path → ``read``, or how it was looked for, of all nodes.
+        Nothing where its result was altered, which is said elsewhere."""
+        try:
+            result = self.read_result()
+        except AlteredError:
+            result = None
+        if result is None:
+            return {}
+        return unkeyed([result.fields, *self.dependencies_of_other_nodes()])
+
+    def dependencies_of_other_nodes(self) -> list[Mapping[str, Any]]:
+        """The dependency records of the other nodes of a script's run."""
+        paths = sorted(self.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
+        return [self.read_json(path.relative_to(self.path).as_posix()) or {} for path in paths]
 
     def read_summary(self) -> dict[str, Any] | None:
         """What the node half has come to; None before its end. Raises AlteredError."""

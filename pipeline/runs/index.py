@@ -120,12 +120,16 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
 def nearest(
     runs_dir: Path, finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]
 ) -> tuple[str, list[Difference]] | None:
-    """Of ``finished_parts`` the run with the fewest differing fields, and these. One that is altered may differ in what
-    was edited afterwards, and is passed over."""
+    """Of ``finished_parts`` the run with the fewest differing fields, and these.
+
+    One that is altered may differ in what was edited afterwards, and one whose key is not complete in what it read:
+    they are passed over.
+    """
     left = dict(finished)
     while (found := content_key.nearest(left, new)) is not None:
         key, differing = found
-        if not differing or row(RunFolder(runs_dir / key)).state != ALTERED:
+        folder = RunFolder(runs_dir / key)
+        if not folder.unkeyed() and (not differing or row(folder).state != ALTERED):
             return found
         del left[key]
     return None

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import ROOT, Project, interrupt, wait_for_step
+from tests.integration.commands import ROOT, Project, interrupt, running, wait_for_step
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
 from tests.waiting import wait_until
@@ -296,6 +297,53 @@ def test_each_process_of_a_script_gets_one_sigterm_and_three_seconds(
     said, _ = child.communicate()
     counts = {path.name: path.read_text() for path in (tmp_path / "said").glob("signals-*")}
     assert counts == {f"signals-{rank}": "1" for rank in range(ranks)}, said
+
+
+SAVES_OR_IGNORES = """
+import os, pathlib, signal, sys, time, paceline
+rank, folder = os.environ.get("RANK", "0"), pathlib.Path("FOLDER")
+def save(number, frame):
+    time.sleep(1)
+    (folder / "saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save if rank == "0" else signal.SIG_IGN)
+paceline.log(1, loss=1.0)
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("by", ["doit stop", "doit stop, no command", "SIGTERM"])
+def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigterm_is_gone(
+    project: Project, tmp_path: Path, by: str
+) -> None:
+    place = tmp_path / "said"
+    place.mkdir()
+    (project.folder / "my scripts/train.py").write_text(SAVES_OR_IGNORES.replace("FOLDER", str(place)))
+    project.whole = True  # torch's own torchrun
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    child = project.start("train", "cluster.nproc_per_node=2")
+    wait_until(lambda: all((place / f"pid-{rank}").exists() for rank in range(2)), child)
+    ranks = [psutil.Process(int((place / f"pid-{rank}").read_text())) for rank in range(2)]
+    key = project.only_run().name
+    if by != "doit stop":
+        child.send_signal(signal.SIGTERM if by == "SIGTERM" else signal.SIGKILL)
+        said, _ = child.communicate()
+    if by == "SIGTERM":
+        assert "it starts from the beginning: no argument of the script has {resume}" in said
+    else:
+        stopped = project.doit("stop", f"run={key}").stdout
+        start = "the same doit train starts it from the beginning: no argument of the script has {resume}"
+        attached = "the command that was attached ends as well"
+        command = attached if by == "doit stop" else f"no command was attached, and {start}"
+        assert f"{key} is stopped on localhost; {command}\n" in stopped
+        assert "nothing of" not in stopped
+        child.wait()
+    assert (place / "saved").exists()
+    assert running(ranks) == []
+    assert project.states()[-1] == "KILLED"
+    assert f"nothing of {key} runs on localhost\n" in project.doit("stop", f"run={key}").stdout
 
 
 def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Project, tmp_path: Path) -> None:

@@ -86,12 +86,20 @@ def test_a_host_that_restarts_costs_one_restart(tmp_path: Path, lab: Lab) -> Non
 
 
 def test_what_runs_on_here_is_taken_up_as_well(tmp_path: Path) -> None:
-    project = of_script(tmp_path)
+    project, go_on = of_script(tmp_path), tmp_path / "go on"
+    waits = f"    while step == {STEPS} and not pathlib.Path({str(go_on)!r}).exists():\n        time.sleep(0.05)\n"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("    time.sleep(0.1)\n", waits))  # it ends when the test says so
     child = project.start("train")
-    wait_for_step(project, 3, child)
+    wait_for_step(project, STEPS - 1, child)
     child.kill()
     child.communicate(timeout=HANG_S)
-    done = project.doit("train")
-    assert done.returncode == 0, done.stdout
-    assert "attached to attempt 1 on localhost" in done.stdout
+    again = project.start("train")
+    assert again.stdout is not None
+    said = ""
+    for line in again.stdout:
+        said += line
+        if "attempt" in line:  # it is taken up, or a second one starts
+            go_on.touch()
+    assert again.wait(timeout=HANG_S) == 0, said
+    assert "attached to attempt 1 on localhost" in said
     assert project.result()["attempts"] == 1

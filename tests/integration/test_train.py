@@ -117,7 +117,8 @@ def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(proj
     child = project.start("train", *LONG, "cluster.max_restarts=2")
     wait_for_step(project, 20, child)
     stopped = project.doit("stop", f"run={project.only_run().name}")
-    assert f"nothing of {project.only_run().name} runs on localhost" in stopped.stdout
+    what = f"{project.only_run().name} is stopped on localhost; the command that was attached ends as well\n"
+    assert what in stopped.stdout
     output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 1, output
     assert "ERROR: KILLED" in output
@@ -134,7 +135,9 @@ def test_stop_ends_what_a_killed_command_has_left_and_the_run_counts_as_ended(pr
     interrupt(child, signal.SIGKILL)
     key = project.only_run().name
     stopped = project.doit("stop", f"run={key}")
-    assert f"{key} is stopped; no command was attached, and the same doit train goes on with it" in stopped.stdout
+    step = max(int(path.stem[5:]) for path in (project.only_run() / "checkpoints").glob("step-*.pt"))
+    start = f"the same doit train starts it from the checkpoint of step {step}"
+    assert f"{key} is stopped on localhost; no command was attached, and {start}\n" in stopped.stdout
     assert list(processes_of(project.folder)) == []
     assert project.states()[-1] == "KILLED"
     assert "is stopped" not in project.doit("stop", f"run={key}").stdout

@@ -17,7 +17,8 @@ from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, LogLine, State
 from pipeline.execution import attempting
-from pipeline.execution.attempting import next_start, shown
+from pipeline.execution.attempting import shown
+from pipeline.execution.next_start import next_start
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import note
 from pipeline.runs import journal
@@ -59,6 +60,18 @@ def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoin
     finds = f"{{resume}} finds none in {tmp_path}/checkpoints; they are set aside"
     itself = "; its checkpoints stay in place, and it goes on from them if it reads them by itself"
     assert next_start(run) == f"from the beginning: {finds if told else nothing + itself}"
+
+
+def test_a_run_of_the_own_trainer_starts_from_a_checkpoint_that_is_here_or_may_be_on_its_host(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), config=SimpleNamespace(script=None))
+    assert next_start(run) == "from the beginning: there is no checkpoint yet"
+    write_json(tmp_path / "plan.json", asdict(PLAN))
+    journal.register(tmp_path, PLAN.run_id)
+    left = f"attempt 1 has left on {PLAN.nodes[0].host}"
+    assert next_start(run) == f"from the newest checkpoint that {left}, if there is one"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-00000040.pt").touch()
+    assert next_start(run) == "from the checkpoint of step 40"
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -147,7 +160,9 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
         assert said[-1].endswith("starting attempt 3 of 3 from the beginning: there is no checkpoint yet")
     else:
         assert caught is not None
-        assert caught.value.hint == "doit train with the same words goes on from the last checkpoint"
+        assert (
+            caught.value.hint == "doit train with the same words starts from the beginning: there is no checkpoint yet"
+        )
         assert (caught.value.gone, ran) == (("a",), [])
 
 

@@ -74,6 +74,23 @@ def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path)
     assert key_lacks(folder, key) == "its key is not complete: part1.txt was read; add it to program.inputs"
 
 
+def test_a_run_whose_key_is_not_complete_is_no_other_ones_nearest_finished_run(tmp_path: Path) -> None:
+    for name, lr, unkeyed_files in (("a", 0.1, {}), ("b", 0.2, {"lr.txt": "read"})):
+        config = {"program": {"name": "script", "script": "a.py"}, "lr": lr}
+        key = ContentKey(digest=name * 64, parts={"version": KEY_VERSION, "config": config})
+        folder = RunFolder(tmp_path / key.short)
+        for file in ("metrics.jsonl", "outputs.json", "config.yaml"):
+            write_atomic(folder.path / file, "x")
+        for file, value in (("config.json", config), ("key.json", dict(key.parts)), ("summary.json", {"metrics": {}})):
+            write_json(folder.path / file, value)
+        summary = {"metrics": {}, "unkeyed": unkeyed_files}
+        folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    for new in (key.parts, {**key.parts, "data": "of another run"}):  # its own, which is repeated, and another
+        found = index.nearest(tmp_path, index.finished_parts(tmp_path), new)
+        assert found is not None
+        assert found[0] == "a" * 12
+
+
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
     config = {"program": {"name": "script", "script": "a.py"}}
     key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})

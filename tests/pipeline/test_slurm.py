@@ -220,7 +220,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the 
     ("now", "output", "text", "hint", "cause"),
     [
         (shown("TIMEOUT"), [], "reached its time limit of 00:10:00", "cluster.time_limit=", ""),
-        (shown("COMPLETING", "TimeLimit"), [], "reached its time limit", "the same command continues", ""),
+        (shown("COMPLETING", "TimeLimit"), [], "reached its time limit", "the same command again", ""),
         (shown("OUT_OF_MEMORY"), [OOM], "out of memory", "cluster.mem=", "memory"),
         (shown("RUNNING"), [OOM], "Detected 1 oom_kill event", "cluster.mem=", "memory"),
         (shown("NODE_FAIL"), [], "lost a node (NODE_FAIL)", "sinfo -R", "host"),
@@ -250,7 +250,7 @@ def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: ShownJob) -> 
     outcome = why_it_ended(0, now, [])
     assert outcome.again
     assert "goes on" not in outcome.text
-    assert "the run will go on from its last checkpoint" in outcome.text
+    assert "the run will start again there" in outcome.text
 
 
 def test_a_preempted_job_that_slurm_does_not_requeue_is_replaced() -> None:

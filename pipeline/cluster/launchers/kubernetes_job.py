@@ -160,7 +160,7 @@ def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str,
 def _taken_away(pod: Pod, why: str, labels: Mapping[str, str]) -> Outcome:
     return Outcome(
         text=f"{_who(pod, labels)} was taken away ({why}); another job takes the place of this one, and the run will "
-        "go on from its last checkpoint",
+        "start again in it",
         again=True,
     )
 
@@ -175,7 +175,7 @@ def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
     said = f": {pod.said.splitlines()[-1]}" if pod.said else ""
     return Outcome(
         text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){said}",
-        hint="the same command continues from the last checkpoint",
+        hint="the same command again",
         cause="host",
     )
 

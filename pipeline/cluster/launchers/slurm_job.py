@@ -286,7 +286,7 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     if now.state == "TIMEOUT" or now.reason == "TimeLimit":
         return Outcome(
             text=f"{name} reached its time limit of {now.time_limit}",
-            hint="the same command continues from the last checkpoint; cluster.time_limit= gives the job more",
+            hint="the same command again; cluster.time_limit= gives the job more",
         )
     if now.state in ("NODE_FAIL", "BOOT_FAIL"):
         return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
@@ -296,7 +296,7 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
         return Outcome(
             text=f"the node agent in {name} was ended{said}",
-            hint="the same command continues from the last checkpoint",
+            hint="the same command again",
             cause="host",
         )
     return Outcome(text=said.strip())
@@ -304,7 +304,7 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
 
 def _taken_off(life: int, now: ShownJob, said: str) -> Outcome | None:
     """That Slurm took the job's nodes away, so that the run goes on on others; None: it didn't."""
-    name, goes_on = f"job {now.id}", "the run will go on from its last checkpoint"
+    name, goes_on = f"job {now.id}", "the run will start again there"
     if now.restarts > life or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
         why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
         return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)

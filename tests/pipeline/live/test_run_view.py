@@ -65,6 +65,24 @@ def test_a_rank_that_waits_for_others_is_whole_with_its_seconds(name: str, width
     assert "cpu 73%" in row
 
 
+@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("phase", [*Phase])
+def test_whatever_a_rank_does_is_whole_with_its_seconds(phase: Phase, width: int) -> None:
+    host = replace(HOST, doing=phase_words(phase.value), for_s=1234.0)
+    row = shown(replace(STATE, hosts={"gpu-node-17.cluster.example.org": host}), width=width)[-1]
+    assert f"  {phase_words(phase.value).removeprefix('waiting ')} 1234 s" in row
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("step", [0, 380])
+def test_what_is_waited_for_is_never_cut(width: int, step: int) -> None:
+    what = "starting again from the checkpoint of step 1234; the ranks import torch and read the data"
+    waits = replace(STATE, steps=step, step=step, hosts={"node0": HOST}, doing=Waiting(what=what, for_s=123.4))
+    lines = shown(waits, width=width)
+    assert f"{what} (123 s)" in " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
+
+
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:
     waits = replace(STATE, steps=0, step=0, hosts={}, metrics={}, doing=Waiting(what="asking the hosts", for_s=3.2))
     assert shown(waits)[1].rstrip() == "asking the hosts (3 s)"

@@ -1,0 +1,69 @@
+"""Where an attempt of a run would begin now, in words for a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.cluster import earlier
+from pipeline.core.specs import LaunchPlan
+from pipeline.execution.run import Run
+from pipeline.runs import checkpoints, journal
+from trainers.contract import run_folder
+from trainers.script.settings import ScriptConfig
+
+NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
+
+
+def next_start(run: Run) -> str:
+    """Words that follow "it starts": ``from the checkpoint of step 40``, or from the beginning, and why."""
+    script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
+    return of_folder(run.folder.path, script)
+
+
+def of_folder(run_dir: Path, script: ScriptConfig | None) -> str:
+    """The same for a run folder. ``script``: None where Paceline's own trainer runs."""
+    left = earlier.left(run_dir)
+    if script is not None:
+        return _of_script(run_dir, script, left)
+    if step := checkpoints.newest_step(run_dir):
+        return f"from the checkpoint of step {step}"
+    if left is not None and not _wrote_here(left, run_dir):
+        return (
+            f"from the newest checkpoint that attempt {left.attempt} has left on {left.nodes[0].host}, if there is one"
+        )
+    return NO_CHECKPOINT
+
+
+def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:
+    """Whether rank 0's node of an attempt wrote into the run folder itself, and not into one of its own."""
+    return Path(left.nodes[0].run_dir) == run_dir.resolve()
+
+
+def _of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
+    """``left``: the newest attempt, if its hosts may have files that aren't here yet."""
+    saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
+    elsewhere = ""
+    if left is not None and not saved and not _wrote_here(left, run_dir):
+        elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
+    if not settings.resumes:
+        kept = (
+            "its checkpoints stay in place"
+            if saved
+            else f"checkpoints that {elsewhere} are fetched"
+            if elsewhere
+            else ""
+        )
+        itself = f"; {kept}, and it goes on from them if it reads them by itself" if kept else ""
+        return f"from the beginning: no argument of the script has {{resume}}{itself}"
+    if elsewhere:
+        return f"from the newest checkpoint that {elsewhere}, if there is one"
+    if checkpoints.script_goes_on(run_dir):
+        return "from its newest checkpoint"
+    if saved:
+        pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""
+        return f"from the beginning: {{resume}} finds none in {run_dir / 'checkpoints'}{pattern}; they are set aside"
+    number = journal.attempts(run_dir / run_folder.JOURNAL) + 1
+    for place in sorted(run_dir.glob(f"attempts/{number}/before*"), reverse=True):
+        if (place / run_folder.CHECKPOINTS).exists():
+            return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
+    return NO_CHECKPOINT
