@@ -36,7 +36,8 @@ from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
 from pipeline.cluster.agent.probe import free_ports
 from pipeline.config.schema import TrackingConfig
-from pipeline.tracking import priority, ui
+from pipeline.core.processes import priority
+from pipeline.tracking import ui
 from pipeline.tracking.client import Recorder
 from tests.pipeline import tracking_folder
 
@@ -286,7 +287,7 @@ def server(folder: Path, port: int | None = None, *, gives_way: bool = False) ->
             start_new_session=True,
         )  # fmt: skip
     if gives_way:
-        priority.lower(child.pid)
+        priority.lower_priority(child.pid)
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
         yield url

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from pipeline.core import unexpected
+from pipeline.core.processes import unexpected
 
 unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
 
@@ -31,8 +31,9 @@ from pipeline.config.explain import explain  # noqa: E402
 from pipeline.config.override_words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.config.trials import jobs  # noqa: E402
-from pipeline.core import masking, places, signals  # noqa: E402
+from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
+from pipeline.core.processes import signals  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"

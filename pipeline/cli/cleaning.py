@@ -18,9 +18,10 @@ from pipeline.cli.listing import config_of, day, experiments_of, matches, of_sta
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cluster import launchers, leftover
-from pipeline.core import leftovers, locks
+from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.heartbeat import Heartbeat, waiting
+from pipeline.core.files import remove_leftovers
+from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of, is_count
 from pipeline.runs import acceptance, index, removal
@@ -235,7 +236,7 @@ def clean() -> None:
     rules, confirmed = rules_of(options), is_on(options, "yes")
     with Heartbeat(note) as heartbeat:
         heartbeat.doing("removing what killed commands have left")
-        for path in leftovers.remove([runs_dir]):
+        for path in remove_leftovers([runs_dir]):
             say(f"removed {path.name}, which a killed command has left")
         heartbeat.doing("counting the files of the runs")
         items = _chosen(runs_dir, rules)
@@ -392,7 +393,7 @@ def clean_steps(options: Mapping[str, str]) -> None:
     if other:
         raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and steps=1 is about the outputs of steps")
     graph = session().steps
-    leftovers.remove([store.steps_dir(graph.runs_dir)])
+    remove_leftovers([store.steps_dir(graph.runs_dir)])
     going, staying = step_removal.idle(graph, session().config.data_dir)
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")

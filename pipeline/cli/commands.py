@@ -10,7 +10,7 @@ from pipeline.cli.listing import figures, other_arithmetic
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.heartbeat import waiting
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.tables import counted, is_count
 from trainers.contract import run_folder
 

@@ -19,7 +19,7 @@ from pipeline.cli.listing import PLACE, config_of, experiments_of, matches, star
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import asked_for, expanded, sha256_text, write_atomic, write_hint
+from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
@@ -178,7 +178,7 @@ def _picture_file(told: str | None) -> Path | None:
 
     if told is None:
         return None
-    path = asked_for(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
+    path = replaceable_path(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
     if path.suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(f"file={told} must end in {', '.join(f'.{form}' for form in FORMATS)}")
     return path
@@ -350,7 +350,7 @@ def _page_file(current: Session, name: str, form: str) -> Path:
     """Raises UsageError: nothing is written to the place that was asked for."""
     told = current.asked.options.get("file")
     if told is not None:
-        return asked_for(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
+        return replaceable_path(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
     return current.config.runs_dir / _FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
 
 
@@ -377,4 +377,4 @@ def _certificate(beside: Path, found: Report, runs: Sequence[ComparedRun]) -> tu
         others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
         text, name = certificate.of_runs(found.title, finished, others, ROOT), beside.stem
     target = beside.with_name(f"{name}.certificate.json")
-    return asked_for(target, "the certificate") if beside.parent.is_dir() else target, text
+    return replaceable_path(target, "the certificate") if beside.parent.is_dir() else target, text

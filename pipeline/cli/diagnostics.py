@@ -10,7 +10,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.heartbeat import waiting
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.tables import counted
 from trainers.contract import run_folder
 

@@ -13,8 +13,8 @@ from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
 from pipeline.cli.verbs import VERBS
-from pipeline.core import process
 from pipeline.core.errors import UsageError
+from pipeline.core.processes import process
 
 _OF_HYDRA = (
     "--cfg",

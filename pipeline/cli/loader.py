@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.core import signals
+from pipeline.core.processes import signals
 
 signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is told in a line too
 
@@ -14,7 +14,7 @@ import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
 
-from pipeline.core import unexpected  # noqa: E402
+from pipeline.core.processes import unexpected  # noqa: E402
 
 unexpected.install()
 
@@ -227,5 +227,5 @@ def leave(error: BaseException) -> NoReturn:
         masking.silence(1)
     if unread:
         raise Left(unexpected.EXIT_UNREAD)
-    sys.stderr.write(f"ERROR: {as_typed(unexpected.told(error))}\n")
+    sys.stderr.write(f"ERROR: {as_typed(unexpected.error_message(error))}\n")
     raise Left(unexpected.exit_code(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.cli.output import as_typed
-from pipeline.core import signals
+from pipeline.core.processes import signals
 
 signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
 

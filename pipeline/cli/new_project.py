@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.core import leftovers, places
+from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.files import temporary_prefix
 
 TEMPLATE = places.HOME / "pipeline" / "template"
 """The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
@@ -70,7 +71,7 @@ def _near(name: str) -> str:
 
 def _write(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / leftovers.prefix(f".{folder.name}")
+    temporary = folder.parent / temporary_prefix(f".{folder.name}")
     try:
         for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
             name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
-from pipeline.core import masking, unexpected
+from pipeline.core import masking
 from pipeline.core.printable import printable_lines, program_lines, takes_colours
+from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
 TYPED = "PACELINE_TYPED"
@@ -87,7 +88,7 @@ def outlive_reader(error: BaseException) -> bool:
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)
-    why = unexpected.told(error) if isinstance(error, masking.OutputError) else _UNREAD
+    why = unexpected.error_message(error) if isinstance(error, masking.OutputError) else _UNREAD
     with suppress(OSError):
         print(as_typed(f"{why}; {_GOES_ON}"), file=sys.stderr, flush=True)
     return True

@@ -12,10 +12,10 @@ from pipeline.cli.commands import holder
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, session
-from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
-from pipeline.core.heartbeat import waiting
+from pipeline.core.processes import process
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.tables import is_count
 from pipeline.tracking import server as team
 from pipeline.tracking import ui as page

@@ -15,13 +15,12 @@ from pipeline.cli import clone
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.files import asked_for, expanded, write_hint
-from pipeline.core.heartbeat import waiting
+from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint
 from pipeline.core.printable import printable_lines
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.unexpected import is_of_output
 from pipeline.core.tables import counted, file_size
-from pipeline.core.unexpected import is_of_output
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ def _say_standing(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def export() -> None:
-    from pipeline.core import git
+    from pipeline.core.processes import git
     from pipeline.reproduction import archive as exports
     from pipeline.reproduction import recipe
     from pipeline.runs import acceptance
@@ -277,7 +276,7 @@ def export() -> None:
     folder = session().folder()
     asked = session().asked.options.get("to")
     beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
-    to = asked_for(clone.started_in() / expanded(asked, f"to={asked}"), f"to={asked}") if asked else beside
+    to = replaceable_path(clone.started_in() / expanded(asked, f"to={asked}"), f"to={asked}") if asked else beside
     with waiting(note, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"), say=note)
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
@@ -311,7 +310,7 @@ def reproduce() -> None:
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
                 f"only {', '.join(again.WHERE)} may be told anew"
             )
-    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
             folder = _to_reproduce(named, Path(scratch))
         reproduce_run(folder)

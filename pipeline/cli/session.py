@@ -12,8 +12,9 @@ from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
 from pipeline.cli.output import note_usual
 from pipeline.cli.verbs import VERBS
-from pipeline.core import masking, unexpected
+from pipeline.core import masking
 from pipeline.core.errors import UsageError
+from pipeline.core.processes import unexpected
 
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
@@ -43,7 +44,7 @@ class Session:
     def config(self) -> RunConfig:
         """The typed configuration; of a sweep that of its first trial."""
         from pipeline.core.cache import remember_in
-        from pipeline.core.heartbeat import waiting
+        from pipeline.core.processes.heartbeat import waiting
 
         if self.sweeps:
             chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials

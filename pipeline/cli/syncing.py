@@ -10,8 +10,8 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.signals import Interruptible
+from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.signals import Interruptible
 from pipeline.core.tables import counted, file_size, some_names
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Left, Loader, leave
 from pipeline.cli.verbs import Verb
-from pipeline.core import places, unexpected
+from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
+from pipeline.core.processes import unexpected
 
 Task = dict[str, Any]
 
@@ -86,7 +87,7 @@ def _need_loader() -> None:
         started_in = Path(get_initial_workdir())
         project = places.enclosing(started_in)
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
-            from pipeline.core import process
+            from pipeline.core.processes import process
 
             clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
@@ -111,7 +112,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
-            return TaskError(unexpected.told(error))
+            return TaskError(unexpected.error_message(error))
         return found if isinstance(found, dict) else None
 
     return run

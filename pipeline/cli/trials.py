@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from pipeline.cli import commands, showing, telling
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT
-from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import write_hint
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import State
 from pipeline.runs import layout
 from pipeline.runs.result import AlteredError, nonfinite_note
@@ -46,7 +45,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
             heartbeat.doing(f"waiting for the command that runs sweep {folder.name}")
             lock.wait()
     try:
-        leftovers.remove([folder.path])
+        remove_leftovers([folder.path])
         for line in layout.set_aside(folder.path):
             note(line)
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.cli import clone
 from pipeline.config.override_words import NAME_A_SCRIPT, quoted_run
 from pipeline.core.errors import UsageError
-from pipeline.core.hydra_value import hydra_value
+from pipeline.core.printable import hydra_value
 
 _PATHS = ("program.script", "program.data")
 _TEXTS = ("program.args", "program.env")

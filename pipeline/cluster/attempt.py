@@ -33,7 +33,7 @@ from pipeline.cluster.stalls import OF_HOSTS, stall_text
 from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
-from pipeline.core.signals import Interruptible, Stop
+from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import journal
 from trainers.contract import run_folder

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core import threads
+from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, LogLine, Outputs
 
 if TYPE_CHECKING:

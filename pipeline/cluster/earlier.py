@@ -16,8 +16,9 @@ from pipeline.cluster.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
-from pipeline.core import documents, leftovers
+from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
+from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
@@ -263,7 +264,7 @@ def _collected(way: _Way, run_dir: Path) -> bool:
     if journal.known(run_dir)[-1:] != [way.plan.run_id]:
         if way.plan.outputs.whole:
             return True
-        with tempfile.TemporaryDirectory(prefix=leftovers.prefix(".collect"), dir=run_dir) as name:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=run_dir) as name:
             if not way.launcher.collect(way.plan, Path(name), final=False):
                 return False
             if newest_step(Path(name)) <= newest_step(run_dir):

@@ -19,7 +19,7 @@ from pipeline.cluster.stalls import Verdict, Watch
 from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
-from pipeline.core.signals import Interruptible
+from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import (
     Event,
     LaunchPlan,

@@ -23,9 +23,8 @@ from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.step_source import named_step
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
-from pipeline.core.hydra_value import shell_word
 from pipeline.core.places import ROOT, conf_dirs
-from pipeline.core.printable import printable, shell_line
+from pipeline.core.printable import printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
 
 _ABSENT = object()

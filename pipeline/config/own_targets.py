@@ -19,7 +19,7 @@ from pipeline.core.errors import PacelineError, UsageError, nearest, suggestion
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.options import source_of_installed
 from pipeline.core.places import HOME, IS_INSTALLED
-from pipeline.core.python_answers import python_answer
+from pipeline.core.processes.process import python_answer
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import import_closure, source_of
 from trainers.core.config import OWN, TrainConfig

@@ -1,5 +1,5 @@
-"""What every other package stands on: specs, errors, files, processes, threads, secrets, options.
+"""What every other package stands on: specs, errors, files, processes, secrets, options.
 
-Public face: ``specs`` and ``cluster`` (the vocabulary), ``errors``, ``files`` and ``documents`` (atomic, sealed),
-``process`` (the one place that starts processes), ``threads`` (the one that starts threads), ``signals``, ``redact``.
+Public face: ``specs`` (the vocabulary), ``errors``, ``files`` and ``documents`` (atomic, sealed), ``redact``, and in
+``processes`` the one place that starts processes, the one that starts threads, and ``signals``.
 """

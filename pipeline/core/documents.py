@@ -55,8 +55,8 @@ def _too_deep(data: bytes) -> bool:
     if data.count(b"{") + data.count(b"[") <= _DEEPEST:
         return False
     depth = 0
-    for found in _BRACKETS.finditer(data):
-        mark = found[0]
+    for bracket in _BRACKETS.finditer(data):
+        mark = bracket[0]
         depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
         if depth > _DEEPEST:
             return True

@@ -86,8 +86,8 @@ def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | N
     """The option most like ``word``, or None where nothing is alike."""
     import difflib  # only for this: every command imports this module first of all
 
-    found = difflib.get_close_matches(word, list(options), n=1, cutoff=likeness)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word, list(options), n=1, cutoff=likeness)
+    return matches[0] if matches else None
 
 
 def suggestion(word: str, options: Iterable[str]) -> str:

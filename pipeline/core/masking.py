@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
-from pipeline.core.redact import hide, of_environment, told_in
+from pipeline.core.redact import hide, of_environment, secrets_in
 
 _known: set[str] = set()
 _lost: list[Callable[[BaseException], bool]] = []
@@ -24,7 +24,7 @@ def begin() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    remember((*told_in(sys.argv[1:]), *of_environment(os.environ)))
+    remember((*secrets_in(sys.argv[1:]), *of_environment(os.environ)))
     if not isinstance(sys.stdout, _Masked):
         sys.stdout = cast(TextIO, _Masked(sys.stdout))
         sys.stderr = cast(TextIO, _Masked(sys.stderr, is_last=True))
@@ -91,9 +91,9 @@ class _Masked:
             if self._is_last:
                 silence(2)
                 return
-            told = error if isinstance(error, BrokenPipeError) else OutputError(error.errno, error.strerror)
-            if not any(lost(told) for lost in _lost):
-                raise told from None
+            reason = error if isinstance(error, BrokenPipeError) else OutputError(error.errno, error.strerror)
+            if not any(lost(reason) for lost in _lost):
+                raise reason from None
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -117,28 +117,30 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
         ValueError: two such classes, one that is no dataclass, or one that uses more of its module than it may.
     """
     tree = ast.parse(source)
-    found = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, bases)]
-    if not found:
+    settings = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, bases)]
+    if not settings:
         return None
-    if len(found) > 1:
-        raise ValueError(f"{found[0].name} and {found[1].name} are both settings; an option is a module of its own")
-    if not any("dataclass" in ast.unparse(item) for item in found[0].decorator_list):
-        raise ValueError(f"{found[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
+    if len(settings) > 1:
+        raise ValueError(
+            f"{settings[0].name} and {settings[1].name} are both settings; an option is a module of its own"
+        )
+    if not any("dataclass" in ast.unparse(item) for item in settings[0].decorator_list):
+        raise ValueError(f"{settings[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
     of_bases = (base.__module__ for base in bases)
     allowed = {"trainers.core.config", "pipeline.core.errors", *of_bases, *sys.stdlib_module_names}
     kept: list[ast.stmt] = []
-    used = _names(found[0])
+    used = _names(settings[0])
     for item in tree.body:
         bound = used & bound_names(item)
-        if not bound or item is found[0]:
+        if not bound or item is settings[0]:
             continue
         if not _may_be_used(item, allowed):
             raise ValueError(
-                f"{found[0].name} uses {min(bound)} of line {item.lineno}; settings can use the standard library, "
+                f"{settings[0].name} uses {min(bound)} of line {item.lineno}; settings can use the standard library, "
                 f"{', '.join(sorted(allowed - sys.stdlib_module_names))} and literals, as they are read without torch"
             )
         kept.append(item)
-    return ast.Module(body=[*kept, found[0]], type_ignores=[])
+    return ast.Module(body=[*kept, settings[0]], type_ignores=[])
 
 
 def _derives(item: ast.ClassDef, bases: tuple[type[Any], ...]) -> bool:
@@ -188,8 +190,8 @@ def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...
         exec(compile(tree, path, "exec", dont_inherit=True), space)
     except Exception as error:  # whatever a class statement can raise
         raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
-    (found,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
-    return found
+    (settings,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
+    return settings
 
 
 def _is_settings(item: type[Any], module: str, bases: tuple[type[Any], ...]) -> bool:

@@ -54,10 +54,10 @@ def _has_code(folder: Path) -> bool:
 
 def _root() -> Path:
     try:
-        found = enclosing(Path.cwd())
+        project = enclosing(Path.cwd())
     except FileNotFoundError:  # the working directory was removed
         return HOME
-    return HOME if found is None or is_clone(found) else found
+    return HOME if project is None or is_clone(project) else project
 
 
 ROOT = _root()

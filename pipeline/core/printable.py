@@ -1,4 +1,4 @@
-"""Text of others as a terminal may be given it: what would move its cursor or turn its direction is escaped. Pure."""
+"""Others' text made safe for terminals and shells: control characters escaped, words and Hydra values quoted. Pure."""
 
 from __future__ import annotations
 
@@ -68,3 +68,27 @@ def _escaped(word: str) -> str:
 def _code(point: int) -> str:
     """A shell takes ``\\x9b`` for a byte, not for the character."""
     return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+_BARE = re.compile(r"0|[1-9][0-9]*|(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w/.:-]*", re.IGNORECASE)
+_IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # what takes a backslash inside a shell's double quotes
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
+
+
+def hydra_value(text: str) -> str:
+    """Bare where Hydra would take it for nothing else, else in single quotes (where only a quote ends a backslash)."""
+    return text if _BARE.fullmatch(text) else hydra_quoted(text)
+
+
+def hydra_quoted(text: str) -> str:
+    """In single quotes, whatever it holds; ``${`` is no interpolation."""
+    literal = text.replace("${", "\\${")
+    return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
+
+
+def shell_word(override: str) -> str:
+    """The override as one word of a shell: in double quotes where it holds a value in single ones, which is easiest to
+    read. Not where it has a ``!``, which an interactive shell replaces there."""
+    if "'" not in override or "!" in override or not override.isprintable():
+        return shell_line([override])
+    return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], override)}"'

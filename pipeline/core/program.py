@@ -38,8 +38,8 @@ class Program(NamedTuple):
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
         """What a finished run has in its folder besides what describes it."""
-        found = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if path.is_file())
-        return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in found), *self.evaluated)
+        paths = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if path.is_file())
+        return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in paths), *self.evaluated)
 
 
 CLASSIFIER = Program(
@@ -77,6 +77,6 @@ def named(name: object) -> Program:
 def script_of(config: Mapping[str, Any]) -> str:
     """What a person calls a script's run: ``examples/train.py``."""
     section = config.get(SECTION)
-    told = section if isinstance(section, Mapping) else {}
-    command = told.get("command")
-    return str(told.get("script") or (command[0] if isinstance(command, list) and command else "?"))
+    fields = section if isinstance(section, Mapping) else {}
+    command = fields.get("command")
+    return str(fields.get("script") or (command[0] if isinstance(command, list) and command else "?"))

@@ -27,28 +27,28 @@ def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()
         values: secrets that are known of the configuration.
         names: what ``cluster.secrets`` names.
     """
-    return hide(_OWN_REFERENCE.sub(HIDDEN, _told(word, names)[0]), values)
+    return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
 
 
 def in_field(field: str, value: str) -> str:
     """``field='value'`` as messages may hold it; a secret is left out whole, whatever else it holds."""
-    whole = isinstance(value, Secret) or _told(f"{field}={value}", ())[1]
+    whole = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
     return f"{field}={HIDDEN if whole else hide(repr(value))}"
 
 
-def told_in(words: Iterable[str]) -> frozenset[str]:
+def secrets_in(words: Iterable[str]) -> frozenset[str]:
     """The secrets that stand in words of a command line, and parts of them that a parser's complaint may quote."""
     listed = list(words)
-    names = {name for word in listed for name in _names_told(word)}
-    values = {value for word in listed for value in _told(word, names)[1]}
+    names = {name for word in listed for name in _secret_names(word)}
+    values = {value for word in listed for value in _masked(word, names)[1]}
     parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= ANYWHERE}
     return frozenset(values | parts).union(*map(in_forms, listed))
 
 
-def told_anew(word: str, values: Mapping[str, str]) -> str:
+def restored(word: str, values: Mapping[str, str]) -> str:
     """A stored word with ``values`` (by name, as Hydra writes them) for the placeholders of these variables.
 
-    ``cluster.env.API_TOKEN=***`` is told anew by API_TOKEN, ``cluster.env.PROXY=http://***@host`` by PROXY.
+    ``cluster.env.API_TOKEN=***`` is given again by API_TOKEN, ``cluster.env.PROXY=http://***@host`` by PROXY.
     """
     key, equals, value = word.partition("=")
     if not equals or HIDDEN not in value:
@@ -86,12 +86,12 @@ def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     return kept, environment
 
 
-def _names_told(word: str) -> list[str]:
+def _secret_names(word: str) -> list[str]:
     key, _, value = word.lstrip("+").partition("=")
     return re.findall(r"\w+", value) if key == "cluster.secrets" else []
 
 
-def _told(word: str, names: Collection[str]) -> tuple[str, list[str]]:
+def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
     """The word with placeholders for what its names say is secret, and what that was."""
     key, equals, value = word.partition("=")
     if not equals:
@@ -100,20 +100,20 @@ def _told(word: str, names: Collection[str]) -> tuple[str, list[str]]:
     last = field.rpartition(".")[2]
     if field == "dataset.source":
         value = SIGNATURE.sub(r"\1", value)
-    if _is_told(last, value, names) or (field == ".".join(WEBHOOK) and not _REFERENCE.fullmatch(value)):
+    if _is_secret(last, value, names) or (field == ".".join(WEBHOOK) and not _REFERENCE.fullmatch(value)):
         return f"{key}={HIDDEN}", [_unquoted(value)]
-    found: list[str] = []
+    values: list[str] = []
 
     def inner(pair: re.Match[str]) -> str:
-        if not _is_told(pair[1], pair[3].strip(), names):
+        if not _is_secret(pair[1], pair[3].strip(), names):
             return pair[0]
-        found.append(_unquoted(pair[3].strip()))
+        values.append(_unquoted(pair[3].strip()))
         return f"{pair[1]}{pair[2]}{HIDDEN}"
 
-    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", found
+    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", values
 
 
-def _is_told(name: str, value: str, names: Collection[str]) -> bool:
+def _is_secret(name: str, value: str, names: Collection[str]) -> bool:
     if _REFERENCE.fullmatch(value):
         return False
     return name in names or (is_secret_name(name) and tells(_unquoted(value)))
@@ -191,8 +191,8 @@ def tells(value: str) -> bool:
 def rules(values: Iterable[str] = ()) -> tuple[Rule, ...]:
     """What hides these values, and all that FORMS knows."""
     spelled = {text for value in values for text in _spellings(value) if len(text) >= _LEAST and text != HIDDEN}
-    found = "|".join(_bounded(text) for text in sorted(spelled, key=lambda text: (-len(text), text)))
-    return ((found, HIDDEN), *FORMS) if found else FORMS
+    pattern = "|".join(_bounded(text) for text in sorted(spelled, key=lambda text: (-len(text), text)))
+    return ((pattern, HIDDEN), *FORMS) if pattern else FORMS
 
 
 def hide(text: str, values: Collection[str] = ()) -> str:
@@ -214,12 +214,12 @@ def in_forms(value: str) -> Iterator[str]:
     """What a value holds that its form says is secret: of ``https://me:pw@host`` the login and the password alone."""
     if _is_plain(value):
         return
-    for found in re.finditer(_LOGIN, value):
-        user, colon, password = found[2].partition(":")
+    for match in re.finditer(_LOGIN, value):
+        user, colon, password = match[2].partition(":")
         if colon or len(user) >= _TOKEN_LENGTH:  # the name of a user alone is none
-            yield from (part for part in (found[2], password, unquote(password)) if part)
-    yield from (found[2] for found in re.finditer(_QUERY, value))
-    yield from (found[0] for pattern in (_PEM, _TOKENS) for found in re.finditer(pattern, value))
+            yield from (part for part in (match[2], password, unquote(password)) if part)
+    yield from (match[2] for match in re.finditer(_QUERY, value))
+    yield from (match[0] for pattern in (_PEM, _TOKENS) for match in re.finditer(pattern, value))
 
 
 def _is_plain(text: str) -> bool:
@@ -277,14 +277,14 @@ def marked(resolved: Any, values: Collection[str]) -> Any:
 def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
     """All secret texts of a resolved configuration, by name, by ``cluster.secrets``, by form and by reference."""
     names = _own_names(config)
-    found: set[str] = set()
+    values: set[str] = set()
     for path, value in _leaves(config, ()):
         if not isinstance(value, str) or value == HIDDEN:
             continue
         if _is_whole(path, value, names):
-            found.update(_parts(value))
-        found.update(in_forms(value))
-    return frozenset(found)
+            values.update(_parts(value))
+        values.update(in_forms(value))
+    return frozenset(values)
 
 
 def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from io import BytesIO
 from itertools import islice
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from pipeline.core import threads
 from pipeline.core.errors import DataError
+from pipeline.core.processes import threads
 from pipeline.data.base import EncodedImage, Part, RawSet, images_per_block
 from pipeline.data.image_settings import ImageFilesConfig
 from pipeline.data.progress import OnProgress

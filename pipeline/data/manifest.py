@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
-from pipeline.core.stamps import settles_in
+from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
 
 VERSION = 1
 IMAGES = "images.bin"

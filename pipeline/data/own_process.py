@@ -14,10 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import masking, process
+from pipeline.core import masking
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_json
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.core.processes import process
 from pipeline.data import packing
 from pipeline.data.base import Workspace
 from pipeline.data.datasets import own

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.printable import takes_colours
+from pipeline.core.processes.heartbeat import Heartbeat
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with what is being done ("downloading x.tar.gz"), bytes done, bytes in all (None: not known)."""

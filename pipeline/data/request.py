@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError
-from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
-from pipeline.core.stamps import settles_in
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys import rank_environment
@@ -34,7 +33,7 @@ _PACKING = "pipeline.data.packing"
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
     "pipeline.data.download", "pipeline.data.manifest", "pipeline.data.progress",
-    "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.leftovers", "pipeline.core.redact",
+    "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.files", "pipeline.core.redact",
     "pipeline.core.places",  # which names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip

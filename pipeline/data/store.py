@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import fsync, sha256_file
+from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.places import ROOT
 from pipeline.data import datasets, manifest, request
@@ -122,8 +121,8 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
     downloads = target.parent / "downloads" / dataset.name
     for left_over in downloads.glob("tmp*"):
         left_over.unlink()
-    leftovers.remove([target.parent])
-    building = Path(tempfile.mkdtemp(prefix=leftovers.prefix(f".building-{dataset.name}"), dir=target.parent))
+    remove_leftovers([target.parent])
+    building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".building-{dataset.name}"), dir=target.parent))
     try:
         work = Workspace(folder=building, downloads=downloads, report=report)
         return _build(dataset, module, target, wanted, work)

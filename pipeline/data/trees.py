@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import canonical_json, sha256_text, write_json
+from pipeline.core.files import canonical_json, sha256_text, temporary_prefix, write_json
 from pipeline.data.manifest import MANIFEST
 from pipeline.data.request import fingerprints
 from pipeline.keys.script_files import DataPath
@@ -52,7 +51,7 @@ def _link(pack: Path, link: Path, source: Path) -> None:
         link.parent.unlink()
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink() or link.readlink() != source:
-        made = pack / f"{leftovers.prefix('.link')}{os.urandom(4).hex()}"
+        made = pack / f"{temporary_prefix('.link')}{os.urandom(4).hex()}"
         made.symlink_to(source)
         made.replace(link)  # at once: another command may be about to do the same
 

@@ -8,12 +8,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.core import leftovers
 from pipeline.core.cache import Remembered
 from pipeline.core.errors import DataError, PacelineError, UsageError, suggestion
-from pipeline.core.files import sha256_file, sha256_text
+from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
-from pipeline.core.python_answers import python_answer
+from pipeline.core.processes.process import python_answer
 from pipeline.data.download import Wanted, retrieve
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import fingerprints
@@ -86,7 +85,7 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
         return found
     path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(prefix=leftovers.prefix(f".{sha256[:12]}"), dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(prefix=temporary_prefix(f".{sha256[:12]}"), dir=path.parent, delete=False) as file:
         copy = Path(file.name)
     try:
         shutil.copyfile(source, copy)

@@ -18,7 +18,7 @@ from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.program import TORCHRUN
 from pipeline.core.specs import Cluster, LogLine, Outputs
 from pipeline.core.tables import is_count

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core import documents, unexpected
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.giving_way import give_way
+from pipeline.core.processes import unexpected
+from pipeline.core.processes.priority import give_way
 from pipeline.evaluation import fonts, overview
 from trainers.contract import run_folder
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
-from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
-from pipeline.core.files import write_atomic, write_hint, write_json
-from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.signals import Interruptible
+from pipeline.core.files import remove_leftovers, write_atomic, write_hint, write_json
+from pipeline.core.processes import process, threads
+from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.data import store, weights
@@ -134,7 +134,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
-            leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
+            remove_leftovers([run.config.data_dir, *run.folder.path.glob("attempts/*")])
             _finish(
                 Work(
                     run=run,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Progress, nothing
-from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.signals import Stop
+from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import Cluster, LaunchPlan, State, Waiting
 from pipeline.execution.mirroring import Mirroring
 from pipeline.execution.run import Run

@@ -135,7 +135,7 @@ def left_behind(told: Mapping[str, Mapping[str, str]], *, whose: str) -> list[st
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
     # here: the key asks this module about names, and a finished run has no use for these
-    from pipeline.core.hydra_value import hydra_value, shell_word
+    from pipeline.core.printable import hydra_value, shell_word
     from pipeline.core.redact import is_secret_name
 
     open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]

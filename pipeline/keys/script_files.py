@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
-from pipeline.core.files import expanded, sha256_file
-from pipeline.core.patterns import refuse_odd
+from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -171,7 +170,7 @@ def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
     found: dict[str, Path] = {}
     for pattern in patterns:
         _refuse_leading_out("model.inputs", pattern)
-        refuse_odd(pattern, f"model.inputs: {pattern!r}")
+        refuse_odd_pattern(pattern, f"model.inputs: {pattern!r}")
         files = _files_of(root, pattern)
         if not files:
             raise UsageError(f"model.inputs: {pattern!r} matches no file in {root}")
@@ -210,7 +209,7 @@ def find(
         for value in values:
             _refuse_leading_out(field, value)
             if field != "program.workdir":
-                refuse_odd(value.removeprefix("{run}/"), f"{field}: {value!r}")
+                refuse_odd_pattern(value.removeprefix("{run}/"), f"{field}: {value!r}")
     place = functools.partial(_place, root=root, must_exist=must_exist)
     file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root

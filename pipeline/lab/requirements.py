@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipeline.core import process
 from pipeline.core.errors import HostError
+from pipeline.core.processes import process
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # a plain user's PATH often lacks sbin
 _PACKAGES = {

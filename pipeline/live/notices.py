@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from pipeline.config.schema import NotifyConfig
-from pipeline.core import process, threads
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.masking import shown
+from pipeline.core.processes import process, threads
+from pipeline.core.processes.signals import Interruptible
 from pipeline.core.redact import hide
-from pipeline.core.signals import Interruptible
 from pipeline.core.web_address import opener
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
-from pipeline.core import threads
 from pipeline.core.printable import program_lines, takes_colours
+from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
 from pipeline.live.run_state import Said

@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from pipeline.core import documents, git, leftovers, tars
+from pipeline.core import documents, tars
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import sha256_bytes, write_atomic
+from pipeline.core.files import sha256_bytes, system_temporary_prefix, write_atomic
+from pipeline.core.processes import git
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction import clones
@@ -235,7 +236,7 @@ def _without_logins(content: bytes) -> bytes:
 def _source(root: Path, commit: str) -> dict[str, bytes]:
     """A git pack of the whole repository at that commit, and one for each of the submodules that are here."""
     repository, top = git.common_folder(root) or root, git.top_of(root)
-    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as scratch:
         clones.pack(repository, commit, Path(scratch))
         for item in clones.recorded(repository, commit, top):
             if item.repository is not None:

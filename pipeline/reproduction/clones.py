@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core import git
 from pipeline.core.errors import PacelineError
+from pipeline.core.processes import git
 
 _WITHOUT_SETTINGS = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
 """So that no filter program is known that the attributes of somebody's commit could name."""

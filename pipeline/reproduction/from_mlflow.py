@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from pipeline import tracking
-from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.processes import process
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import journal

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import git, places
+from pipeline.core import places
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes
+from pipeline.core.processes import git
 from pipeline.reproduction import clones
 from pipeline.reproduction.archive import SOURCE
 from pipeline.runs import acceptance

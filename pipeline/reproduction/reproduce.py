@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.build import train_config
-from pipeline.core import git, process, redact
+from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
-from pipeline.core.heartbeat import waiting
 from pipeline.core.locks import FileLock
-from pipeline.core.signals import Interruptible
+from pipeline.core.processes import git, process
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.signals import Interruptible
 from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.content_key import Difference, differences
@@ -179,7 +180,7 @@ def _own_words(recipe: Recipe, told: Collection[str]) -> list[str]:
     anew = ("paths", "tracking", "dataset.source", *told)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in told if name.startswith("cluster.env.")}
-    return [redact.told_anew(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+    return [redact.restored(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
 
 
 def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:

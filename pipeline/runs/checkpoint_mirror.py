@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.core import documents, leftovers
+from pipeline.core import documents
 from pipeline.core.errors import DataError
-from pipeline.core.files import sha256_file
+from pipeline.core.files import sha256_file, system_temporary_prefix, temporary_prefix
 from pipeline.data.filesystems import ObjectStore
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
@@ -129,7 +129,7 @@ class CheckpointMirror(_Mirror):
         steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
         warnings: list[str] = []
         for name in sorted(steps, key=_number, reverse=True):
-            temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".mirror"), dir=run_dir))
+            temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".mirror"), dir=run_dir))
             try:
                 written_by = self._fetch(name, temporary)
             except DAMAGE as error:
@@ -221,7 +221,7 @@ class ScriptMirror(_Mirror):
             if _stamp(run_dir / name) != stamp:
                 raise FileNotFoundError(f"{name} was written to just now")
             listed[name] = {"sha256": sha256, "mtime_ns": stamp[0]}
-        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("mirror")) as folder:
+        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
             documents.write_sealed(Path(folder) / _LIST, {"files": listed})
             self._store.put(Path(folder) / _LIST, f"{self._key}/{_LIST}")
         self._pushed = stamps
@@ -238,7 +238,7 @@ class ScriptMirror(_Mirror):
         """
         if _LIST not in self._store.names(self._key):
             return 0, []
-        temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".mirror"), dir=run_dir))
+        temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".mirror"), dir=run_dir))
         try:
             self._store.get(f"{self._key}/{_LIST}", temporary / _LIST)
             listed: Mapping[str, Any] = documents.read_sealed(temporary / _LIST)["files"]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from pipeline.core import cache, leftovers
+from pipeline.core import cache
 from pipeline.core.errors import Killed, PacelineError, TrainingError
+from pipeline.core.files import remove_leftovers, remove_system_leftovers
 from pipeline.core.locks import FileLock
-from pipeline.core.signals import Stop
+from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.runs import journal, layout
 from pipeline.runs.folder import RunFolder
@@ -66,8 +67,8 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
     try:
         runs_dir = folder.path.parent
         inside = (folder.path / name for name in _WRITTEN_IN)
-        leftovers.remove([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
-        leftovers.remove_of_system()
+        remove_leftovers([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
+        remove_system_leftovers()
         layout.refuse_links(folder.path)
         (folder.path / run_folder.STOP).unlink(missing_ok=True)  # it was meant for a command before this one
         for line in layout.set_aside(folder.path):
@@ -80,7 +81,7 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
 
 
 def _heed(stop: Stop | None) -> None:
-    if stop is not None and stop.told:
+    if stop is not None and stop.requested:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
 
 

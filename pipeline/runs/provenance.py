@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import git
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import sha256_bytes, sha256_file, write_atomic
-from pipeline.core.leftovers import of_system
+from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_prefix, write_atomic
+from pipeline.core.processes import git
 from pipeline.core.redact import hide, in_word
 from pipeline.core.specs import NodeFacts
 
@@ -48,7 +47,7 @@ def uncommitted(
         imported: sources of the run; those of the repository count that lie outside of ``root``, too.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-    with tempfile.TemporaryDirectory(prefix=of_system("git")) as folder:
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as folder:
         (Path(folder) / "objects").mkdir()
         env = {
             "GIT_INDEX_FILE": str(Path(folder) / "index"),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.core import leftovers
+from pipeline.core.files import temporary_prefix
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from trainers.contract import run_folder
@@ -92,7 +92,7 @@ def _alone(folder: RunFolder, objection: Objection, remove: Callable[[RunFolder]
 
 
 def _remove_folder(folder: RunFolder) -> None:
-    removed = folder.path.with_name(f"{leftovers.prefix(f'.{folder.key}')}removed")
+    removed = folder.path.with_name(f"{temporary_prefix(f'.{folder.key}')}removed")
     folder.path.rename(removed)
     folder.lock.unlink(missing_ok=True)  # who waits for it makes another one and finds no run
     with suppress(FileNotFoundError):  # a command on another computer may tidy up here, too

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError, UnsealedError
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import sha256_file
-from pipeline.core.stamps import settles_in
+from pipeline.core.files import settles_in, sha256_file
 from pipeline.core.tables import counted
 
 FILE = "stamps.json"

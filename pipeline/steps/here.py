@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pipeline.core import masking, process, threads
+from pipeline.core import masking
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.core.processes import process, threads
 from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
 from pipeline.steps.step import Step, StepError, filled

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import leftovers, masking, threads
+from pipeline.core import masking
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import fsync, sha256_file, write_hint, write_json
+from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
 from pipeline.core.locks import held
-from pipeline.core.signals import CTRL_C, Interruptible, Stop
+from pipeline.core.processes import threads
+from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
 from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
@@ -159,7 +160,7 @@ class _Work:
                     where = _shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {where}")
                     return
-                leftovers.remove([folder.parent])
+                remove_leftovers([folder.parent])
                 self._build(standing, key, folder)
         except OSError as error:
             what = f"step {step.name} can't be kept in {folder.parent}: {os_reason(error)}"
@@ -167,7 +168,7 @@ class _Work:
 
     def _build(self, standing: Standing, key: ContentKey, folder: Path) -> None:
         step, root = standing.step, self.graph.root
-        building = Path(tempfile.mkdtemp(prefix=leftovers.prefix(f".{folder.name}"), dir=folder.parent))
+        building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".{folder.name}"), dir=folder.parent))
         try:
             building.chmod(0o755)
             (building / store.OUT).mkdir()
@@ -210,7 +211,7 @@ class _Work:
         with making.log.open("w", encoding="utf-8"):
             pass
         code = run_here(making) if step.on == "here" else _elsewhere(making, self.graph)
-        if making.stop.told:
+        if making.stop.requested:
             raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
         log = _shown(making.log, making.root)
         if code != 0:
@@ -289,7 +290,7 @@ class _Waiting:
         self._step, self._say, self._stop, self._is_said = step, say, stop, False
 
     def __call__(self) -> None:
-        if self._stop.told:
+        if self._stop.requested:
             raise Killed(f"step {self._step.name} was stopped by {self._stop.by}")
         if not self._is_said:
             self._is_said = True

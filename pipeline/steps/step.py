@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.patterns import refuse_odd
+from pipeline.core.files import refuse_odd_pattern
 from trainers.core.config import ConfigError
 from trainers.script.settings import words
 
@@ -120,7 +120,7 @@ def _check(step: Step) -> None:
             what = f"step {step.name}: inputs: {item!r} leads out with .."
             raise StepError(what, hint="a path from the project's folder, or an absolute one")
         elif PurePosixPath(item).parts:  # else the project itself
-            refuse_odd(item, f"step {step.name}: inputs: {item!r}")
+            refuse_odd_pattern(item, f"step {step.name}: inputs: {item!r}")
     if not step.outputs:
         raise StepError(
             f"step {step.name} names no outputs, so nobody could tell whether it was made",
@@ -136,7 +136,7 @@ def _check(step: Step) -> None:
 def _check_outputs(step: Step) -> None:
     for item in step.outputs:
         _refuse_leading_out(f"step {step.name}: outputs: {item}", item)
-        refuse_odd(item, f"step {step.name}: outputs: {item!r}")
+        refuse_odd_pattern(item, f"step {step.name}: outputs: {item!r}")
     paths = [PurePosixPath(item) for item in step.outputs]
     for at, path in enumerate(paths):
         for other in paths[:at]:

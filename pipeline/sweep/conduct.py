@@ -14,12 +14,12 @@ from pathlib import Path
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.running import Progress, nothing
-from pipeline.core import threads
 from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
-from pipeline.core.heartbeat import waiting
 from pipeline.core.printable import printable
-from pipeline.core.signals import Interruptible, Stop
+from pipeline.core.processes import threads
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run

@@ -13,8 +13,8 @@ from pipeline.cluster import launchers
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core.files import write_atomic
-from pipeline.core.heartbeat import waiting
-from pipeline.core.signals import Stop
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import Cluster
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run

@@ -20,8 +20,8 @@ from typing import Any
 
 from pipeline import tracking
 from pipeline.config.build import RunConfig
-from pipeline.core import process, threads
 from pipeline.core.errors import PacelineError
+from pipeline.core.processes import process, threads
 from pipeline.evaluation import report_key
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.execution.run import Run

@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.core import masking, threads, unexpected
+from pipeline.core import masking
 from pipeline.core.errors import PacelineError
-from pipeline.core.giving_way import give_way
+from pipeline.core.processes import threads, unexpected
+from pipeline.core.processes.priority import give_way
 from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.destinations import SETTINGS_VARIABLE

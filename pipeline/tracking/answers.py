@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.core import threads
+from pipeline.core.processes import threads
 from pipeline.tracking.failures import StoreError
 
 GROWTH_BYTES = 256 << 20  # of this process in one call; the largest answer, a long metric's history, takes some MB

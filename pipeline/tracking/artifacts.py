@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.core import leftovers
+from pipeline.core.files import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs import layout
 from pipeline.tracking.address import redact
@@ -108,7 +108,7 @@ def sendable(path: Path) -> Iterator[Path]:
     if safe == text and len(kept) == len(raw):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("artifact")) as folder:
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("artifact")) as folder:
         copy = Path(folder) / path.name
         copy.write_text(safe, encoding="utf-8")
         yield copy

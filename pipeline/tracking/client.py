@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pipeline import tracking
 from pipeline.config.build import RunConfig
-from pipeline.core import process
-from pipeline.tracking import priority
+from pipeline.core.processes import priority, process
 from pipeline.tracking.destinations import Destination
 
 _PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
@@ -38,12 +37,12 @@ class DestinationRecorder:
     def start(self) -> None:
         """Record while the run goes on."""
         self._child = self._spawn(follow=True)
-        priority.lower(self._child.pid)
+        priority.lower_priority(self._child.pid)
 
     def restore_priority(self) -> None:
         """The training is over: nobody else wants the processors as much any more."""
         if self._child is not None:
-            priority.restore(self._child.pid)
+            priority.restore_priority(self._child.pid)
 
     def finish(self) -> None:
         """Until the recorder is done; once more where it died."""

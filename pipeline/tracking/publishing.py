@@ -17,10 +17,12 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core import documents, leftovers, process
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import system_temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.places import HOME
+from pipeline.core.processes import process
 from pipeline.tracking.description import describe
 from trainers.contract import run_folder
 
@@ -216,7 +218,7 @@ def _register(
 
     model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
     if model_id is None:
-        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("model")) as temporary:
+        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
             folder = Path(temporary)
             about = _exported(run_dir, folder, pythonpath)
             model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)

@@ -18,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 
 from pipeline import tracking
-from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError
-from pipeline.core.heartbeat import waiting
+from pipeline.core.files import system_temporary_prefix
+from pipeline.core.processes import process
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.web_address import LOOPBACK, opener
 from pipeline.tracking import pages
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
@@ -132,7 +133,7 @@ def keep_up(
     note: Callable[[str], None],
 ) -> None:
     """Start a server, say ``links`` once it answers, and keep it up until Ctrl-C or SIGTERM. Raises PacelineError."""
-    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # kill -9 of this process ends it, too
         try:

@@ -40,7 +40,12 @@ def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starts = ["environments", "logins", "look", "mesh", "processes", "processors"]
     starts += ["starting", "usage", "warm"]
     agent = {f"pipeline/cluster/agent/{name}.py" for name in starts}
-    own = {"pipeline/core/process.py", "pipeline/core/guard.py", "trainers/script/start.py", "trainers/ranks.py"}
+    own = {
+        "pipeline/core/processes/process.py",
+        "pipeline/core/processes/guard.py",
+        "trainers/script/start.py",
+        "trainers/ranks.py",
+    }
     assert _offenders({*own, *agent}, *starters) == []
 
 
@@ -48,7 +53,7 @@ def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
 def test_threads_of_the_controller_are_started_in_one_module() -> None:
     starters = ("threading.Thread", "Thread", "threading.Timer", "Timer")
     ranks = {"trainers/training/session.py", "trainers/distributed/termination.py"}
-    assert _offenders({"pipeline/core/threads.py", "pipeline/cluster/agent/wire.py", *ranks}, *starters) == []
+    assert _offenders({"pipeline/core/processes/threads.py", "pipeline/cluster/agent/wire.py", *ranks}, *starters) == []
     assert list(_calls(ROOT / "pipeline/cluster/agent/wire.py")).count("threading.Thread") == 1, "in_thread"
 
 

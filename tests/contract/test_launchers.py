@@ -18,8 +18,8 @@ import pytest
 
 from pipeline.cluster.agent.log_lines import CUT
 from pipeline.cluster.attempt import stop_run
-from pipeline.core import process
 from pipeline.core.errors import TrainingError
+from pipeline.core.processes import process
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench, over_ssh_first
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script

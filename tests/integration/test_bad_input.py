@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.core import leftovers
+from pipeline.core.files import temporary_prefix
 from tests.integration.commands import ALONE, ROOT, Project, mlflow_states, wait_for_step
 from tests.small_disk import mounted
 from tests.waiting import HANG_S
@@ -100,7 +100,7 @@ def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording
 
 def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lock(finished: Project) -> None:
     ended = subprocess.Popen(["true"])
-    place, _, _ = leftovers.prefix("").split(".")[1].split("-")
+    place, _, _ = temporary_prefix("").split(".")[1].split("-")
     left = [
         folder / f".config.json.{place}-{ended.pid:x}-1.abc"
         for folder in (finished.only_run(), finished.folder / "runs", finished.folder / "runs/.paceline")

@@ -21,7 +21,7 @@ LONG = pytest.mark.long  # another moment of the same kind
 @pytest.mark.parametrize(
     ("module", "argv"),
     [
-        ("pipeline.core.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
+        ("pipeline.core.processes.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
         ("doit.plugin", [sys.executable, "-m", "pipeline.cli.main", "runs"]),  # paceline
         pytest.param("pipeline.cli.invocation", [DOIT, "runs"], marks=LONG),
         ("hydra", [DOIT, "train", *WORDS]),

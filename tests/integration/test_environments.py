@@ -13,7 +13,7 @@ import pytest
 from pipeline.cluster import launchers, sync
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.lab_fixture import on

@@ -19,7 +19,7 @@ from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Api, UnansweredError
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, Killed, TrainingError
-from pipeline.core.signals import Stop
+from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
 from tests.contract.stub import RUN_TO_END, SLEEP

@@ -24,8 +24,8 @@ from pipeline.cluster import plan as plan_module
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
-from pipeline.core import leftovers
 from pipeline.core.errors import TrainingError
+from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
@@ -197,7 +197,7 @@ def test_stopped_ssh_clients_cost_no_line_also_where_all_share_one(pssh: Bench) 
     stopped: list[int] = []
 
     def freeze() -> None:
-        for pid in processes(f"/tmp/{leftovers.prefix('paceline')}", ""):  # streams and shared connections of this test
+        for pid in processes(f"/tmp/{temporary_prefix('paceline')}", ""):  # streams and shared connections of this test
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 stopped.append(pid)

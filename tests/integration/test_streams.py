@@ -22,7 +22,7 @@ import doit.__main__
 from doit.doit_cmd import DoitMain
 from pipeline.cli.verbs import VERBS
 from pipeline.config import compose
-from pipeline.core.signals import Interruptible
+from pipeline.core.processes.signals import Interruptible
 from tests.quick_composition import quickly
 compose.compose = quickly
 compose.compose_config([])

@@ -11,7 +11,7 @@ import pytest
 from pipeline.cluster import sync
 from pipeline.cluster.sync import rsync
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.integration.commands import Project

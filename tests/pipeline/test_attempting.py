@@ -14,7 +14,7 @@ import pytest
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, LogLine, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import shown

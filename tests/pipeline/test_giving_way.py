@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.processes import priority
 from pipeline.tracking import __main__ as tracking
-from pipeline.tracking import priority
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.destinations import Destination
 
@@ -22,7 +22,7 @@ SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="a kernel without autogrouping")
 @pytest.mark.parametrize(("leads", "session"), [(True, "nice 10"), (False, "nice 0")])
 def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_other(leads: bool, session: str) -> None:
-    own = f"from pipeline.core.giving_way import give_way; give_way(); {SEEN}"
+    own = f"from pipeline.core.processes.priority import give_way; give_way(); {SEEN}"
     code = own if leads else f"import subprocess, sys; subprocess.run([sys.executable, '-c', {own!r}], check=True)"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, start_new_session=True)
@@ -82,7 +82,7 @@ def test_the_recorder_of_a_run_under_way_gets_hardly_anything_until_the_training
 def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None:
     own = _niceness(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        priority.lower(child.pid)
+        priority.lower_priority(child.pid)
         assert _niceness(child.pid)[0] == 19
     assert _niceness(os.getpid()) == own
 

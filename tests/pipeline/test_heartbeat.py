@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from pipeline.core import heartbeat as heartbeats
-from pipeline.core.heartbeat import Heartbeat, waiting
+from pipeline.core.processes import heartbeat as heartbeats
+from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from tests.waiting import HANG_S
 
 

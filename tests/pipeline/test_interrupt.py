@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.core import signals as interrupt
 from pipeline.core.errors import Killed
-from pipeline.core.signals import Interruptible
+from pipeline.core.processes import signals as interrupt
+from pipeline.core.processes.signals import Interruptible
 
 
 def look_after_a_lost_signal(*, cleaning: bool) -> None:

@@ -13,8 +13,8 @@ from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted
 from pipeline.cli.output import TYPED, command, note_usual, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
-from pipeline.core import heartbeat
 from pipeline.core.errors import UsageError
+from pipeline.core.processes import heartbeat
 from tests.waiting import HANG_S
 
 

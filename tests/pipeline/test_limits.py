@@ -25,14 +25,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which may
 AS_NOBODY = """
 import os, resource, subprocess, sys, threading
 from pipeline.cluster.agent.reasons import reason
-from pipeline.core import unexpected
+from pipeline.core.processes import unexpected
 os.setgid(65534); os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 for start in (threading.Thread(target=print).start, lambda: subprocess.run(["true"])):
     try:
         start()
     except Exception as error:
-        print(unexpected.told(error)); print(reason(error))
+        print(unexpected.error_message(error)); print(reason(error))
 """
 EATER = """
 import os, signal, subprocess, sys

@@ -231,7 +231,7 @@ def test_an_answer_is_kept_while_no_imported_file_changes(tmp_path: Path, monkey
     said = refusal(tmp_path, "def focal(logits, labels, gamma): ...")
     assert said.startswith("trainer.loss_args.gama is no argument of focal (losses.py:1); did you mean gamma?")
     with monkeypatch.context() as without:
-        without.setattr("pipeline.core.process.run", None)
+        without.setattr("pipeline.core.processes.process.run", None)
         assert refusal(tmp_path, "def focal(logits, labels, gamma): ...") == said
     assert "focal (losses.py:2)" in refusal(tmp_path, "# a comment moves it\ndef focal(logits, labels, gamma): ...")
 

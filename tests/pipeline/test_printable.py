@@ -15,8 +15,8 @@ from pipeline.comparing import groups
 from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable, program_lines, shell_line, takes_colours
+from pipeline.core.processes.unexpected import error_message
 from pipeline.core.tables import folded
-from pipeline.core.unexpected import told
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
 from pipeline.sweep import report
@@ -87,7 +87,7 @@ def test_a_coloured_line_is_as_wide_as_its_letters() -> None:
 
 
 def test_an_error_with_words_of_the_command_line_is_escaped() -> None:
-    assert told(UsageError("hosts=\x1b[31mx", hint="y")) == "hosts=\\x1b[31mx\n  try: y"
+    assert error_message(UsageError("hosts=\x1b[31mx", hint="y")) == "hosts=\\x1b[31mx\n  try: y"
 
 
 @pytest.mark.parametrize("word", [HOSTILE, "it's \\ \x7f", "\U000e0041'", "plain words"])

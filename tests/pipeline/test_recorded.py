@@ -17,9 +17,9 @@ from unittest.mock import patch
 import pytest
 
 from pipeline import tracking
-from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
+from pipeline.core.processes import process
 from pipeline.reproduction import from_mlflow, recipe
 from pipeline.tracking.__main__ import main
 from tests.pipeline import finished_folder
@@ -54,7 +54,10 @@ def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object)
     """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
     stderr = io.StringIO()
     with contextlib.ExitStack() as stack:
-        for of_a_process in ("pipeline.tracking.__main__._leave_out_data_frames", "pipeline.core.unexpected.install"):
+        for of_a_process in (
+            "pipeline.tracking.__main__._leave_out_data_frames",
+            "pipeline.core.processes.unexpected.install",
+        ):
             stack.enter_context(patch(of_a_process))
         stack.enter_context(patch.dict(os.environ, env))
         stack.enter_context(contextlib.redirect_stderr(stderr))

@@ -156,11 +156,11 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
 
 def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
     values = {"API_TOKEN": "'${oc.env:API_TOKEN}'"}
-    assert redact.told_anew("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
-    assert redact.told_anew("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
+    assert redact.restored("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
+    assert redact.restored("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
         "++cluster.env={A: 1, API_TOKEN: '${oc.env:API_TOKEN}'}"
     )
-    assert redact.told_anew("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
+    assert redact.restored("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
     told = ["seed=1", "cluster.env.API_TOKEN='a b'", "x={A_TOKEN: abcd, B: 2}"]
     words, environment = redact.by_environment(told)
     assert words == [

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import is_held
-from pipeline.core.signals import Stop
+from pipeline.core.processes.signals import Stop
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock, locked
 from tests.read_only import mounted

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core import process
 from pipeline.core.errors import PacelineError
+from pipeline.core.processes import process
 from tests.waiting import HANG_S
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.core.files import sha256_file
-from pipeline.core.stamps import settles_in
+from pipeline.core.files import settles_in, sha256_file
 from pipeline.data import manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.request import fingerprint
@@ -59,7 +58,7 @@ def test_a_copied_folder_is_hashed_once(copy: RunFolder, monkeypatch: pytest.Mon
 def test_what_was_written_to_an_instant_ago_is_hashed_once_more(
     copy: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.core.stamps._TICK_NS", 60_000_000_000)
+    monkeypatch.setattr("pipeline.core.files._TICK_NS", 60_000_000_000)
     (copy.path / "predictions.json").write_bytes((copy.path / "predictions.json").read_bytes())
     assert copy.stale_because(KEY.digest) is None
     assert not (copy.path / "stamps.json").exists()

@@ -242,7 +242,7 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
 ) -> None:
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert start(root, "init.weights=default", "model=torchvision").url == known
-    monkeypatch.setattr("pipeline.core.process.run", None)  # kept from here on
+    monkeypatch.setattr("pipeline.core.processes.process.run", None)  # kept from here on
     assert weights.published("resnet18", "IMAGENET1K_V1", root) == known
     with pytest.raises(UsageError, match=r"init.weights=V2: model.arch=resnet18 has no such; .*IMAGENET1K_V1"):
         weights.published("resnet18", "V2", root)

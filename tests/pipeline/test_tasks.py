@@ -11,8 +11,8 @@ from doit.exceptions import TaskError
 
 from pipeline.cli import tasks
 from pipeline.cli.loader import leave
-from pipeline.core import unexpected
 from pipeline.core.errors import UsageError
+from pipeline.core.processes import unexpected
 
 
 @pytest.mark.parametrize("end", ["raise SystemExit(0)", "raise Mute"])

@@ -17,7 +17,7 @@ from pipeline.cluster import launchers
 from pipeline.cluster.launchers import streams
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.streams import Connection, Streams
-from pipeline.core import threads
+from pipeline.core.processes import threads
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
 from tests.waiting import HANG_S
 
@@ -25,7 +25,7 @@ from tests.waiting import HANG_S
 def test_whatever_a_thread_raises_is_told_with_its_place(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.core.unexpected._in_runs", [])
+    monkeypatch.setattr("pipeline.core.processes.unexpected._in_runs", [])
     told: list[str] = []
     for error in (ValueError("of a\nline"), SystemExit(3)):
 

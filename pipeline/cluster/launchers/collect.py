@@ -25,8 +25,10 @@ from pipeline.cluster.agent.beats import SETTLED_S
 from pipeline.cluster.launchers.answers import parse
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.streams import Connection
-from pipeline.core import leftovers, process, tars
+from pipeline.core import tars
 from pipeline.core.errors import PacelineError, TrainingError
+from pipeline.core.files import temporary_prefix
+from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
 from pipeline.runs.checkpoints import DAMAGE, read_verified
@@ -68,7 +70,7 @@ def receive(
     """
     host = connection.host
     request = {**request, **_wanted(outputs, rank, final=final)}
-    temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
+    temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".collect"), dir=run_dir))
     try:
         answer, left_out = _extract_or_again(connection, request, temporary)
         if isinstance(size := answer.get("left_bytes"), int):

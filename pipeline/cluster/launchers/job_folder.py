@@ -21,9 +21,9 @@ from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.launchers.answers import log_line, node_end
 from pipeline.cluster.launchers.payload import message, new_token
-from pipeline.core import threads
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
+from pipeline.core.processes import threads
 from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
 from trainers.contract.beats import NodeBeat, NodeLook
 

@@ -12,9 +12,9 @@ from pipeline.cluster.launchers.base import Transport
 from pipeline.cluster.launchers.host_errors import quoted, too_old
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
+from pipeline.core.processes import process
 from pipeline.core.specs import Host
 
 _STARVED_S = 60.0

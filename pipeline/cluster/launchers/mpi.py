@@ -21,8 +21,9 @@ from pipeline.cluster.launchers.base import AttemptSpec, Transport
 from pipeline.cluster.launchers.host_errors import agent_error, interpreter_error, quoted, ssh_command, ssh_error
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.files import temporary_prefix
+from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host
 from trainers.core.config import ConfigError
 
@@ -114,7 +115,7 @@ class MpiTransport(Transport):
             )
         self._program = _open_mpi()
         self._refuse_absent_interface()
-        self._folder = Path(tempfile.mkdtemp(prefix=leftovers.prefix("paceline"), dir="/tmp"))  # a path without spaces
+        self._folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("paceline"), dir="/tmp"))  # a path without spaces
         self._ssh_config = self._passed_on(cluster.ssh_config)
 
     def _refuse_absent_interface(self) -> None:

@@ -28,8 +28,9 @@ from pipeline.cluster.launchers.environments import lock_file
 from pipeline.cluster.launchers.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.files import system_temporary_prefix, temporary_prefix
+from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host, unfit_name
 
 INSTALL = {
@@ -86,7 +87,7 @@ class PsshTransport(Transport):
         settings = cluster.settings
         self.environment = lock_file(settings.environment_from, settings.wheelhouse) if settings is not None else None
         self._pssh, self._ssh_program = program, ssh
-        prefix = leftovers.prefix("paceline")
+        prefix = temporary_prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
         self._shared = self._shared_connection()
 
@@ -168,7 +169,7 @@ class PsshTransport(Transport):
         return [group[at : at + _MOST_HOSTS] for group in alike for at in range(0, len(group), _MOST_HOSTS)]
 
     def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
+        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("pssh")) as name:
             folder = Path(name)
             argv = self._pssh_argv(folder, hosts, timeout_s)
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}

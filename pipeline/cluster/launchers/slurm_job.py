@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import GrantedJob, JobState, Outcome
 from pipeline.cluster.launchers.job_folder import OUTPUT
-from pipeline.core import process
 from pipeline.core.errors import HostError, PacelineError, TrainingError
+from pipeline.core.processes import process
 
 _LASTS_S = 2.0  # a node whose last job is just ending isn't available for a moment
 _TIMEOUT_S = 60.0  # a controller that is busy makes its commands try again

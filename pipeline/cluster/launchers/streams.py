@@ -15,7 +15,7 @@ from subprocess import Popen
 from typing import IO
 
 from pipeline.cluster.launchers.answers import Lines, log_line, parse_stream
-from pipeline.core import process, threads
+from pipeline.core.processes import process, threads
 from pipeline.core.redact import hide
 from pipeline.core.specs import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 from trainers.contract.beats import NodeBeat, NodeLook

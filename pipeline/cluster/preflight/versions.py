@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.cluster.preflight.judgement import Check, State, compared
 from pipeline.core.errors import HostError
-from pipeline.core.hydra_value import hydra_value
+from pipeline.core.printable import hydra_value
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.keys import ABSENT
 

@@ -20,7 +20,7 @@ from pipeline.cluster.launchers.sending import NOT_SENT, Transfer
 from pipeline.cluster.sync import rsync
 from pipeline.cluster.sync.rsync import Folder
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import some_names
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from subprocess import Popen
 
 from pipeline.cluster.agent.trees import PARTIAL
-from pipeline.core import process
 from pipeline.core.errors import HostError, UsageError
+from pipeline.core.processes import process
 from pipeline.core.specs import Host
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.core import signals
 from pipeline.core.errors import DataError
-from pipeline.core.threads import named
+from pipeline.core.processes import signals
+from pipeline.core.processes.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
 from pipeline.data.npz import Header

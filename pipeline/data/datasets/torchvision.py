@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
-from pipeline.core import process
 from pipeline.core.errors import DataError
+from pipeline.core.processes import process
 from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.image_settings import ImageFilesConfig

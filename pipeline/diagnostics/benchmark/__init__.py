@@ -10,10 +10,10 @@ from typing import Any
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
-from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.heartbeat import waiting
+from pipeline.core.processes import process
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module

@@ -17,10 +17,10 @@ from typing import Any
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
-from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.heartbeat import waiting
-from pipeline.core.process import run as run_process
+from pipeline.core.files import system_temporary_prefix
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.process import run as run_process
 from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
 
@@ -73,7 +73,7 @@ def compare(
             f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; "
             f"{counted(ranks, 'rank')} on the processor"
         )
-        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("benchmark")) as temporary:
+        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("benchmark")) as temporary:
             result = Path(temporary) / "figures.json"
             words = [config.train.model.name, str(pairs or _PAIRS), name]
             words += [] if trainer.precision == "auto" else [trainer.precision]

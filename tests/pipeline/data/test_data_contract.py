@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
-from pipeline.core.process import Completed
+from pipeline.core.processes.process import Completed
 from pipeline.data import request
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.folder import FolderConfig

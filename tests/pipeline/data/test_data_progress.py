@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.core import heartbeat
+from pipeline.core.processes import heartbeat
 from pipeline.data import progress
 from tests.waiting import HANG_S
 

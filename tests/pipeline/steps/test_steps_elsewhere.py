@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pipeline.core.signals import Stop
+from pipeline.core.processes.signals import Stop
 from pipeline.steps.elsewhere import _program
 from pipeline.steps.making import Making
 from tests.pipeline.steps.conftest import StepProject

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import trials
-from pipeline.core import heartbeat
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
+from pipeline.core.processes import heartbeat
 from pipeline.sweep.folder import SweepFolder
 
 

@@ -1,8 +1,9 @@
-"""The one place of the controller half that starts processes."""
+"""The one place of the controller half that starts processes, also those that answer what only an import can say."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -15,11 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
-from pipeline.core import threads
 from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
+from pipeline.core.processes import threads
 
 _PART_BYTES = 1 << 16
 _LOOK_S = 1.0
@@ -287,7 +288,7 @@ def guarded(
     Its stdout and stderr are one pipe, or ``log`` (made anew), or those of this process if it ``keeps_output``; its own
     stdin is empty. Raises PacelineError.
     """
-    guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/guard.py")]
+    guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/processes/guard.py")]
     try:
         with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("wb") as output:
             return subprocess.Popen(
@@ -330,3 +331,32 @@ def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> sub
             env=dict(env),
             start_new_session=True,  # a Ctrl-C in the terminal must not end it before the run is recorded as KILLED
         )
+
+
+_ANSWER = """
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what an import prints is no part of the answer
+json.dump(answer(json.loads(sys.argv[1])), answers)
+answers.close()
+os._exit(0)  # whatever threads an import has started
+"""
+
+
+def python_answer(
+    program: str, request: object, *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Any:
+    """Run the text of a Python program in this interpreter, and return what its ``answer(request)`` returns, as JSON.
+
+    Args:
+        env: its whole environment; None: that of this process.
+
+    Raises:
+        PacelineError: the last line of its traceback, or that it was still running after ``timeout_s``.
+    """
+    argv = [sys.executable, "-B", "-c", program + _ANSWER, json.dumps(request)]
+    done = run(argv, timeout_s=timeout_s, env=env, cwd=cwd)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        raise PacelineError(done.why.splitlines()[-1]) from None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.core.process import Completed, find, run
+from pipeline.core.processes.process import Completed, find, run
 
 _TIMEOUT_S = 60.0
 _NUMBER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -61,14 +61,14 @@ def has_commit(folder: Path, commit: str) -> bool:
 
 def common_folder(checkout: Path) -> Path | None:
     """The git folder of the repository that ``checkout`` is of, the same for all of its worktrees."""
-    told = answer(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir")
-    return Path(told.removesuffix("\n")) if told else None
+    output = answer(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir")
+    return Path(output.removesuffix("\n")) if output else None
 
 
 def top_of(folder: Path) -> Path:
     """The checkout that ``folder`` lies in, or the folder itself where it lies in none."""
-    told = answer(folder, "rev-parse", "--show-toplevel")
-    return Path(told.removesuffix("\n")) if told else folder
+    output = answer(folder, "rev-parse", "--show-toplevel")
+    return Path(output.removesuffix("\n")) if output else folder
 
 
 def refusal(folder: Path) -> str | None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pipeline.core import unexpected
 from pipeline.core.errors import text_of
+from pipeline.core.processes import unexpected
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

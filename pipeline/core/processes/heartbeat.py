@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pipeline.core import threads
+from pipeline.core.processes import threads
 
 if TYPE_CHECKING:
     from pipeline.core.specs import Waiting

@@ -71,21 +71,21 @@ class Stop:
     """The wish to end, for attempts in threads: signals reach the main thread alone, which passes them on here."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._requested = threading.Event()
         self.by = ""
 
     def tell(self, by: str) -> None:
         """``by`` names what wants the end, such as SIGINT."""
         self.by = self.by or by
-        self._told.set()
+        self._requested.set()
 
     @property
-    def told(self) -> bool:
-        return self._told.is_set()
+    def requested(self) -> bool:
+        return self._requested.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is told within that time."""
-        return self._told.wait(timeout_s)
+        """Whether the end is wanted within that time."""
+        return self._requested.wait(timeout_s)
 
 
 class Interruptible:
@@ -150,7 +150,7 @@ class Interruptible:
         ``hold``."""
         if self._first is not None and not self._cleaning:
             raise Interrupted
-        if self._stop is not None and self._stop.told and not self._held:
+        if self._stop is not None and self._stop.requested and not self._held:
             self._held = self._stopped = True
             raise Interrupted
 

@@ -78,13 +78,13 @@ def _end_adopted() -> None:
 def _children() -> list[int]:
     from pathlib import Path  # 10 ms of a start
 
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (folder / "stat").read_text(encoding="utf-8", errors="replace")
             if int(state.rpartition(")")[2].split()[1]) == os.getpid():  # the parent
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def _signal(group: int, number: int) -> None:

@@ -13,11 +13,11 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.core import signals
 from pipeline.core.errors import Killed, PacelineError, UsageError, os_reason, text_of
 from pipeline.core.masking import OutputError, shown
 from pipeline.core.printable import printable_lines
-from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
+from pipeline.core.processes import signals
+from pipeline.core.processes.signals import CTRL_C, leave_on_ctrl_c
 
 FOLDER = ".errors"
 EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
@@ -50,17 +50,17 @@ def nobody_reads(error: BaseException) -> bool:
     """Whether ``error`` says that the reader of stdout has left, as ``| head`` does: nothing failed."""
     if not isinstance(error, BrokenPipeError):
         return False
-    asked = select.poll()
-    asked.register(1, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
+    stdout = select.poll()
+    stdout.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in stdout.poll(0))
 
 
-def told(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What a person is shown of ``error``: as it was written, or one line and the file with its traceback."""
-    return printable_lines(_told(error))
+    return printable_lines(_error_message(error))
 
 
-def _told(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     if isinstance(error, PacelineError):
         return str(error)
     if isinstance(error, OutputError):
@@ -110,4 +110,4 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         if issubclass(kind, KeyboardInterrupt):
             print(CTRL_C, file=sys.stderr, flush=True)
         else:
-            print(f"ERROR: {told(error)}", file=sys.stderr, flush=True)
+            print(f"ERROR: {error_message(error)}", file=sys.stderr, flush=True)
