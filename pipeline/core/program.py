@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,9 +38,16 @@ class Program(NamedTuple):
     is_ours: bool = True
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
-        """What a finished run has in its folder besides what describes it."""
-        paths = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if path.is_file())
+        """What a finished run has in its folder besides what describes it, but for what can't be read and for links
+        that lead out of it."""
+        top = os.path.realpath(run_dir)
+        paths = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if _is_kept(path, top))
         return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in paths), *self.evaluated)
+
+
+def _is_kept(path: Path, top: str) -> bool:
+    is_inside = not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(top)
+    return is_inside and path.is_file() and os.access(path, os.R_OK)
 
 
 CLASSIFIER = Program(

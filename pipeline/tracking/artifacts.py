@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def _patch(run_dir: Path) -> list[Path]:
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
     found = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
-    return [path for path in found if not layout.leads_out(path, run_dir)]
+    return [path for path in found if not layout.leads_out(path, run_dir) and os.access(path, os.R_OK)]
 
 
 @contextlib.contextmanager

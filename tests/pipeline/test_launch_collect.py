@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
+import shlex
 import socket
 import stat
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +35,7 @@ from pipeline.runs.checkpoints import go_on_from_checkpoint
 from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.small_disk import mounted
+from tests.unreadable import WITHOUT_RIGHTS, unreadable
 from tests.waiting import promised_s
 
 AGENT = [sys.executable, "-c", BOOTSTRAP]
@@ -388,3 +392,58 @@ def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_st
     staging.remove_ours([str(node)])
     assert (node / "work/node1/code/states.csv").exists()
     assert fetch(others)[2:] == ["nodes/1/work/node1/code/states.csv"]  # nor what a link leads to
+
+
+def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, run_dir = tmp_path / "node", tmp_path / "run"
+    folder = node / "outputs"
+    (folder / "closed").mkdir(parents=True)
+    (node / "work/node0/code").mkdir(parents=True)
+    (node / "summary.json").write_text("{}")
+    for name in ("good.txt", "secret.txt", "closed/in.txt"):
+        (folder / name).write_text(name)
+    (folder / os.fsdecode(b"two\nlines \xff.txt")).write_text("odd")
+    os.mkfifo(folder / "pipe")
+    monkeypatch.chdir(folder)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    (folder / "away").symlink_to("/etc/passwd")
+    (folder / "etc").symlink_to("/etc")
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "near").symlink_to("good.txt")
+    said: list[str] = []
+    with unreadable(folder / "secret.txt", folder / "closed"):
+        assert receive(
+            to([*WITHOUT_RIGHTS, *AGENT]),
+            asked(node),
+            make(run_dir),
+            final=True,
+            outputs=SCRIPT_OUTPUTS,
+            say=said.append,
+        )
+    came = {path.name for path in (run_dir / "outputs").iterdir()}
+    assert came == {"good.txt", "near", os.fsdecode(b"two\nlines \xff.txt")}
+    out = "a link that leads out of the run folder"
+    assert said == [
+        f"node0: not brought from there: outputs/away ({out}), outputs/closed (Permission denied), "
+        f"outputs/etc ({out}), outputs/pipe (a pipe), outputs/secret.txt (Permission denied), outputs/socket (a socket)"
+    ]
+    assert staging.holds_left(str(node)), "what can't be read isn't removed with the host's folder"
+
+
+def test_a_file_that_is_removed_while_others_are_sent_is_named() -> None:
+    unsent: dict[str, str] = {}
+    with tarfile.open(fileobj=io.BytesIO(), mode="w|") as archive:
+        staging.send(archive, "/nowhere", "outputs/a.pt", "file", lambda *_: True, unsent)
+    assert [*staging.below("/nowhere", "outputs/b.pt", unsent)] == []
+    assert unsent == dict.fromkeys(("outputs/a.pt", "outputs/b.pt"), "it was removed meanwhile")
+
+
+def test_an_answer_that_breaks_off_behind_the_tar_is_asked_for_again(tmp_path: Path) -> None:
+    node = node_folder(tmp_path / "node")
+    cut = "import sys; all = sys.stdin.buffer.read(); sys.stdout.buffer.write(all[: all.rindex(b'@paceline')])"
+    words = ["sh", "-c", f"{shlex.join(AGENT)} | {shlex.join([sys.executable, '-c', cut])}"]
+    with pytest.raises(TrainingError, match="its answer broke off behind the tar"):
+        receive(to(words), asked(node), make(tmp_path / "run"), final=True)
+    assert receive(to(words, again=lambda: AGENT), asked(node), make(tmp_path / "run"), final=True)
+    assert (tmp_path / "run/summary.json").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -37,6 +40,9 @@ class Gathered:
     renamed: dict[str, str]
 
 
+LEADS_OUT = "a link that leads out of the run folder"
+NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device")
+"""Why there is nothing to keep of a path (see ``unreadable``)."""
 WORKDIR = "workdir"
 """Folder among the outputs: what the script wrote in its working directory and nobody asked for."""
 
@@ -49,6 +55,7 @@ def gather(
     outputs: Path,
     limit_bytes: int | None,
     required: bool,
+    lost: Collection[Path] = (),
 ) -> Gathered:
     """Move what the script wrote in its working directory into ``outputs``, and hash what was asked for.
 
@@ -58,6 +65,7 @@ def gather(
         wrote: those of its files, anywhere in its copy of the project, that the snapshot doesn't hold.
         limit_bytes: of what no pattern matches, the smallest files are kept up to so much; None: none of it.
         required: refuse patterns that match nothing.
+        lost: what of {run} can't be kept, and counts for nothing.
 
     Raises:
         MissingOutputsError: a pattern matches no file in either folder.
@@ -68,7 +76,7 @@ def gather(
     missing = []
     for pattern in patterns:
         glob = pattern.removeprefix("{run}/")
-        matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob)}
+        matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
         own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
         asked |= {path: path.relative_to(workdir).as_posix() for path in own}
         in_run |= matched
@@ -81,12 +89,18 @@ def gather(
     # those below the working directory first: of up/x and ../x, both are up/x here, the one of that name keeps it
     for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
         places[path] = f"{WORKDIR}/{_named(path, workdir)}"
-    renamed = {}
+    renamed, unmoved = {}, set()
     for path, name in places.items():
         target = _free(outputs, name)
         if target != name:
             renamed[os.path.relpath(path, workdir)] = places[path] = target
-        _move(path, outputs / target)
+        try:
+            _move(path, outputs / target)
+        except PermissionError:
+            if path in asked:
+                raise
+            unmoved.add(target)
+    besides = {path: size for path, size in besides.items() if places[path] not in unmoved}
     return Gathered(
         outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in asked})],
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
@@ -126,15 +140,54 @@ def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], d
     return kept, {path: size for path, size in sizes.items() if path not in kept}
 
 
-def left(run_dir: Path) -> dict[str, str]:
+def left(run_dir: Path, lost: Collection[str] = ()) -> dict[str, str]:
     """Each file that an attempt leaves, relative to the run folder → its sha256; so one that is altered later is known.
 
     Links to folders are not followed. Raises OSError.
+
+    Args:
+        lost: names of those that can't be read.
     """
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     found = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
-    return {path.relative_to(run_dir).as_posix(): sha256_file(path) for path in [*found, *kept]}
+    names = {path.relative_to(run_dir).as_posix(): path for path in [*found, *kept]}
+    return {name: sha256_file(path) for name, path in names.items() if name not in lost}
+
+
+def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
+    """Path in the run folder → why nothing below ``folders`` can be kept of it: it can't be read, it is no file, or it
+    is a link that leads out of the run folder."""
+    top, found = os.path.realpath(run_dir), dict[str, str]()
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            found[os.path.relpath(error.filename, run_dir)] = str(error.strerror)
+
+    for folder in folders:
+        for parent, inside, names in os.walk(folder, onerror=note):
+            links = [name for name in inside if Path(parent, name).is_symlink()]
+            inside[:] = sorted(name for name in inside if name != "__pycache__")
+            for path in (Path(parent, name) for name in [*links, *names]):
+                try:
+                    if why := _why_not(path, top):
+                        found[path.relative_to(run_dir).as_posix()] = why
+                except OSError as error:
+                    note(error)
+    return dict(sorted(found.items()))
+
+
+def _why_not(path: Path, top: str) -> str:
+    """The agent says the same (pipeline/cluster/agent/staging.py). A link that leads nowhere lacks nothing. Raises
+    OSError."""
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
+        return LEADS_OUT
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        return "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
+    if stat.S_ISDIR(mode):
+        return ""
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
@@ -146,8 +199,12 @@ def _files(folder: Path, pattern: str) -> Iterator[Path]:
 
 
 def _move(path: Path, target: Path) -> None:
+    """Raises OSError: its folder can't be written to, and it can't be read."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    path.replace(target)
+    try:
+        path.replace(target)
+    except PermissionError:
+        shutil.copyfile(path, target)
 
 
 def _output(folder: Path, name: str) -> Output:

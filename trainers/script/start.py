@@ -31,7 +31,16 @@ from trainers.script import command, outliving, rank_hook, unread
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
-from trainers.script.outputs import WORKDIR, Gathered, MissingOutputsError, gather, left
+from trainers.script.outputs import (
+    LEADS_OUT,
+    NO_FILES,
+    WORKDIR,
+    Gathered,
+    MissingOutputsError,
+    gather,
+    left,
+    unreadable,
+)
 from trainers.script.recorder import Recorder, before, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
@@ -371,18 +380,29 @@ class Attempt:
                 outputs=outputs,
                 limit_bytes=self.settings.outputs_limit_bytes,
                 required=self.is_first,
+                lost=[self.run_dir / name for name in unreadable(self.run_dir, outputs)],
             )
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
+        in_work = unreadable(self.run_dir, self.work)
+        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # of its links nothing counts
+        unkept |= unreadable(self.run_dir, outputs, self.run_dir / run_folder.CHECKPOINTS)
+        if unkept and not self.is_sent:  # else it is said when they are to be brought
+            names = workdirs.in_words([f"{name} ({why})" for name, why in unkept.items()])
+            say(f"{WARNING}not kept with what the script wrote: {names}")
         self.tell_of(found, outputs)
         if recorder is not None:
-            self.write_results(recorder, found, record, unkeyed)
+            self.write_results(recorder, found, record, unkeyed, unkept)
         elif self.settings.seal != "off":
             outputs.parent.mkdir(parents=True, exist_ok=True)
             all_of_it = {**record, "unkeyed": dependencies.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, all_of_it)
-        if not found.over and not self.is_sent:  # else the agent reads there what this host needs not send
+        if found.over or self.is_sent:  # the agent reads there what this host needs not send
+            return 0
+        if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
+            say(f"{WARNING}what can't be read stays on this host in {self.put_away()}/code")
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
                 self.folder.parent.rmdir()
@@ -400,17 +420,27 @@ class Attempt:
             say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
         if found.over:
             what = workdirs.in_words([*found.over], sum(found.over.values()))
-            left = self.folder.with_name(f"{self.folder.name}-left")
-            shutil.rmtree(left, ignore_errors=True)
-            self.folder.replace(left)
+            left = self.put_away()
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
                 f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
             )
 
+    def put_away(self) -> Path:
+        """Where the working directory lies from now on, for what of it can't be brought. Raises OSError."""
+        left = self.folder.with_name(f"{self.folder.name}-left")
+        shutil.rmtree(left, ignore_errors=True)
+        self.folder.replace(left)
+        return left
+
     def write_results(
-        self, recorder: Recorder, found: Gathered, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]
+        self,
+        recorder: Recorder,
+        found: Gathered,
+        record: Mapping[str, Any],
+        unkeyed: Sequence[Unkeyed],
+        unkept: Mapping[str, str],
     ) -> None:
         """Raises OSError."""
         if self.settings.seal != "off" and (outside := [*record["files"]]):
@@ -425,7 +455,8 @@ class Attempt:
             **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
             "unkeyed": dependencies.as_json(unkeyed),
             "duration_s": round(time.time() - self.begun, 3),
-            "outputs_sha256": left(self.run_dir),
+            "outputs_sha256": left(self.run_dir, unkept),
+            **({"not_kept": {workdirs.printed(name): why for name, why in unkept.items()}} if unkept else {}),
         }
         write_sealed(self.run_dir / run_folder.SUMMARY, summary)
 

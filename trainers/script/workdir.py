@@ -175,8 +175,13 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
 
 def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:
     """``results.csv, logs/a.txt and 3 more``, with their size."""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    shown = ", ".join(map(printed, names[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
     return shown if size_bytes is None else f"{shown} ({size(size_bytes)})"
+
+
+def printed(name: str) -> str:
+    """A file's name as a line can hold it: what isn't UTF-8, or ends a line, is written out."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def size(count_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
-# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208
+# ruff: noqa: PTH112, PTH114, PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208
 # ruff: noqa: PTH211
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +23,15 @@ from .registry import forget_dead
 from .wire import TYPE_CHECKING, Json, read_json, say
 
 if TYPE_CHECKING:
+    import tarfile
     from typing import BinaryIO
 
 FOREIGN_S = 86400.0
 TRIED_BYTES = 64 << 10
 _TELL_S = 1.0
+MOST_NAMES, LONGEST_NAME = 100, 400  # in an answer
+LEADS_OUT = "a link that leads out of the run folder"
+NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", "it was removed meanwhile")  # with nothing to keep
 
 
 def holds_pack(folder: str, digest: str) -> bool:
@@ -276,6 +281,7 @@ def collect(request: Json) -> None:
     Without what ``given`` (a file of the run folder) says was laid out there, unless it was altered. ``work`` isn't
     sent where it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so.
     Of a link to a file its content goes: the controller takes plain files alone.
+    A second answer line, behind the tar, says what could not be sent and why; at the end of an attempt it stays here.
     """
     import tarfile
 
@@ -285,15 +291,12 @@ def collect(request: Json) -> None:
     given = read_json(os.path.join(run_dir, request["given"])) if request.get("given") else None
     stamps = given if isinstance(given, dict) else {}
 
-    def wanted(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if item.isdir():
-            return item
-        if item.name.startswith("work/") and os.path.islink(os.path.join(run_dir, item.name)):
-            return None  # as of data that a script has linked to where it stands
-        known = stamps.get(item.name)
-        if until_s is not None and item.mtime > until_s:
-            return None
-        return None if known and known == stamp_of(os.path.join(run_dir, item.name)) else item
+    def is_wanted(name: str, state: os.stat_result) -> bool:
+        if name.startswith("work/") and os.path.islink(os.path.join(run_dir, name)):
+            return False  # as of data that a script has linked to where it stands
+        if until_s is not None and state.st_mtime > until_s:
+            return False
+        return bool(stamps.get(name) != [state.st_size, state.st_mtime_ns])
 
     patterns, answer = [*request["patterns"]], {}
     work = [
@@ -307,23 +310,86 @@ def collect(request: Json) -> None:
     else:
         patterns += request.get("work") or []
     say(tar=True, **answer)
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:
+    unsent: dict[str, str] = {}
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:  # of a hard link, too
         for pattern in patterns:
             for found in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
-                for path in plain_below(found):
-                    archive.add(path, arcname=os.path.relpath(path, run_dir), recursive=False, filter=wanted)
+                for name, kind in below(run_dir, os.path.relpath(found, run_dir), unsent):
+                    send(archive, run_dir, name, kind, is_wanted, unsent)
     sys.stdout.buffer.flush()
+    if until_s is None and any(why not in NO_FILES for why in unsent.values()):
+        for path in work:
+            open(f"{os.path.dirname(path)}-left", "a").close()
+    say(unsent={name[:LONGEST_NAME]: unsent[name] for name in sorted(unsent)[:MOST_NAMES]}, unsent_count=len(unsent))
 
 
-def plain_below(path: str) -> Iterator[str]:
-    """A file, or a folder with all that lies in it; neither linked folders nor what is no file."""
-    if os.path.isfile(path):
-        yield path
-    elif os.path.isdir(path) and not os.path.islink(path):
-        yield path
-        for name in sorted(os.listdir(path)):
-            if name != "__pycache__":
-                yield from plain_below(os.path.join(path, name))
+def send(
+    archive: tarfile.TarFile,
+    run_dir: str,
+    name: str,
+    kind: str,
+    is_wanted: Callable[[str, os.stat_result], bool],
+    unsent: dict[str, str],
+) -> None:
+    """A folder or a file into the tar; what can't be opened is noted. Raises OSError: nobody reads, or it was cut."""
+    path = os.path.join(run_dir, name)
+    if kind == "folder":
+        archive.add(path, arcname=name, recursive=False)
+        return
+    try:  # it may have become a pipe meanwhile, which is not to be waited for
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except FileNotFoundError:
+        unsent[name] = "it was removed meanwhile"
+        return
+    except OSError as error:
+        unsent[name] = str(error.strerror)
+        return
+    with file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            unsent[name] = kind_of(state.st_mode)
+        elif is_wanted(name, state):
+            item = archive.gettarinfo(arcname=name, fileobj=file)
+            archive.addfile(item, file)
+
+
+def below(run_dir: str, name: str, unsent: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Name and kind (``file``, ``folder``) of a file, or of a folder and all that lies in it. Links to folders are
+    passed by, and so are those that lead nowhere; what is neither file nor folder, or can't be read, or lies outside
+    of the run folder, is noted."""
+    path = os.path.join(run_dir, name)
+    try:
+        is_link, mode = os.path.islink(path), os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            if is_link and not name.startswith("work/") and leads_out(path, run_dir):
+                unsent[name] = LEADS_OUT
+            else:
+                yield name, "file"
+        elif not stat.S_ISDIR(mode):
+            unsent[name] = kind_of(mode)
+        elif not is_link:
+            inside = sorted(os.listdir(path))
+            yield name, "folder"
+            for one in inside:
+                if one != "__pycache__":
+                    yield from below(run_dir, os.path.join(name, one), unsent)
+        elif leads_out(path, run_dir) and not name.startswith("work/"):
+            unsent[name] = LEADS_OUT
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            unsent[name] = "it was removed meanwhile"
+    except OSError as error:
+        unsent[name] = str(error.strerror)
+
+
+def leads_out(path: str, run_dir: str) -> bool:
+    """Whether a link leads out of the run folder."""
+    return not os.path.realpath(path).startswith(os.path.join(os.path.realpath(run_dir), ""))
+
+
+def kind_of(mode: int) -> str:
+    """What is there in place of a file, as trainers/script/outputs.py says it too."""
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def stamp_of(path: str) -> list[int]:

@@ -28,6 +28,7 @@ from pipeline.cluster.launchers.streams import Connection
 from pipeline.core import tars
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.files import temporary_prefix
+from pipeline.core.printable import printable
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
@@ -43,6 +44,7 @@ _BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the
 _FAILURES = (OSError, PacelineError, *tars.DAMAGE)
 _MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
 _LONGEST_LINE = 1 << 20
+_SHOWN = 10  # files that a host could not send
 
 
 def receive(
@@ -78,13 +80,16 @@ def receive(
         if left_out:
             place = ", ".join(node["run_dir"] for node in request["nodes"] if node.get("host", host) == host)
             say(f"{host}: can't be written here, so it stays in {place} there: {'; '.join(left_out)}")
+        unsent = _unsent(answer)
+        if unsent and outputs.until_s is None:
+            say(f"{host}: not brought from there: {unsent}")
         damaged = [] if outputs.whole else _drop_damaged(temporary)
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
         here = run_dir / run_folder.NODES / str(rank) if rank else run_dir
-        for name in outputs.whole if outputs.until_s is None else ():
+        for name in outputs.whole if outputs.until_s is None and not unsent else ():
             _refuse_links(run_dir, here / name)
             _drop_others(here / name, temporary / name)
         came = _settle(temporary, run_dir, here, needed[-1] if needed else "")
@@ -156,6 +161,16 @@ def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
     return request
 
 
+def _unsent(answer: Mapping[str, Any]) -> str:
+    """The files that the host could not send, each with why; '' where it sent all."""
+    names, count = answer["unsent"], answer.get("unsent_count")
+    if not isinstance(names, dict) or not names:
+        return ""
+    each = [f"{printable(str(name))} ({printable(str(why))})" for name, why in names.items()]
+    more = f" and {count - _SHOWN} more" if isinstance(count, int) and count > _SHOWN else ""
+    return f"{', '.join(each[:_SHOWN])}{more}"
+
+
 def _stays(host: str, size_bytes: int, request: dict[str, Any]) -> str:
     limit = request["limit_bytes"] / (1 << 30)
     places = [
@@ -193,7 +208,8 @@ def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingEr
 def _extract(
     argv: list[str], request: dict[str, Any], folder: Path, silent_s: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """The answer that came before the tar, and the files whose names this computer doesn't take, each with why."""
+    """The answer (what came before the tar and what came behind it), and the files whose names this computer doesn't
+    take, each with why."""
     token = new_token()
     with tempfile.TemporaryFile(prefix="paceline-") as asked:
         asked.write(message(request, token))
@@ -220,7 +236,10 @@ def _extract(
                 if error.errno not in _NAMES:
                     raise
                 left_out.append(f"{member.name[:200]!r} ({error.strerror})")
-        return answer, left_out
+        behind = next((value for value in answers if "unsent" in value), None)
+        if behind is None:
+            raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
+        return {**answer, **behind}, left_out
     finally:
         child.kill()  # also one that is stopped; where all has come, it has nothing left to do
         child.wait()

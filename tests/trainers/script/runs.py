@@ -22,6 +22,7 @@ class ScriptRun:
     path: Path
     data: str = ""
     script: str = "train.py"
+    prefix: tuple[str, ...] = ()  # of the command that starts it
 
     def write(self, script: str, /, files: Mapping[str, str] | None = None, **program: Any) -> ScriptRun:
         """The snapshot (the script and ``files``) and config.json."""
@@ -48,7 +49,7 @@ class ScriptRun:
     def words(self, torchrun: Sequence[str], node_rank: int) -> list[str]:
         """The command line."""
         own = ["--config", str(self.path / "config.json"), "--script", self.script, "--node-rank", str(node_rank)]
-        return [sys.executable, "-m", "trainers.script.start", *own, "--data", self.data, "--", *torchrun]
+        return [*self.prefix, sys.executable, "-m", "trainers.script.start", *own, "--data", self.data, "--", *torchrun]
 
     def start(self, *torchrun: str, code: int = 0, **options: Any) -> str:
         """Run it to its end, which has to have that exit code. Returns what it printed."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from pipeline.core.program import SCRIPT
 from tests.trainers.script.runs import ScriptRun
+from tests.unreadable import WITHOUT_RIGHTS
 from trainers.script.workdir import given, lay_out, written
 
 SAVES = """
@@ -171,3 +174,53 @@ def test_an_attempt_that_is_ended_while_it_lays_out_its_files_leaves_none_that_c
         assert lay_out(run.path, 0) == work
         assert [path.name for path in written(work, run.path, given(run.path, 0))] == ["b.txt", "own.txt"]
     assert (work / "b.txt").read_text() == "altered"
+
+
+ODD = """
+import os, socket, paceline
+paceline.log(1, loss=1.0)
+for name in ("good.txt", "secret.txt"):
+    (paceline.run_dir() / name).write_text(name)
+    open(name, "w").write(name)
+    os.chmod(paceline.run_dir() / name, 0 if name == "secret.txt" else 0o600)
+os.mkfifo(paceline.run_dir() / "pipe")
+os.mkfifo("pipe")
+os.symlink("/etc/hostname", paceline.run_dir() / "away")
+os.symlink("/etc/hostname", "away")
+os.mkdir("closed")
+open("closed/in.txt", "w").close()
+os.chmod("closed", 0)
+open(os.fsencode(paceline.run_dir()) + b"/two\\nlines \\xff.txt", "w").write("odd")
+open(b"two\\nlines \\xff.txt", "w").write("odd")
+"""
+
+
+def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_kept(run: ScriptRun) -> None:
+    run = dataclasses.replace(run.write(ODD, torchrun=False), prefix=tuple(WITHOUT_RIGHTS))
+    said = run.start()
+    closed = run.path / "work/node0-left/code/closed"
+    closed.chmod(0o700)
+    out = "a link that leads out of the run folder"
+    summary = run.read("summary.json")
+    assert summary["not_kept"] == {
+        "work/node0/code/closed": "Permission denied",
+        "work/node0/code/pipe": "a pipe",
+        "outputs/away": out,
+        "outputs/pipe": "a pipe",
+        "outputs/secret.txt": "Permission denied",
+    }
+    assert "WARNING: not kept with what the script wrote: work/node0/code/closed (Permission denied), " in said
+    assert f"WARNING: what can't be read stays on this host in {closed.parent}\n" in said
+    odd = os.fsdecode(b"two\nlines \xff.txt")
+    assert "two\\nlines \\udcff.txt" in said
+    names = {*summary["outputs_sha256"]}
+    assert names >= {"outputs/good.txt", "outputs/workdir/good.txt", f"outputs/{odd}", f"outputs/workdir/{odd}"}
+    assert names.isdisjoint(summary["not_kept"])
+    files = SCRIPT.files(run.path)
+    assert {"outputs/good.txt", f"outputs/{odd}"} <= {*files}
+    assert "outputs/away" not in files, "its content is none of the run's"
+
+
+def test_a_link_out_of_the_run_is_no_output_that_a_script_had_to_leave(run: ScriptRun) -> None:
+    run.write("import os; os.symlink('/etc/hostname', os.environ['PACELINE_OUTPUTS'] + '/m.pt')", outputs=["*.pt"])
+    assert "error: train.py ended with exit code 0 without *.pt" in run.start(code=1)
