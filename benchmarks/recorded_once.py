@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from benchmarks.recording import EXPERIMENT, STEPS, metric_rows, only_run, server, started, wait_for
 from pipeline import tracking
-from pipeline.cluster.agent.probe import free_ports
+from pipeline.cluster.agent.host.probe import free_ports
 from tests.pipeline import tracking_folder
 
 AT_ONCE = 8

@@ -34,7 +34,7 @@ import psutil
 
 from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
-from pipeline.cluster.agent.probe import free_ports
+from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.processes import priority
 from pipeline.tracking import ui

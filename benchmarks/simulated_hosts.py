@@ -19,7 +19,7 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 
 LOGIN_S = 0.2  # until ssh has let somebody in
 Json = dict[str, Any]

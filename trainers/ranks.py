@@ -1,6 +1,6 @@
 """The warm parent of ranks: imports torch once on a node, before anybody knows what it is to run, and forks.
 
-The node agent starts this text with the environment that ranks will have (pipeline/cluster/agent/warm.py). Each launch
+The node agent starts this text with the environment that ranks will have (cluster/agent/running/warm.py). Each launch
 comes over a socket and becomes a fork that does what torchrun does: torchrun's own parsed configuration, given to
 torch's ``elastic_launch`` with ``start_method="fork"``; so launcher and ranks begin with torch loaded. One parent
 serves first starts, restarts and the trials of a sweep. It ends once it has been idle for a while, never runs anything

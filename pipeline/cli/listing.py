@@ -138,7 +138,7 @@ def other_arithmetic(result: Mapping[str, Any]) -> str | None:
 @cache
 def here() -> dict[str, object]:
     """The hardware of this computer."""
-    from pipeline.cluster.agent.processors import hardware
+    from pipeline.cluster.agent.host.processors import hardware
 
     return hardware()
 

@@ -19,12 +19,12 @@ from pipeline.cluster import (
     preflight,
     starts,
 )
-from pipeline.cluster.agent.claims import BUSY
+from pipeline.cluster.agent.running.claims import BUSY
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken, seen_of_lost
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers import claims
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
+from pipeline.cluster.launchers.transport import claims
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import probed, refuse_others

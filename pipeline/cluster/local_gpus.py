@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cluster.agent.processors import count_gpus
+from pipeline.cluster.agent.host.processors import count_gpus
 from pipeline.keys.installed import version
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.logins import AT_ONCE, TRY_S
-from pipeline.cluster.agent.mesh import KEY, KNOWN, MARK, RECORD
+from pipeline.cluster.agent.host.mesh import AT_ONCE, KEY, KNOWN, MARK, RECORD, TRY_S
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.cluster.agent.addresses import UNRESOLVED
-from pipeline.cluster.agent.reach import LOST
+from pipeline.cluster.agent.host.reach import LOST, UNRESOLVED
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host, NodeFacts
 

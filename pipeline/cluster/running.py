@@ -12,7 +12,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, failures, starts
-from pipeline.cluster.agent.beats import newest_change
+from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import earlier
-from pipeline.cluster.launchers.answers import log_line
+from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core import locks
 from pipeline.core.errors import UsageError

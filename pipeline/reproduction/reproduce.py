@@ -85,7 +85,7 @@ def reproduce(
 def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
     """In what this computer differs from the one that the run was made on. Of other hosts that is known when they have
     been asked: from what both results tell."""
-    from pipeline.cluster.agent.processors import hardware
+    from pipeline.cluster.agent.host.processors import hardware
 
     if any(_name(word) == "cluster" for word in given):
         return None

@@ -23,7 +23,7 @@ _BESIDES = ("avx512_bf16", "amx_bf16", "bf16", "sve2")
 _HERE = ("localhost",)  # the hosts of a run of cluster=local
 
 Hardware = Mapping[str, Any]
-"""Of one host, as ``pipeline.cluster.agent.processors.hardware`` tells."""
+"""Of one host, as ``pipeline.cluster.agent.host.processors.hardware`` tells."""
 
 
 def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:

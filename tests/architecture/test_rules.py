@@ -37,8 +37,8 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]
     starters += [f"os.{name}" for name in ("system", "fork", "execv", "execvp")]
-    starts = ["environments", "logins", "look", "mesh", "processes", "processors"]
-    starts += ["starting", "usage", "warm"]
+    starts = [f"host/{name}" for name in ("environments", "mesh", "processors", "usage")]
+    starts += [f"running/{name}" for name in ("look", "processes", "starting", "warm")]
     agent = {f"pipeline/cluster/agent/{name}.py" for name in starts}
     own = {
         "pipeline/core/processes/process.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.cluster.agent.processes import find_processes
+from pipeline.cluster.agent.running.processes import find_processes
 from tests.integration.commands import Project, wait_for_step
 from tests.waiting import HANG_S
 

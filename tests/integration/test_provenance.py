@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.processors import hardware
+from pipeline.cluster.agent.host.processors import hardware
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results

@@ -21,10 +21,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import follow, log_lines, probe, processes, processors, reasons, staging
-from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.host_errors import agent_error
-from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from pipeline.cluster.agent import log_lines, reasons
+from pipeline.cluster.agent.host import probe, processors
+from pipeline.cluster.agent.running import follow, processes, staging
+from pipeline.cluster.launchers.transport.answers import parse_answer
+from pipeline.cluster.launchers.transport.host_errors import agent_error
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.small_disk import mounted
 from trainers.contract import variables
@@ -185,7 +187,7 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
 
 ADOPTS = """
 import os, subprocess, sys, time
-from pipeline.cluster.agent.processes import Orphans, end_tree, find_processes, start_time
+from pipeline.cluster.agent.running.processes import Orphans, end_tree, find_processes, start_time
 if sys.argv[1] == "adopts":
     Orphans.adopt()
 shell = subprocess.Popen(["sh", "-c", sys.argv[2]], start_new_session=True, stdout=subprocess.PIPE, text=True)

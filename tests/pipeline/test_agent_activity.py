@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.activity import Beats
+from pipeline.cluster.agent.running.look import Beats
 from tests.waiting import HANG_S
 from trainers.contract.beats import Phase, RankBeat
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import checks, processors
-from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from pipeline.cluster.agent.host import checks, processors
+from pipeline.cluster.launchers.transport.answers import parse_answer
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from tests.pipeline.test_agent import ask
 from tests.pipeline.test_preflight_checks import PORT
 from tests.small_disk import mounted

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.environments import make_environment, place_of
+from pipeline.cluster.agent.host.environments import make_environment, place_of
 from tests.waiting import wait_until
 
 

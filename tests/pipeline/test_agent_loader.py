@@ -7,15 +7,16 @@ import marshal
 import os
 import subprocess
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
 from pipeline.cluster import agent
-from pipeline.cluster.agent.commands import COMMANDS
 from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES
-from pipeline.cluster.launchers import payload
-from pipeline.cluster.launchers.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
+from pipeline.cluster.agent.main import COMMANDS
+from pipeline.cluster.launchers.transport import payload
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
 dumps = marshal.dumps
 MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
@@ -95,28 +96,16 @@ def test_what_a_command_imports_is_sent_for_it(command: str) -> None:
     sent = payload.needed_modules((command,), texts)
     assert len(sent) == len({*sent})
     assert f"{PACKAGE}.{COMMANDS[command]}" in sent
-    imported = {module for name in sent for module in _ours(texts[name])}
+    imported = {module for name in sent for module in _ours(name, texts[name])}
     assert imported <= {*sent}
 
 
-def _ours(text: str) -> set[str]:
-    """The modules of the agent and of the contract that this one imports anywhere in it."""
-    found: set[str] = set()
+def _ours(importer: str, text: str) -> set[str]:
+    """The modules of the agent and of the contract that ``importer`` imports anywhere in its text."""
+    package = importer if importer in PACKAGES else importer.rpartition(".")[0]
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").startswith(CONTRACT)):
-            module = f"{PACKAGE}.{node.module or ''}".rstrip(".") if node.level else str(node.module)
-            found |= {f"{module}.{one.name}" for one in node.names} if module in PACKAGES else {module}
-    return found
-
-
-def test_a_probe_loads_no_library_that_takes_longer_than_what_it_is_asked(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-E", "-c", BOOTSTRAP],
-        input=message({"do": "probe", "workdir": str(tmp_path), "local": True}, "f00d"),
-        capture_output=True,
-        check=True,
-    )
-    assert b'@paceline f00d {"identity": ' in done.stdout
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
-    assert "paceline_agent.checks" in imported
-    assert imported.isdisjoint({"_hashlib", "_bz2", "_lzma", "_ctypes", "asyncio", "ssl", "typing"})
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith(CONTRACT)):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            modules |= {f"{module}.{one.name}" for one in node.names} if module in PACKAGES else {module}
+    return modules

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.beats import newest_checkpoint, read_beats
-from pipeline.cluster.agent.look import look
+from pipeline.cluster.agent.running.look import look, newest_checkpoint, read_beats
 from pipeline.cluster.stalls import judge
 from tests.waiting import HANG_S
 from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import logins, mesh
+from pipeline.cluster.agent.host import mesh
 from pipeline.cluster.agent.reasons import reason
-from pipeline.cluster.launchers.host_errors import agent_error
+from pipeline.cluster.launchers.transport.host_errors import agent_error
 
 OURS = "ssh-ed25519 AAAAours root@node1 (doit mesh)"
 OFFER = {"check": False}
@@ -162,9 +162,9 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_the_command_that_shows_it
 def test_the_plain_name_has_to_do_where_port_and_user_are_the_usual_ones(
     monkeypatch: pytest.MonkeyPatch, port: int, reached: str, expected: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(logins, "typed", lambda target: target["address"])
+    monkeypatch.setattr(mesh, "login_words", lambda target: target["address"])
     monkeypatch.setattr(
-        logins, "login", lambda *words: "" if reached in ("both", "exact" if "-p" in words else "plain") else "refused"
+        mesh, "login", lambda *words: "" if reached in ("both", "exact" if "-p" in words else "plain") else "refused"
     )
     target = {"label": "b", "name": "b", "user": getpass.getuser(), "address": "10.0.0.2", "port": port}
-    assert logins.attempt(target) == expected
+    assert mesh.try_login(target) == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import rank_errors
+from pipeline.cluster.agent.running import rank_errors
 
 
 def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import addresses, probe, reach
+from pipeline.cluster.agent.host import probe, reach
 
 HELLO, ANSWER = "hello-1", "answer-1"
 
@@ -92,7 +92,7 @@ def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_lis
     two[1]["address"] = "both"
     known = {"both": [(socket.AF_INET, ("127.0.0.2", 0)), (socket.AF_INET, ("255.255.255.255", 0))]}
     alone = [(socket.AF_INET, ("127.0.0.1", 0))]
-    monkeypatch.setattr(addresses.Names, "places", lambda _, address: known.get(address, alone))
+    monkeypatch.setattr(reach.Names, "places", lambda _, address: known.get(address, alone))
     monkeypatch.setattr(reach, "listening", lambda _, port: [socket.create_server(("127.0.0.2", port))])
     two[0]["ports"] = []
     assert checked(two, 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import processes, registry, stops, supervisor
 from pipeline.cluster.agent.node import identity
-from pipeline.cluster.agent.silence import Silence
-from pipeline.cluster.agent.supervisor import Supervisor
+from pipeline.cluster.agent.running import processes, registry, supervisor, watches
+from pipeline.cluster.agent.running.supervisor import Supervisor
+from pipeline.cluster.agent.running.watches import Silence
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import journal
 from tests.waiting import HANG_S, promised_s, wait_until
@@ -180,7 +180,7 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
     child = subprocess.Popen([sys.executable, "-c", torchrun], stdin=subprocess.PIPE)
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    look = stops.Stops(child.pid)
+    look = watches.Stops(child.pid)
 
     def after(seconds: float) -> list[str]:
         nonlocal now
@@ -188,20 +188,20 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
         return look.news()
 
     try:
-        wait_until(lambda: len(stops.family(child.pid)) == 2)
-        (_, rank) = stops.family(child.pid)
-        assert after(stops.LOOK_S) == []
+        wait_until(lambda: len(watches.process_tree(child.pid)) == 2)
+        (_, rank) = watches.process_tree(child.pid)
+        assert after(watches.STOPS_LOOK_S) == []
         os.kill(rank, signal.SIGSTOP)
-        wait_until(lambda: stops.state(rank) == "T")
-        assert after(stops.LOOK_S) == [], "it may go on in a moment"
-        (line,) = after(stops.STOPPED_S)
+        wait_until(lambda: watches.process_state(rank) == "T")
+        assert after(watches.STOPS_LOOK_S) == [], "it may go on in a moment"
+        (line,) = after(watches.STOPPED_S)
         assert line.endswith(
             f"process {rank} is stopped (SIGSTOP), and the run waits for it; kill -CONT {rank} lets it go on"
         )
-        assert after(stops.STOPPED_S) == []
+        assert after(watches.STOPPED_S) == []
         os.kill(rank, signal.SIGCONT)
-        wait_until(lambda: stops.state(rank) != "T")
-        assert after(stops.STOPPED_S) == []
+        wait_until(lambda: watches.process_state(rank) != "T")
+        assert after(watches.STOPPED_S) == []
         assert look.said == set()
     finally:
         child.communicate(b"x\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pipeline.cluster.agent import usage
+from pipeline.cluster.agent.host import usage
 from trainers.contract.beats import Gpu, NodeBeat, as_json
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.launchers.answers import Lines, log_line, parse_answer, parse_stream, received_bytes
+from pipeline.cluster.launchers.transport.answers import Lines, log_line, parse_answer, parse_stream, received_bytes
 from pipeline.core.specs import LogLine, NodeExit, NodeLost
 from trainers.contract.beats import NodeBeat
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.processors import hardware
+from pipeline.cluster.agent.host.processors import hardware
 from pipeline.runs import arithmetic
 
 MILAN = """processor\t: 0

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import attempt
-from pipeline.cluster.agent import claims, processors
-from pipeline.cluster.launchers import claims as wishes
+from pipeline.cluster.agent.host import processors
+from pipeline.cluster.agent.running import claims
+from pipeline.cluster.launchers.transport import claims as wishes
 from pipeline.cluster.preflight import State, occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
@@ -79,7 +80,7 @@ def test_a_run_gives_way_to_itself_and_one_controller_arranges_its_own(tmp_path:
 def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
     program = (
-        "import sys, time; from pipeline.cluster.agent import claims; "
+        "import sys, time; from pipeline.cluster.agent.running import claims; "
         f"claim = claims.stake({wish('a')!r}, sys.argv[1]); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as holder:

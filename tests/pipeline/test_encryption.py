@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import encryption
-from pipeline.cluster.agent.certificates import certificates
+from pipeline.cluster.agent.host.checks import certificates
 from pipeline.cluster.validation import validate
 from pipeline.config.cluster import build_cluster
 from pipeline.core.errors import UsageError

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import reasons, staging
-from pipeline.cluster.launchers.answers import Answer, Output
-from pipeline.cluster.launchers.host_errors import explain_over_ssh
+from pipeline.cluster.agent import reasons
+from pipeline.cluster.agent.running import staging
 from pipeline.cluster.launchers.pssh import output_of, remote_command
+from pipeline.cluster.launchers.transport.answers import Answer, Output
+from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
 from pipeline.core.specs import Host
 
 GPU1 = Host(name="gpu1")

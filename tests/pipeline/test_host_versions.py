@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import preflight
-from pipeline.cluster.agent import probe
+from pipeline.cluster.agent.host import probe
 from pipeline.cluster.preflight.versions import differing, refuse_others
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError

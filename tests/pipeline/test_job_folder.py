@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.job import JobNode
+from pipeline.cluster.agent.running.job import JobNode
 from pipeline.cluster.launchers.job_folder import JobFolder
 
 

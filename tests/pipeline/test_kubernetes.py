@@ -13,14 +13,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent import kubernetes_pod
-from pipeline.cluster.agent.job import JobNode
+from pipeline.cluster.agent.running import kubernetes_pod
+from pipeline.cluster.agent.running.job import JobNode
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes import PodJob, manifest, yaml_of
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
-from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.execution.attempting import left_running
@@ -173,8 +173,8 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
             os.utime(folder.path / "orders", (clock[0], clock[0]))
 
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
-    monkeypatch.setattr("pipeline.cluster.agent.job.time", fake)
-    monkeypatch.setattr("pipeline.cluster.agent.silence.time", fake)
+    monkeypatch.setattr("pipeline.cluster.agent.running.job.time", fake)
+    monkeypatch.setattr("pipeline.cluster.agent.running.watches.time", fake)
     assert list(JobNode({"scheduler": "kubernetes_pod", "folder": str(folder.path)}).starts(5.0)) == []
     assert 103 <= clock[0] <= 105
 

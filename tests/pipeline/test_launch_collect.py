@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import staging
-from pipeline.cluster.agent.beats import newest_change
+from pipeline.cluster.agent.running import staging
+from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
-from pipeline.cluster.launchers import collect as collecting
-from pipeline.cluster.launchers.collect import receive
-from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.streams import Connection
+from pipeline.cluster.launchers.transport import collect as collecting
+from pipeline.cluster.launchers.transport.collect import receive
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
+from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import SCRIPT_OUTPUTS, Outputs

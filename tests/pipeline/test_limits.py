@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import staging
-from pipeline.cluster.agent.out_of_memory import OutOfMemory, count, group_file
 from pipeline.cluster.agent.reasons import reason
+from pipeline.cluster.agent.running import staging
+from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
 from pipeline.cluster.failures import failure_text
 from pipeline.core.files import room_needed
 from pipeline.core.specs import NodeExit, RankError
@@ -37,7 +37,7 @@ for start in (threading.Thread(target=print).start, lambda: subprocess.run(["tru
 EATER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from pipeline.cluster.agent.out_of_memory import OutOfMemory
+from pipeline.cluster.agent.running.watches import OutOfMemory
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 memory = OutOfMemory()
 code = subprocess.run([sys.executable, "-c", "bytearray(512 << 20)"]).returncode
@@ -101,11 +101,11 @@ def test_a_sigkill_is_laid_to_want_of_memory_only_where_a_counter_has_risen(tmp_
 def test_the_counters_of_both_versions_of_control_groups_are_read(tmp_path: Path) -> None:
     own, table = tmp_path / "cgroup", tmp_path / "table"
     own.write_text("0::/user.slice\n")
-    assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/user.slice/memory.events"
+    assert memory_events_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/user.slice/memory.events"
     own.write_text("5:cpu:/\n4:memory:/docker/a\n")
-    assert group_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/memory/docker/a/memory.oom_control"
+    assert memory_events_file(str(own), "/sys/fs/cgroup") == "/sys/fs/cgroup/memory/docker/a/memory.oom_control"
     table.write_text("oom 3\noom_kill 2\noom_kill_disable 1\n")
-    assert (count(str(table)), count("")) == (2, None)
+    assert (oom_kills(str(table)), oom_kills("")) == (2, None)
 
 
 def test_a_disk_without_inodes_is_told_so_by_everybody(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.cluster.agent.node import PEERS, peers_of
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.local import LocalTransport
-from pipeline.cluster.launchers.payload import message, opening
+from pipeline.cluster.launchers.transport.answers import Answer, Output
+from pipeline.cluster.launchers.transport.payload import message, opening
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 

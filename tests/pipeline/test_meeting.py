@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import meeting as agent_meeting
-from pipeline.cluster.agent.meeting import Meeting
+from pipeline.cluster.agent.running import watches as agent_meeting
+from pipeline.cluster.agent.running.watches import Rendezvous
 from pipeline.runs import status
 from pipeline.runs.folder import RunFolder
 
@@ -20,7 +20,7 @@ from pipeline.runs.folder import RunFolder
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A socket that is bound and doesn't listen yet."""
-    monkeypatch.setattr(agent_meeting, "LOOK_S", 0.0)
+    monkeypatch.setattr(agent_meeting, "RENDEZVOUS_LOOK_S", 0.0)
     monkeypatch.setattr(agent_meeting, "UNANSWERED_S", 0.0)
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with socket.socket(family) as one:
@@ -33,7 +33,7 @@ def place(server: socket.socket) -> list[str | int]:
 
 
 def test_the_first_node_has_come_when_its_torchrun_listens(server: socket.socket) -> None:
-    first = Meeting(place(server), first=True)
+    first = Rendezvous(place(server), first=True)
     assert first.news() == []
     server.listen()
     assert first.news() == ["paceline: torchrun is at {}:{}, where the hosts meet".format(*place(server))]
@@ -41,7 +41,7 @@ def test_the_first_node_has_come_when_its_torchrun_listens(server: socket.socket
 
 
 def test_another_node_has_come_when_it_is_connected(server: socket.socket) -> None:
-    other = Meeting(place(server), first=False)
+    other = Rendezvous(place(server), first=False)
     server.listen()
     assert other.news() == []
     with socket.create_connection(server.getsockname()[:2]):
@@ -49,7 +49,7 @@ def test_another_node_has_come_when_it_is_connected(server: socket.socket) -> No
 
 
 def test_a_first_node_that_has_left_is_noticed_by_the_connection_that_it_closed(server: socket.socket) -> None:
-    other = Meeting(place(server), first=False)
+    other = Rendezvous(place(server), first=False)
     server.listen()
     with socket.create_connection(server.getsockname()[:2]):
         theirs, _ = server.accept()
@@ -64,20 +64,20 @@ def test_a_first_node_that_has_left_is_noticed_by_the_connection_that_it_closed(
 
 
 def test_a_connection_that_nobody_answers_is_told_again_only_after_a_while(server: socket.socket) -> None:
-    other = Meeting(place(server), first=False)
+    other = Rendezvous(place(server), first=False)
     server.listen(0)
     with ExitStack() as stack:
         for _ in range(4):  # beyond the backlog Linux drops the SYN, as a firewall does
             client = stack.enter_context(socket.socket(server.family))
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        other.states = lambda place: {agent_meeting.SYN_SENT} & Meeting.states(other, place)  # type: ignore[method-assign]
+        other.states = lambda place: {agent_meeting.SYN_SENT} & Rendezvous.states(other, place)  # type: ignore[method-assign]
         assert other.news() == ["paceline: no answer from {}:{}, where the hosts meet, for 0 s".format(*place(server))]
         assert other.news() == []
 
 
 def test_nothing_is_looked_for_where_nodes_do_not_meet() -> None:
-    assert Meeting(None, first=True).news() == []
+    assert Rendezvous(None, first=True).news() == []
 
 
 HERE = "10.0.0.1:4711"

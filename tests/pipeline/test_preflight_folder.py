@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.launchers.answers import Answer, Output
+from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.preflight import State, shared_folder
 from tests.pipeline.test_preflight_checks import ONE
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import encryption, leftover, preflight
-from pipeline.cluster.agent import probe as agent
-from pipeline.cluster.launchers.probe_answer import node_facts
+from pipeline.cluster.agent.host import probe as agent
+from pipeline.cluster.launchers.transport.probe_answer import node_facts
 from pipeline.cluster.preflight import occupation
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import hosts
-from pipeline.cluster.launchers.agent_requests import ENV_NAMES
+from pipeline.cluster.launchers.transport.agent_requests import ENV_NAMES
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core import places
 from pipeline.keys.rank_environment import FAMILIES, PASSED, decides, left_behind, matches, of_report, passed
@@ -122,7 +122,7 @@ def test_a_report_is_made_by_the_projects_code_in_an_environment_of_its_own() ->
 
 @pytest.mark.parametrize("pattern", [*PASSED, *FAMILIES, *ENV_NAMES])
 def test_a_pattern_that_is_sent_to_hosts_is_a_name_or_the_beginning_of_names(pattern: str) -> None:
-    """The agent looks no further than at a star at the end (pipeline/cluster/agent/probe.py)."""
+    """The agent looks no further than at a star at the end (pipeline/cluster/agent/host/probe.py)."""
     assert not {*pattern.removesuffix("*")} & {*"*?[]!"}
 
 

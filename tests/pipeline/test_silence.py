@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.follow import FROZEN_S
-from pipeline.cluster.agent.silence import LOOK_S, Silence
+from pipeline.cluster.agent.running.follow import FROZEN_S
+from pipeline.cluster.agent.running.watches import LONGEST_LOOK_S, Silence
 
 
 def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,15 +28,15 @@ def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest
     assert look(0.5) == 0.0
     os.utime(path, (4e9, 4e9))  # and far ahead: nothing is heard any more from here on
     assert [look(0.5), look(0.5)] == [0.0, 0.5]
-    assert look(3600.0) == 0.5 + LOOK_S, "this process was stopped for an hour, not the controller"
+    assert look(3600.0) == 0.5 + LONGEST_LOOK_S, "this process was stopped for an hour, not the controller"
     path.unlink()
-    assert look(0.5) == 1.0 + LOOK_S
+    assert look(0.5) == 1.0 + LONGEST_LOOK_S
 
 
 def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:
     assert FROZEN_S + 2.0 < 15.0
     beat = Silence(str(tmp_path / "beat"))
     for _ in range(9):
-        beat.looked -= LOOK_S
+        beat.looked -= LONGEST_LOOK_S
         beat.look()
     assert beat.seconds > FROZEN_S

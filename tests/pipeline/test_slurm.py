@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent import slurm_node
-from pipeline.cluster.agent.probe import probe
+from pipeline.cluster.agent.host.probe import probe
+from pipeline.cluster.agent.running import slurm_node
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher

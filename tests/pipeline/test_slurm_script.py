@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.nodelist import expand
+from pipeline.cluster.agent.running.slurm_node import expand_nodelist
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.slurm import Job, script
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.execution import dry_run
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
@@ -114,10 +114,10 @@ def test_options_that_only_look_alike_are_passed_on(option: str) -> None:
     ],
 )
 def test_node_names_are_written_out(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert expand_nodelist(text) == names
 
 
 @pytest.mark.parametrize("text", ["node[1", "node]1[", "node[a-b]", "node[1-]"])
 def test_node_names_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range of numbers|brackets"):
-        expand(text)
+        expand_nodelist(text)

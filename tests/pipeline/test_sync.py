@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cli import invocation
 from pipeline.cli.syncing import line
-from pipeline.cluster.agent import trees
-from pipeline.cluster.launchers.answers import Answer
+from pipeline.cluster.agent.host import trees
+from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.sync import Found, Tree, bringing, rsync
 from pipeline.cluster.sync.rsync import Folder, folders
 from pipeline.core.errors import HostError, UsageError

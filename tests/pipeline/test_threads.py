@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.launchers import streams
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.streams import Connection, Streams
+from pipeline.cluster.launchers.transport import streams
+from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.processes import threads
 from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
 from tests.waiting import HANG_S

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import warm
-from pipeline.cluster.agent.processes import end_tree, find_processes
+from pipeline.cluster.agent.running import warm
+from pipeline.cluster.agent.running.processes import end_tree, find_processes
 from pipeline.core.places import HOME
 from tests.waiting import wait_until
 from trainers.contract import variables

@@ -1,9 +1,9 @@
 """The beginning of what travels to a host: serves the modules of the agent and of the contract from memory, then runs
 the agent.
 
-``pipeline/cluster/launchers/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written on the
-host. A module's code comes compiled for the controller's Python; another one compiles the source, when the module is
-first imported. One that is first imported after a fork is served as well.
+``pipeline/cluster/launchers/transport/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written
+on the host. A module's code comes compiled for the controller's Python; another one compiles the source, when the
+module is first imported. One that is first imported after a fork is served as well.
 """
 
 import gc
@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
 CONTRACT = "trainers.contract"
 RANKS = "trainers.ranks"
-PACKAGES = (PACKAGE, "trainers", CONTRACT)
+PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRACT)
 
 
 class SourceFinder:

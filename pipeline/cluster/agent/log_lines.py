@@ -1,7 +1,5 @@
 """Growing files read as whole lines, cut where a line is longer than a log can take."""
 
-# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH123
 from __future__ import annotations
 
 import re

@@ -21,8 +21,34 @@ from importlib import import_module
 from types import ModuleType
 
 from . import wire
-from .commands import COMMANDS
 from .wire import Json, say
+
+COMMANDS = {
+    "probe": "host.probe",
+    "examine": "host.checks",
+    "shared": "host.checks",
+    "reach": "host.reach",
+    "start": "running.starting",
+    "job": "running.job",
+    "follow": "running.follow",
+    "stop": "running.registry",
+    "standing": "running.registry",
+    "collect": "running.staging",
+    "clean": "running.staging",
+    "clear": "running.staging",
+    "put_pack": "running.staging",
+    "find_environment": "host.environments",
+    "make_environment": "host.environments",
+    "compare_trees": "host.trees",
+    "make_places": "host.trees",
+    "mesh_offer": "host.mesh",
+    "mesh_accept": "host.mesh",
+    "mesh_try": "host.mesh",
+    "mesh_undo": "host.mesh",
+}
+"""Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
+SCHEDULERS = ("running.slurm_node", "running.kubernetes_pod")
+"""Modules of which ``job`` takes the one that its request names."""
 
 
 def main() -> int:

@@ -1,7 +1,5 @@
 """Which node this is, and which part of the plan is its own."""
 
-# Requests carry paths as text, and much of this is /proc: os.path all the way.
-# ruff: noqa: PTH116, PTH123
 from __future__ import annotations
 
 import contextlib

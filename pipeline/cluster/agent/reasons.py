@@ -1,14 +1,12 @@
 """What the controller is told when a command fails."""
 
-# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH120
 from __future__ import annotations
 
 import errno
 import os
 import shlex
 
-from .staging import room_in
+from .running.staging import room_in
 
 HERE, THERE = "; here: ", "; there: "
 """Between what an agent found and the command that mends it: typed to doit, or on that host."""

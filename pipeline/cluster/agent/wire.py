@@ -1,7 +1,5 @@
 """What the agent says to the controller, and the small files in which its processes tell each other."""
 
-# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH105, PTH123
 from __future__ import annotations
 
 import json

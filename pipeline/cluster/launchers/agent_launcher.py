@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import networks
-from pipeline.cluster.agent.claims import BUSY
-from pipeline.cluster.launchers import agent_requests, claims
-from pipeline.cluster.launchers.answers import Answer, answer_in, received_bytes
+from pipeline.cluster.agent.running.claims import BUSY
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome, PackSource, Transport, workdir_of
-from pipeline.cluster.launchers.collect import receive, receive_others
-from pipeline.cluster.launchers.environments import Environment, LockFile
-from pipeline.cluster.launchers.payload import message, new_token
-from pipeline.cluster.launchers.probe_answer import node_facts
-from pipeline.cluster.launchers.sending import (
+from pipeline.cluster.launchers.settings import Capabilities, capabilities
+from pipeline.cluster.launchers.transport import agent_requests, claims
+from pipeline.cluster.launchers.transport.answers import Answer, answer_in, received_bytes
+from pipeline.cluster.launchers.transport.collect import receive, receive_others
+from pipeline.cluster.launchers.transport.environments import Environment, LockFile
+from pipeline.cluster.launchers.transport.payload import message, new_token
+from pipeline.cluster.launchers.transport.probe_answer import node_facts
+from pipeline.cluster.launchers.transport.sending import (
     SLOWEST_BYTES_PER_S,
     Transfer,
     append,
@@ -32,8 +33,7 @@ from pipeline.cluster.launchers.sending import (
     rides_with_the_run,
     weights_bytes,
 )
-from pipeline.cluster.launchers.settings import Capabilities, capabilities
-from pipeline.cluster.launchers.streams import Connection, Streams
+from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
 from pipeline.runs import journal

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.settings import capabilities
+from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, NodeFacts, Outputs
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers.environments import LockFile
     from pipeline.cluster.launchers.job_folder import JobFolder
+    from pipeline.cluster.launchers.transport.environments import LockFile
 
 NOT_ENDED = "could not be ended there: "
 """How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""

@@ -1,7 +1,7 @@
 """The folder that a batch job shares with the controller: orders to its nodes, and what they tell.
 
 Every file in it is made before the job is submitted and only ever grows: over NFS a new file may stay hidden for half a
-minute, what was appended to one shows when it is opened. pipeline/cluster/agent/job.py is the other side.
+minute, what was appended to one shows when it is opened. pipeline/cluster/agent/running/job.py is the other side.
 
 The scheduler is asked in a thread of its own: one that hangs would keep the lease's beats and the output back.
 """
@@ -19,8 +19,8 @@ from typing import Any
 
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
-from pipeline.cluster.launchers.answers import log_line, node_end
-from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.cluster.launchers.transport.answers import log_line, node_end
+from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads

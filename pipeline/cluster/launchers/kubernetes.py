@@ -15,8 +15,8 @@ from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, O
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
 from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
 from pipeline.cluster.launchers.kubernetes_job import claim_words, known, pod_of, state_of
-from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import HostError, UsageError, suggestion
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, ClassVar
 
-from pipeline.cluster.launchers.answers import Answer, Output
 from pipeline.cluster.launchers.base import Transport
-from pipeline.cluster.launchers.host_errors import quoted, too_old
-from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.transport.answers import Answer, Output
+from pipeline.cluster.launchers.transport.host_errors import quoted, too_old
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
 from pipeline.core.processes import process

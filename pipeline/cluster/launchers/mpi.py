@@ -16,11 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-from pipeline.cluster.launchers.answers import LATE, Answer, Output
 from pipeline.cluster.launchers.base import AttemptSpec, Transport
-from pipeline.cluster.launchers.host_errors import agent_error, interpreter_error, quoted, ssh_command, ssh_error
-from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
+from pipeline.cluster.launchers.transport.host_errors import (
+    agent_error,
+    interpreter_error,
+    quoted,
+    ssh_command,
+    ssh_error,
+)
+from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.processes import process

@@ -22,12 +22,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.answers import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.base import Transport
-from pipeline.cluster.launchers.environments import lock_file
-from pipeline.cluster.launchers.host_errors import explain_over_ssh
-from pipeline.cluster.launchers.payload import agent_argv
 from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
+from pipeline.cluster.launchers.transport.environments import lock_file
+from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
+from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.files import system_temporary_prefix, temporary_prefix
 from pipeline.core.processes import process

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
-from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.slurm_job import Queue, RefusedError, state_of, unanswered
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core import cache
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import write_atomic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.agent.claims import clock, collide, printable
-from pipeline.cluster.launchers import claims
+from pipeline.cluster.agent.running.claims import clock, collide, printable
+from pipeline.cluster.launchers.transport import claims
 from pipeline.cluster.preflight import gpus
 from pipeline.cluster.preflight.judgement import Check, State
 from pipeline.core.errors import HostError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cluster.launchers.answers import Answer
+from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.preflight.judgement import Check, State
 from pipeline.core.specs import Cluster, Host
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent import trees
+from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.answers import Answer
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.environments import Environment, LockFile
-from pipeline.cluster.launchers.host_errors import ssh_command
-from pipeline.cluster.launchers.sending import NOT_SENT, Transfer
+from pipeline.cluster.launchers.transport.answers import Answer
+from pipeline.cluster.launchers.transport.environments import Environment, LockFile
+from pipeline.cluster.launchers.transport.host_errors import ssh_command
+from pipeline.cluster.launchers.transport.sending import NOT_SENT, Transfer
 from pipeline.cluster.sync import rsync
 from pipeline.cluster.sync.rsync import Folder
 from pipeline.core.errors import HostError, UsageError

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from subprocess import Popen
 
-from pipeline.cluster.agent.trees import PARTIAL
+from pipeline.cluster.agent.host.trees import PARTIAL
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes import process
 from pipeline.core.specs import Host

@@ -1,0 +1,233 @@
+"""The facts of this host that preflight judges: limits of the login, memory, clock, network devices. Files, but for one
+look-up of the host's own name; what a system doesn't tell is left out or null."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import socket
+import threading
+import time
+
+from ..running.claims import seen
+from ..wire import Json, in_thread, say
+from .processors import gpu_state
+from .reach import plain
+
+NAME_S = 1.0  # how long the look-up of the own name may take; nothing else here waits for anybody
+_SENTINEL = ".paceline-shared-%s"
+
+
+def facts(gpu_s: float) -> Json:
+    """What every probe tells.
+
+    Args:
+        gpu_s: how long nvidia-smi may take; 0: it isn't asked.
+    """
+    name: Json = {}
+    resolved = threading.Event()
+    in_thread(resolve_own_name, name, resolved, on_error=lambda _: resolved.set())
+    gpus = gpu_state(gpu_s) if gpu_s else None
+    read = {
+        "limits": limits(),
+        "shared_memory": shared_memory(),
+        "memory_available_bytes": memory_available(),
+        "cgroup": cgroup(),
+        "links": links(),
+        "infiniband": infiniband(),
+        "gpus": gpus,
+        "claims": seen(),
+    }
+    resolved.wait(NAME_S)
+    return {**read, "own_name": dict(name) if resolved.is_set() else {"slow_s": NAME_S}}
+
+
+def resolve_own_name(found: Json, resolved: threading.Event) -> None:
+    """The addresses of this host's own name, as a program here would find them; none: it doesn't resolve."""
+    try:
+        answers = socket.getaddrinfo(plain(socket.gethostname()), None, type=socket.SOCK_STREAM)
+    except OSError:
+        answers = []
+    found["addresses"] = sorted({str(address[0]) for *_, address in answers})
+    resolved.set()
+
+
+def limits() -> Json:
+    """Limits of this process, which the ranks inherit: soft and hard, null for none."""
+    import resource
+
+    def pair(which: int) -> list[int | None]:
+        return [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)]
+
+    return {"open_files": pair(resource.RLIMIT_NOFILE), "locked_memory_bytes": pair(resource.RLIMIT_MEMLOCK)}
+
+
+def shared_memory(folder: str = "/dev/shm") -> Json | None:
+    """Size and free bytes of the file system for shared memory."""
+    if not os.path.isdir(folder):
+        return None
+    found = os.statvfs(folder)
+    return {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+
+
+def memory_available(table: str = "/proc/meminfo") -> int | None:
+    """Bytes that new processes could take without swapping."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text(table), re.MULTILINE)
+    return int(found.group(1)) << 10 if found else None
+
+
+def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json:
+    """What the control groups of this process allow: cores, bytes of memory, and the bytes that are used of those.
+
+    The tightest limit on the way to the root counts; null where there is none. Versions 1 and 2 of Linux' interface.
+    """
+    places = {}  # controller ('' in version 2) → path below its hierarchy
+    for line in text(own).splitlines():
+        _, names, path = line.split(":", 2)
+        places.update(dict.fromkeys(names.split(","), path))
+    cpus, memory = [], []
+    for folder in ancestors(root, places.get("")):
+        quota, _, period = text(f"{folder}/cpu.max").partition(" ")
+        cpus += [int(quota) / int(period)] if quota.isdecimal() and period.isdecimal() else []
+        memory += limit_and_use(folder, "memory.max", "memory.current")
+    for folder in ancestors(f"{root}/cpu", places.get("cpu")):
+        quota, period = text(f"{folder}/cpu.cfs_quota_us"), text(f"{folder}/cpu.cfs_period_us")
+        cpus += [int(quota) / int(period)] if quota.isdecimal() and period.isdecimal() else []
+    for folder in ancestors(f"{root}/memory", places.get("memory")):
+        memory += limit_and_use(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, used = min(memory, key=lambda pair: pair[0] - pair[1]) if memory else (None, None)
+    return {"cpus": min(cpus) if cpus else None, "memory_bytes": limit, "memory_used_bytes": used}
+
+
+def ancestors(root: str, path: str | None) -> list[str]:
+    """The folders of a control group and of those it lies in; what isn't mounted here doesn't exist."""
+    if path is None or not os.path.isdir(root):
+        return []
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return ["/".join([root, *parts[:count]]) for count in range(len(parts), -1, -1)]
+
+
+def limit_and_use(folder: str, limit: str, use: str) -> list[tuple[int, int]]:
+    """Bytes; empty where there is no limit. Version 1 writes none as a number near 2^63.
+
+    Files that were read and that nobody wants count in the use, but the kernel drops them when it needs the room.
+    """
+    most, used = text(f"{folder}/{limit}"), text(f"{folder}/{use}")
+    if not (most.isdecimal() and used.isdecimal() and int(most) < 1 << 60):
+        return []
+    told: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", text(f"{folder}/memory.stat"), re.MULTILINE))
+    idle = int(told.get("total_inactive_file", told.get("inactive_file", "0")))
+    return [(int(most), max(0, int(used) - idle))]
+
+
+def links(root: str = "/sys/class/net") -> Json:
+    """Interface → state (``up``, ``down``, ``unknown``), MTU, and Mbit/s where the driver tells."""
+    found = {}
+    for folder in glob.glob(f"{root}/*/"):
+        speed = text(f"{folder}speed")  # an error, or -1, while the link is down
+        found[os.path.basename(folder[:-1])] = {
+            "state": text(f"{folder}operstate") or "unknown",
+            "mtu": number(text(f"{folder}mtu")),
+            "speed_mbit": int(speed) if speed.isdecimal() else None,
+        }
+    return found
+
+
+def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
+    """Each port of each RDMA device, as ibstatus and ibdev2netdev show it."""
+    ports = []
+    for folder in sorted(glob.glob(f"{root}/*/ports/*")):
+        device = os.path.dirname(os.path.dirname(folder))
+        port = os.path.basename(folder)
+        ports.append(
+            {
+                "device": os.path.basename(device),
+                "port": number(port),
+                "state": text(f"{folder}/state").partition(": ")[2],
+                "phys_state": text(f"{folder}/phys_state").partition(": ")[2],
+                "rate": text(f"{folder}/rate"),
+                "link_layer": text(f"{folder}/link_layer"),
+                "gid": text(f"{folder}/gids/0"),
+                "netdev": netdev_of(device, folder, port),
+            }
+        )
+    return ports
+
+
+def netdev_of(device: str, folder: str, port: str) -> str | None:
+    """The network interface of an RDMA port: as its first GID tells, else the device's one with that port number."""
+    named = text(f"{folder}/gid_attrs/ndevs/0")
+    if named:
+        return named
+    for place in sorted(glob.glob(f"{device}/device/net/*")):
+        found = text(f"{place}/dev_port") or "0"
+        if found.isdecimal() and int(found) + 1 == number(port):
+            return os.path.basename(place)
+    return None
+
+
+def text(path: str) -> str:
+    """The file without the white space around it; empty where it can't be read."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        return file.read().strip()
+    return ""
+
+
+def number(told: str) -> int | None:
+    return int(told) if told.isdecimal() else None
+
+
+def examine(request: Json) -> None:
+    """What takes its time and no probe of a training waits for; and the clock once more, over a shorter round trip."""
+    began = time.time()
+    gpus = gpu_state(request["gpu_s"]) if request["gpu_s"] else None
+    say(gpus=gpus, began=began, unix_time=time.time())
+
+
+def shared(request: Json) -> None:
+    """Write, look for or remove a file in a folder that is said to be shared.
+
+    Raises:
+        OSError: it can't be written, or the folder isn't there.
+    """
+    folder = os.path.expanduser(request["folder"])
+    path = os.path.join(folder, _SENTINEL % request["mark"])
+    if request["act"] == "write":
+        with open(path, "x", encoding="ascii"):
+            pass
+    elif request["act"] == "remove":
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    say(there=os.path.exists(path), folder=os.path.isdir(folder))
+
+
+# What this host has of the files with which ranks encrypt what they send each other.
+
+
+def certificates(files: dict[str, str]) -> Json:
+    """Setting → what is wrong with its file (``error``), or until when the certificate holds (``until``, unix seconds).
+
+    Args:
+        files: setting → path; a key has no end.
+    """
+    return {name: look_at_file(os.path.expanduser(path), is_key=name.endswith("_key")) for name, path in files.items()}
+
+
+def look_at_file(path: str, *, is_key: bool) -> Json:
+    import ssl
+
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read()
+        if is_key:
+            return {} if "PRIVATE KEY-----" in text else {"error": "holds no private key in PEM form"}
+        decoded = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]  # the one reader that Python has
+        return {"until": ssl.cert_time_to_seconds(decoded["notAfter"])}
+    except ssl.SSLError:
+        return {"error": "holds no certificate in PEM form"}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    except (UnicodeDecodeError, KeyError, ValueError) as error:
+        return {"error": f"can't be read: {error}"}

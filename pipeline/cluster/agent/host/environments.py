@@ -1,0 +1,158 @@
+"""Environments of this node, each made of one lock file for one Python: made once, whole, for all later runs.
+
+``workdir/environments/<digest>`` is a link to the folder that was made under another name, so it appears whole or not
+at all, and the scripts in it keep the path that they were installed with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from ..running.staging import make_folder
+from ..wire import Json, say
+
+OLDEST = (3, 11)
+LAST_LINES = 12
+_TELL_S = 1.0
+_ENDING_S = 5.0
+
+
+def find_environment(request: Json) -> None:
+    """Answers with where the environment of that lock belongs, and with its interpreter where it is there."""
+    place = place_of(request)
+    python = os.path.join(place, "bin", "python")
+    version = ".".join(map(str, sys.version_info[:3]))
+    say(place=place, python=python if os.path.exists(python) else None, python_version=version)
+
+
+def place_of(request: Json) -> str:
+    """By the lock's digest, this Python's version and the platform."""
+    kind = f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))} {sysconfig.get_platform()}"
+    digest = hashlib.sha256(f"{request['lock_sha256']} {kind}".encode()).hexdigest()
+    return os.path.join(os.path.expanduser(request["workdir"]), "environments", digest[:16])
+
+
+def make_environment(request: Json) -> None:
+    """Install the lock into a new environment; tells each second how many distributions are in place.
+
+    The answer to a failure holds the installer's last lines, and ``repeat``, a shell command that does the same.
+    """
+    place = place_of(request)
+    if sys.version_info[:2] < OLDEST:
+        raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
+    make_folder(os.path.dirname(place))
+    lock = f"{place}.txt"
+    with alone(f"{place}.lock"):
+        if not os.path.exists(os.path.join(place, "bin", "python")):
+            remove_unfinished(place)
+            with open(lock, "w", encoding="utf-8") as file:  # not before: another maker's installer may be reading it
+                file.write(request["lock"])
+            folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
+            try:
+                os.chmod(folder, 0o755)
+                failure = installed(commands(folder, lock, request), folder)
+                if failure:
+                    again = commands("/tmp/paceline-try", lock, request)
+                    say(error=failure, repeat=" && ".join(map(shlex.join, again)))
+                    return
+                os.symlink(os.path.basename(folder), f"{folder}.link")
+                os.replace(f"{folder}.link", place)
+            finally:
+                if os.path.realpath(place) != os.path.realpath(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+    say(python=os.path.join(place, "bin", "python"), packages=count_of(place))
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """One maker at a time, also where several hosts share the folder; the lock ends with its process."""
+    with open(path, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def remove_unfinished(place: str) -> None:
+    """What makers that are gone have left: nobody else holds the lock. A link that leads nowhere goes too."""
+    if os.path.islink(place):
+        os.unlink(place)
+    for left in glob.glob(f"{glob.escape(place)}.*"):
+        if os.path.isdir(left):
+            shutil.rmtree(left, ignore_errors=True)
+        elif os.path.islink(left):
+            os.unlink(left)
+
+
+def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
+    """What makes an environment in ``folder``: uv where it is installed, else venv and pip; both check every hash.
+
+    The pip of this Python installs for the other one (pip 22.3 or newer): to put a pip of its own there takes seconds,
+    and Debian has the module for that in another package.
+    """
+    python, offline = os.path.join(folder, "bin", "python"), []
+    if request["wheelhouse"]:
+        offline = ["--no-index", "--find-links", os.path.expanduser(request["wheelhouse"])]
+    uv = shutil.which("uv")
+    if uv:
+        sync = [uv, "pip", "sync", "--compile-bytecode", "--python", python, "--require-hashes", *offline, lock]
+        return [[uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder], sync]
+    has_pip = find_spec("pip") is not None
+    pip = [sys.executable, "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
+    install = [*pip, "install", "--disable-pip-version-check", "--require-hashes", "--no-deps", *offline, "-r", lock]
+    return [[sys.executable, "-m", "venv", *(["--without-pip"] if has_pip else []), folder], install]
+
+
+def installed(steps: list[list[str]], folder: str) -> str:
+    """Run the steps; why one failed, with its last lines; '' where none has. Whatever ends this ends the step."""
+    with tempfile.TemporaryFile() as output:
+        for argv in steps:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                code = waited(child, folder)
+            except BaseException:
+                end(child)
+                raise
+            if code != 0:
+                output.seek(0)
+                lines = output.read().decode(errors="replace").splitlines()
+                said = "\n".join(f"      {line}" for line in [line for line in lines if line.strip()][-LAST_LINES:])
+                return f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:\n{said}"
+    return ""
+
+
+def waited(child: subprocess.Popen[bytes], folder: str) -> int:
+    """Its exit code. Raises OSError: nobody listens any more."""
+    while True:
+        try:
+            return child.wait(_TELL_S)
+        except subprocess.TimeoutExpired:
+            say(received=count_of(folder))
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """TERM to it and to what it started, then KILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_ENDING_S)
+            return
+
+
+def count_of(folder: str) -> int:
+    """How many distributions are in place."""
+    return len(glob.glob(os.path.join(glob.escape(folder), "lib", "python*", "site-packages", "*.dist-info")))

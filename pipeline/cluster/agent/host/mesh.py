@@ -1,0 +1,420 @@
+"""ssh without a password among the nodes of a cluster: this node's keys, those it accepts, whom it reaches, and undo;
+and whether it reaches each of the others, nothing typed: as `ssh NAME`, which is how mpirun calls it.
+
+What was added is written down in ``~/.ssh/paceline-mesh.json``, so that ``mesh_undo`` takes exactly that away again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import glob
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ..node import server_address
+from ..reasons import HERE, THERE
+from ..wire import Json, say
+
+KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
+MARK = "(doit mesh)"  # what the comment of every public key ends with that was added
+_PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
+
+
+def path(name: str = "") -> str:
+    return os.path.join(os.path.expanduser("~/.ssh"), name) if name else os.path.expanduser("~/.ssh")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One node at a time changes a home that several share."""
+    import fcntl
+
+    with open(path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------------------------------------- keys
+def mesh_offer(request: Json) -> None:
+    """Tell this node's own public key (made where missing, unless only ``check``) and its ssh server's host keys."""
+    address, port = server_address(request)
+    made = False
+    if not request["check"]:
+        if shutil.which("ssh-keygen") is None or shutil.which("ssh") is None:
+            raise SystemExit(
+                "it has no ssh and ssh-keygen; install OpenSSH's client there (apt install openssh-client)"
+            )
+        make_folder()
+        with alone():
+            recorded()  # raises SystemExit where it is damaged: what is added then couldn't be undone
+            made = make_key()
+    say(
+        user=getpass.getuser(),
+        address=address,
+        port=port,
+        public_key=public_key(),
+        made=made,
+        host_keys=host_keys(address, port),
+        warnings=warnings(),
+    )
+
+
+def make_folder() -> None:
+    """~/.ssh for its owner alone. Raises SystemExit: something else is in its place, or of a file that is added to."""
+    place = path()
+    if os.path.lexists(place) and not os.path.isdir(place):
+        kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
+        raise SystemExit(f"~/.ssh there is {kind}; move it away{THERE}mv ~/.ssh ~/.ssh.old")
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    os.chmod(place, 0o700)
+    for name in (AUTHORIZED, KNOWN):  # before a host has added anything
+        if os.path.isdir(path(name)):
+            raise SystemExit(f"~/.ssh/{name} there is a folder; move it away{THERE}mv ~/.ssh/{name} ~/.ssh/{name}.old")
+
+
+def make_key() -> bool:
+    """A key pair without a passphrase where there is none; whether one was made."""
+    if os.path.exists(path(KEY)):
+        return False
+    comment = f"{getpass.getuser()}@{os.uname().nodename}"
+    keygen("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path(KEY))
+    note(made_key=public_key())
+    return True
+
+
+def public_key() -> str:
+    """Type and key as text, without the comment; '' where there is none. Raises SystemExit: ssh can't use it."""
+    if not os.path.exists(path(KEY)):
+        return ""
+    status = os.stat(path(KEY))
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():
+        mode = f"{status.st_mode & 0o777:o}"
+        raise SystemExit(
+            f"~/.ssh/{KEY} there is open to others (mode {mode}), so ssh doesn't use it{THERE}chmod 600 ~/.ssh/{KEY}"
+        )
+    done = keygen("-y", "-P", "", "-f", path(KEY), check=False)
+    found = _PUBLIC.match(done.stdout)
+    if found is not None:
+        return found.group(0)
+    why = ((done.stderr or done.stdout).strip().splitlines()[-1:] or ["no public key"])[0]
+    if "passphrase" not in why:
+        raise SystemExit(
+            f"~/.ssh/{KEY} there is no private key that ssh can read ({why}); move it away, then doit mesh makes one"
+            f"{THERE}mv ~/.ssh/{KEY} ~/.ssh/{KEY}.old"
+        )
+    raise SystemExit(
+        f"~/.ssh/{KEY} there can't be used without somebody who types ({why}); move it away, or take its passphrase "
+        f"off{THERE}ssh-keygen -p -f ~/.ssh/{KEY}"
+    )
+
+
+def keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        ["ssh-keygen", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    if check and done.returncode:
+        raise SystemExit(f"ssh-keygen there: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done
+
+
+def host_keys(address: str, port: int) -> list[str]:
+    """What this node's ssh server shows, asked from the node itself: nobody stands between. Else its public files."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15, check=False
+        )
+        found = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
+        keys = sorted({match.group(0) for line in found if (match := _PUBLIC.match(line))})
+        if keys:
+            return keys
+    texts = []
+    for name in glob.glob("/etc/ssh/ssh_host_*_key.pub"):
+        with contextlib.suppress(OSError), open(name, encoding="utf-8") as file:
+            texts.append(file.read())
+    return sorted({match.group(0) for text in texts if (match := _PUBLIC.match(text))})
+
+
+def warnings() -> list[str]:
+    """Why sshd would pass over ~/.ssh here (its StrictModes), as far as the files tell."""
+    home = os.path.expanduser("~")
+    mode = os.stat(home).st_mode & 0o777
+    if mode & 0o022:
+        return [f"its home {home} can be written by others (mode {mode:o}), so sshd may ignore ~/.ssh: chmod go-w ~"]
+    return []
+
+
+# -------------------------------------------------------------------------------------------- accept
+def mesh_accept(request: Json) -> None:
+    """Add the public keys and host keys that are missing here. Each once, whatever was there before.
+
+    ``keys``: public keys with a comment. ``known``: how a host may be called (``names``) and the keys of its server.
+    """
+    with alone():
+        keys = append(AUTHORIZED, missing_keys(request["keys"]))
+        wanted, conflicts = missing_hosts(request["known"])
+        hosts = append(KNOWN, wanted)
+    say(keys=keys, hosts=hosts, conflicts=conflicts)
+
+
+def missing_keys(keys: list[str]) -> list[str]:
+    """Those that no line of authorized_keys has, with options before it or without."""
+    there = {word for line in lines_of(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
+    return [line for line in dict.fromkeys(keys) if line.split()[1] not in there]
+
+
+def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
+    """Lines that known_hosts lacks, and what contradicts it: another key under a name of one of these hosts."""
+    lines, conflicts = [], []
+    for host in known:
+        for name in host["names"]:
+            there = known_keys(name)
+            new = [key for key in host["keys"] if key not in there]
+            other = {key.split()[0] for key in there} & {key.split()[0] for key in new}
+            if other:
+                conflicts.append(name)
+            else:
+                lines += [f"{name} {key}" for key in new]
+    return lines, conflicts
+
+
+def known_keys(name: str) -> set[str]:
+    """The keys that known_hosts has for a name, hashed or not."""
+    if not os.path.exists(path(KNOWN)):
+        return set()
+    done = keygen("-F", name, "-f", path(KNOWN), check=False)
+    lines = (line for line in done.stdout.splitlines() if not line.startswith("#"))
+    return {match.group(0) for line in lines if (match := _PUBLIC.search(line))}
+
+
+def append(name: str, lines: list[str]) -> int:
+    """Add lines to a file of ~/.ssh and write down that they are ours; how many."""
+    if lines:
+        note(**{name: [*recorded().get(name, []), *lines]})
+        replace(name, [*lines_of(name), *lines])
+    elif os.path.exists(path(name)):
+        os.chmod(path(name), 0o600)
+    return len(lines)
+
+
+def lines_of(name: str) -> list[str]:
+    try:
+        with open(path(name), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return file.read().removesuffix("\n").split("\n") if os.path.getsize(path(name)) else []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def replace(name: str, lines: Iterable[str]) -> None:
+    """Write a file of ~/.ssh whole, for its owner alone, also where it is a link to somewhere else."""
+    place = os.path.realpath(path(name))
+    temporary = f"{place}.{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, place)
+
+
+class Damaged(SystemExit):
+    """The record can't tell what was added."""
+
+
+def recorded() -> Json:
+    """What was added here; {}: nothing. Raises Damaged."""
+    try:
+        with open(path(RECORD), encoding="utf-8") as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise Damaged(damaged(str(error))) from None
+    texts = [value.get(name, []) for name in (AUTHORIZED, KNOWN)] if isinstance(value, dict) else [None]
+    if not all(isinstance(lines, list) and all(isinstance(line, str) for line in lines) for lines in texts):
+        raise Damaged(damaged(f"no lists of lines in {json.dumps(value)[:200]}"))
+    if not isinstance(value.get("made_key", ""), str):
+        raise Damaged(damaged(f"made_key is {value['made_key']!r}"))
+    return dict(value)
+
+
+def damaged(why: str) -> str:
+    return (
+        f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh undo=1 with "
+        f"the same words, which takes back the keys that carry the mark {MARK}"
+    )
+
+
+def note(**fields: object) -> None:
+    """Before a change, not after it: what is killed between the two can still be undone."""
+    replace(RECORD, [json.dumps({**recorded(), **fields})])
+
+
+# ---------------------------------------------------------------------------------------------- undo
+def mesh_undo(_: Json) -> None:
+    """Remove the lines that were added here, and the key pair if it was made here and is still the same.
+
+    Where the record is damaged or gone: the public keys that carry our mark; ``lost`` says why nothing else.
+    """
+    if not (os.path.lexists(path(RECORD)) or marked()):
+        say(keys=0, hosts=0, key_removed=False, lost="")
+        return
+    with alone():
+        record, lost = left_of_record()
+        ours = bool(record.get("made_key")) and record["made_key"] == public_key()  # may raise: nothing is changed yet
+        counts = [take_back(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
+        for name in [KEY, f"{KEY}.pub"] if ours else []:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path(name))
+        with contextlib.suppress(FileNotFoundError):
+            if lost:
+                os.replace(path(RECORD), path(f"{RECORD}.damaged"))
+        for name in (RECORD, "paceline-mesh.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path(name))
+    say(keys=counts[0], hosts=counts[1], key_removed=ours, lost=lost)
+
+
+def left_of_record() -> tuple[Json, str]:
+    """What is to be taken back, and what became of the record where it can't tell that."""
+    try:
+        record = recorded()
+    except Damaged:
+        return {AUTHORIZED: marked()}, f"was damaged and is now ~/.ssh/{RECORD}.damaged"
+    return (record, "") if record or not marked() else ({AUTHORIZED: marked()}, "is gone")
+
+
+def marked() -> list[str]:
+    """The lines of authorized_keys that carry our mark."""
+    return [line for line in lines_of(AUTHORIZED) if line.rstrip().endswith(MARK)]
+
+
+def take_back(name: str, ours: list[str]) -> int:
+    """Each of these lines once, from the end; a file that then is empty goes too."""
+    lines = lines_of(name)
+    before = len(lines)
+    for line in ours:
+        found = [number for number, other in enumerate(lines) if is_still(line, other, with_options=name == AUTHORIZED)]
+        if found:
+            del lines[found[-1]]
+    if len(lines) != before:
+        if lines:
+            replace(name, lines)
+        else:
+            os.unlink(path(name))
+    return before - len(lines)
+
+
+def is_still(line: str, other: str, *, with_options: bool) -> bool:
+    """Whether ``other`` is a line of ours, also where an editor has changed its end, or somebody has put options before
+    the key: it still lets the same one in."""
+    if other.rstrip() == line.rstrip():
+        return True
+    key = line.split()[1:2]
+    return with_options and not other.lstrip().startswith("#") and bool(key) and key[0] in other.split()
+
+
+# Whether ssh of this node gets to each of the others, nothing typed: as `ssh NAME`, which is how mpirun calls it.
+
+
+AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
+CONNECT_S = 8
+LOGIN_S = 3 * CONNECT_S
+TRY_S = 2 * LOGIN_S  # of one target
+_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "ConnectTimeout": str(CONNECT_S),
+    "ControlPath": "none",
+    "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
+}
+
+
+def mesh_try(request: Json) -> None:
+    """Log in to each of ``targets`` as ranks' programs would: nothing typed, host keys checked.
+
+    Says label → why not (``failures``), and label → why only with a port and a user (``exact``).
+    """
+    if shutil.which("ssh") is None:
+        raise SystemExit("it has no ssh; install OpenSSH's client there (apt install openssh-client)")
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        tried = list(pool.map(lambda target: (target["label"], *try_login(target)), request["targets"]))
+    say(
+        failures={label: why for label, why, _ in tried if why},
+        exact={label: plain for label, _, plain in tried if plain},
+    )
+
+
+def try_login(target: Json) -> tuple[str, str]:
+    """Why ssh doesn't get there, and why `ssh NAME` alone doesn't; '' when it does.
+
+    Both have to do where port and user are those that ssh takes by itself. Elsewhere the plain name needs an entry of
+    this node's own ssh configuration.
+    """
+    exact = login("-p", str(target["port"]), "-l", target["user"], "--", target["address"])
+    if exact:
+        return exact, ""
+    name = login_words(target)
+    plain = login("--", name)
+    words = f"`ssh {name}`: {plain}" if plain else ""
+    usual = target["port"] == 22 and target["user"] == getpass.getuser()
+    return (words, "") if usual else ("", words)
+
+
+def login_words(target: Json) -> str:
+    """The name by which this node calls the other one: that of cluster.hosts where it means anything here."""
+    for line in said_of(target["name"]):
+        if line.startswith("hostname "):
+            try:
+                socket.getaddrinfo(line.partition(" ")[2], None)
+            except (OSError, UnicodeError):
+                break
+            return str(target["name"])
+    return str(target["address"])
+
+
+def said_of(name: str) -> list[str]:
+    """What this node's ssh configuration makes of a name."""
+    words = ["ssh", "-G", "--", name]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LOGIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    return done.stdout.splitlines()
+
+
+def login(*words: str) -> str:
+    """Why ``ssh`` doesn't get there; '' when it does."""
+    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+    try:
+        done = subprocess.run(
+            ["ssh", "-T", *options, *words, "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=LOGIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no login within {LOGIN_S} s"
+    if done.returncode != 255:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1] if said else "ssh ended with code 255"

@@ -1,0 +1,136 @@
+"""CPUs and GPUs that this process may use: asked on hosts by the agent, and here by the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import subprocess
+import time
+
+GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
+_SMI_QUERIES = {
+    "list": f"--query-gpu={GPU_FIELDS}",
+    "throttling": "--query-gpu=index,clocks_throttle_reasons.active",
+    "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",  # an unknown field fails the whole query
+    "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
+}
+_ARITHMETIC = r"(avx|amx|sse4|asimd|sve)\w*|fma|f16c|bf16|i8mm|fphp|sme2?"
+"""Instructions that round in their own way, as Linux names what a processor has."""
+_OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows' subsystem for Linux, of a Jetson
+
+
+def count_gpus() -> int:
+    """GPUs that CUDA may see: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return _gpus_there()
+    named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    there = named and (_gpus_there() or any(map(glob.glob, _OTHER_DEVICES)))
+    return named if there else 0  # parts of one GPU (MIG) have names of their own
+
+
+def _gpus_there() -> int:
+    """From device files, else from nvidia-smi's list."""
+    devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
+    if devices or not shutil.which("nvidia-smi"):
+        return len(devices)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=5, check=False
+        )
+        return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    return 0
+
+
+def gpu_state(limit_s: float) -> dict[str, str] | None:
+    """What nvidia-smi answers to each of _SMI_QUERIES, as it says it (its errors too); None: there is no nvidia-smi.
+
+    A query without an answer within ``limit_s`` is left out. Nobody waits for its end: a driver that hangs lets a
+    process end only when it likes.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    until, said = time.monotonic() + limit_s, {}
+    running = {
+        name: subprocess.Popen(
+            [program, query, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
+        for name, query in _SMI_QUERIES.items()
+    }
+    for name, process in running.items():
+        try:
+            said[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    pids = re.findall(r"^[^,]*, *(\d+),", said.get("processes", ""), re.MULTILINE)
+    return {**said, "owners": "\n".join(map(owner, pids))} if pids else said
+
+
+def owner(pid: str) -> str:
+    """``pid, user, unix seconds of its start, PACELINE_NODE``; empty where it isn't told (another container's)."""
+    try:
+        user = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/stat", encoding="ascii") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return ""
+    mark = b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:  # of one's own processes
+        found = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
+        mark = found.group(1) if found else b""
+    started = boot + ticks / os.sysconf("SC_CLK_TCK")
+    from ..running.claims import user_name  # not before: the controller counts devices with this module
+
+    return f"{pid}, {user_name(user)}, {started:.0f}, {mark.decode(errors='replace')}"
+
+
+def count_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the container's quota where there is one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+        quota, period = file.read().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
+    """Models of CPU and GPUs and the GPU driver's version, as the system's files tell; null where they don't.
+
+    ``cpu_id`` is ``AuthenticAMD 25/1/1``: vendor, family, model and stepping (a hypervisor may give many processors one
+    name). ``cpu_flags`` are the instructions that decide how arithmetic rounds.
+    """
+    lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
+    cpu = dict(reversed(lines))  # of the first processor
+    numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]
+    names = next((fields for fields in numbers if fields[0] in cpu), ())
+    vendor, *others = [cpu.get(name, "?") for name in names] or [""]
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    driver = _seen(r"(Kernel Module)\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
+    gpus = _seen(r"^(Model):\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information"))
+    return {
+        "cpu_model": cpu.get("model name"),
+        "cpu_id": f"{vendor} {'/'.join(others)}" if vendor else None,
+        "cpu_flags": " ".join(sorted(flag for flag in flags if re.fullmatch(_ARITHMETIC, flag))) or None,
+        "gpu_models": [model for _, model in gpus],
+        "gpu_driver": driver[0][1] if driver else None,
+    }
+
+
+def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
+    """The two groups of each line that matches, in these files."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found += re.findall(pattern, file.read(), re.MULTILINE)
+    return found

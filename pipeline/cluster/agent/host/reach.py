@@ -1,0 +1,398 @@
+"""Whether this node can connect to every other over TCP, and is the one that answers there, as its ranks will need it.
+
+All nodes do this at the same time, each on its own: it listens, and tries the others until they answer or its time is
+up. Nothing tells a node when the others begin, so one whose answer is late is refused at first and tried again.
+
+One loop over sockets that don't block: importing asyncio would take each host more processor time than all of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ..node import own_node
+from ..wire import Json, in_thread, say
+
+CONNECT_S = 2.0  # the first SYN and one more after a second
+LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts may be apart
+TRIES = 2  # that time out: on a host that is busy an answer may have come, and nobody had a moment to look
+LATE_S = 0.3  # a time limit that is noticed later says that this process had no processor: it doesn't count
+RETRY_S = 0.1
+RETRY_OF_ONE_S = 0.002  # few nodes try each other sooner again: they begin nearly at once
+LOOK_S = 0.02  # how often the clock is looked at, and what a name server said
+AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
+LINE_BYTES = 1024  # of what the other side says
+LARGE = b"." * 12_000  # more than the largest packet of any network in use, 9,000 bytes
+LARGE_TO = 4  # nodes that one sends it to: the same switches and tunnels lead to the rest
+LARGE_S = 1.5  # a node that has left sooner proves nothing
+FOREIGN = "another program answers there"
+LOST = "small packets pass, large ones are lost"
+WHOLE = "whole"
+
+
+def reach(request: Json) -> None:
+    """Answers with what this node could not listen on, and what it could not reach."""
+    me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
+    say(**check(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
+
+
+def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
+    """Listen at the own ports and connect to those of all others, at once.
+
+    Args:
+        hello: what a node says.
+        answer: what only a node of this check knows to say to that; then its number follows.
+        slow_s: what a login may take.
+    """
+    one = Check(nodes, me, hello, answer, LIMIT_S + slow_s)
+    try:
+        return one.run()
+    finally:
+        one.close()
+
+
+class Check:
+    """What one node hears of the others."""
+
+    def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
+        self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
+        self.others = [*range(me + 1, len(nodes)), *range(me)]  # or all would ask the first one at once
+        self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # nobody came yet
+        self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
+        self.names = Names()
+        self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
+        self.greeted: set[socket.socket] = set()  # others that close the connection in a moment
+        self.active: list[Dial] = []
+
+    def run(self) -> Json:
+        taken = self.listen()
+        targets = [(other, port) for other in self.others for port in self.nodes[other]["ports"]]
+        waiting = [Dial(self, other, port, large=self.gets_large(other, port)) for other, port in reversed(targets)]
+        failed: list[Json] = []
+        while waiting or self.active:
+            while waiting and len(self.active) < AT_ONCE:
+                self.active.append(waiting.pop())
+                self.active[-1].begin()
+            self.step()
+            over = [dial for dial in self.active if dial.over]
+            self.active = [dial for dial in self.active if not dial.over]
+            failed += [{"node": dial.node, "port": dial.port, "why": dial.why} for dial in over if dial.why]
+        self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # a late one may be refused by nobody
+        self.step_while(lambda: bool(self.greeted), CONNECT_S + 5 * RETRY_S)  # the other closes first: the port is free
+        own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
+        failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
+        return {"taken": taken, "failed": failed}
+
+    def gets_large(self, other: int, port: int) -> bool:
+        return other in self.others[:LARGE_TO] and port == self.nodes[other]["ports"][0]
+
+    def step_while(self, wanted: Callable[[], bool], longest_s: float) -> None:
+        until = time.monotonic() + longest_s
+        while wanted() and time.monotonic() < until:
+            self.step()
+
+    def step(self) -> None:
+        """Handle what has happened, or look at the clock."""
+        for key, _ in self.selector.select(LOOK_S):
+            if is_open(key.fileobj):
+                key.data()
+        for dial in self.active:
+            dial.look()
+
+    def listen(self) -> dict[int, str]:
+        """The own ports that another program has, and what the system says of that."""
+        taken: dict[int, str] = {}
+        for port in self.nodes[self.me]["ports"]:
+            try:
+                listeners = listening(self.nodes[self.me]["address"], port)
+            except OSError as error:
+                taken[port] = error.strerror or str(error)
+                self.awaited -= {(other, port) for other in self.others}
+                continue
+            for listener in listeners:
+                self.watch(listener, selectors.EVENT_READ, partial(self.accept, listener))
+        return taken
+
+    def accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has left again
+            guest, _ = listener.accept()
+            guest.setblocking(False)
+            said = bytearray()
+            self.watch(guest, selectors.EVENT_READ, lambda: self.serve(guest, said))
+
+    def serve(self, guest: socket.socket, said: bytearray) -> None:
+        """Answer one connection, which the other side closes then; whoever says something else gets nothing."""
+        data = received(guest)
+        if data is None:
+            return
+        said += data
+        if not data or len(said) > (len(LARGE) if guest in self.greeted else LINE_BYTES):
+            self.leave(guest)
+            return
+        if guest in self.greeted:
+            if len(said) == len(LARGE):
+                with contextlib.suppress(OSError):
+                    guest.send(f"{WHOLE}\n".encode())
+            return
+        if b"\n" not in said:
+            return
+        word, _, node = said.decode("ascii", "replace").strip().partition(" ")
+        if word != self.hello or not node.isdecimal():
+            self.leave(guest)
+            return
+        with contextlib.suppress(OSError):
+            guest.send(f"{self.answer} {self.me}\n".encode())
+            self.awaited.discard((int(node), int(guest.getsockname()[1])))
+            self.greeted.add(guest)
+            said.clear()
+
+    def watch(self, one: socket.socket, events: int, handle: Callable[[], None]) -> None:
+        self.selector.register(one, events, handle)
+
+    def leave(self, one: socket.socket) -> None:
+        self.greeted.discard(one)
+        self.selector.unregister(one)
+        one.close()
+
+    def close(self) -> None:
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                self.leave(key.fileobj)
+        self.selector.close()
+
+
+class Dial:
+    """The tries to reach one port of another node. ``why`` it can't be reached; '': it can.
+
+    ``large``: also whether more than a packet holds gets there. Where routers drop what is too large for the next link
+    and their word of it is lost, connections open, and the first gradients are waited for in vain.
+    """
+
+    def __init__(self, check: Check, node: int, port: int, *, large: bool) -> None:
+        self.check, self.node, self.port, self.large = check, node, port, large
+        self.address = check.nodes[node]["address"]
+        self.why, self.silent, self.over = "", 0, False
+        self.socket: socket.socket | None = None
+        self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
+        self.connected = self.found = self.refused = False
+        self.until = self.began = self.again_at = self.sent_at = 0.0
+
+    def begin(self) -> None:
+        self.until = time.monotonic() + self.check.limit_s
+        self.try_again()
+
+    def try_again(self) -> None:
+        self.began, self.again_at, self.found, self.refused = time.monotonic(), 0.0, False, False
+        self.look()
+
+    def look(self) -> None:
+        """What time it is: for another try, or for the end of this one."""
+        now = time.monotonic()
+        if self.over:
+            return
+        if self.again_at:
+            if now >= self.again_at:
+                self.try_again()
+        elif self.connected:
+            if now > max(self.until, self.began + RETRY_S):
+                self.failed(LOST if self.sent_at else FOREIGN, final=bool(self.sent_at))
+        elif now - self.began >= CONNECT_S:
+            self.silent += now - self.began < CONNECT_S + LATE_S
+            self.failed(f"timed out after {TRIES * CONNECT_S:g} s", final=self.silent == TRIES)
+        elif not self.found:
+            self.look_up()
+
+    def look_up(self) -> None:
+        places = self.check.names.places(self.address)
+        if places is None:
+            return
+        self.found = True
+        if isinstance(places, Exception):
+            self.failed(unresolved(places), final=True)
+        else:
+            self.places = list(places)
+            self.connect()
+
+    def connect(self) -> None:
+        """To the next of the places that the address stands for."""
+        family, place = self.places.pop(0)
+        try:
+            self.socket = socket.socket(family, socket.SOCK_STREAM)
+            self.socket.setblocking(False)
+            code = self.socket.connect_ex((place[0], self.port, *place[2:]))  # type: ignore[index]
+        except OSError as error:
+            code = error.errno or errno.EIO
+        if code in (0, errno.EINPROGRESS) and self.socket is not None:
+            self.check.watch(self.socket, selectors.EVENT_WRITE, self.greet)
+        else:
+            self.unconnected(code)
+
+    def unconnected(self, code: int) -> None:
+        self.hang_up()
+        self.refused |= code == errno.ECONNREFUSED  # it may listen in a moment, whatever its other addresses say
+        if self.places:
+            self.connect()
+        elif self.refused:
+            self.failed("refused")
+        else:
+            self.failed(os.strerror(code), final=True)
+
+    def greet(self) -> None:
+        """Connected, or not: say who this is."""
+        assert self.socket is not None
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.unconnected(code)
+            return
+        self.connected, said = True, bytearray()
+        with contextlib.suppress(OSError):
+            self.socket.send(f"{self.check.hello} {self.check.me}\n".encode())
+        self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(said))
+
+    def recognise(self, said: bytearray) -> None:
+        """Whether it is the node that answers; else what does."""
+        assert self.socket is not None
+        data = received(self.socket)
+        if data is None:
+            return
+        said += data
+        if data and b"\n" not in said and len(said) <= LINE_BYTES:
+            return
+        if self.sent_at:
+            late = time.monotonic() - self.sent_at >= LARGE_S
+            self.ended(LOST if late and said != f"{WHOLE}\n".encode() else "")
+            return
+        word, _, number = said.decode("ascii", "replace").strip().partition(" ")
+        if word != self.check.answer:
+            self.failed(FOREIGN)
+        elif number != str(self.node):
+            self.failed(f"node {number} answers there")
+        elif self.large:
+            self.sent_at = time.monotonic()
+            said.clear()
+            with contextlib.suppress(OSError):  # it has left again
+                self.socket.send(LARGE)
+        else:
+            self.ended("")
+
+    def ended(self, why: str) -> None:
+        self.hang_up()
+        self.why, self.over = why, True
+
+    def failed(self, why: str, *, final: bool = False) -> None:
+        """This try has; there is another one while there is time, unless it is ``final``."""
+        self.hang_up()
+        self.why = why
+        self.again_at = time.monotonic() + self.check.retry_s
+        self.over = final or self.again_at >= self.until
+
+    def hang_up(self) -> None:
+        if self.socket is not None:
+            if self.socket in self.check.selector.get_map():
+                self.check.leave(self.socket)
+            self.socket.close()
+        self.socket, self.connected = None, False
+
+
+def is_open(one: object) -> bool:
+    """False: what another event of the same look was for has closed it."""
+    return isinstance(one, socket.socket) and one.fileno() >= 0
+
+
+def received(one: socket.socket) -> bytes | None:
+    """What has come; b'': the other side has closed it; None: nothing yet."""
+    try:
+        return one.recv(len(LARGE))
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+# What an address stands for, and sockets that listen at it.
+
+
+BACKLOG = 256
+RESOLVE_LOOK_S = 0.02
+UNRESOLVED = "can't resolve it: "
+
+
+class Names:
+    """What addresses stand for. A name is looked up in a thread: a name server may not answer for long."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, list[tuple[int, object]] | Exception | None] = {}
+
+    def places(self, address: str) -> list[tuple[int, object]] | Exception | None:
+        """Families and addresses, or why there is none; None: not known yet."""
+        if address not in self.known:
+            self.known[address] = None
+            try:
+                self.known[address] = places(address.encode("ascii"), socket.AI_NUMERICHOST)
+            except (OSError, UnicodeError):  # it is a name
+                in_thread(self._look_up, address, on_error=lambda _: None)
+        return self.known[address]
+
+    def _look_up(self, address: str) -> None:
+        try:
+            self.known[address] = places(address)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
+            self.known[address] = error
+
+    def why(self, address: str) -> str:
+        """Why this node can't look an address up; empty: it can."""
+        while (found := self.places(address)) is None:
+            time.sleep(RESOLVE_LOOK_S)
+        return unresolved(found) if isinstance(found, Exception) else ""
+
+
+def places(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
+    found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, place) for family, _, _, _, place in found]
+
+
+def unresolved(error: Exception) -> str:
+    """Why an address can't be looked up. The controller puts the address between (pipeline/cluster/networks.py)."""
+    return f"{UNRESOLVED}{getattr(error, 'strerror', None) or error}"
+
+
+def listening(address: str, port: int) -> list[socket.socket]:
+    """At the node's address; at all of them where it is none of its own interfaces (behind a NAT), or is none at all,
+    which those who connect will tell. Raises OSError: another program has the port."""
+    try:
+        return bound(address, port)
+    except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise
+        return bound(None, port)
+
+
+def plain(name: str) -> str | bytes:
+    """For ``getaddrinfo``: of a text it makes a name of the Internet's first, with modules that take long to import."""
+    return name.encode("ascii") if name.isascii() else name
+
+
+def bound(address: str | None, port: int) -> list[socket.socket]:
+    with contextlib.ExitStack() as stack:
+        found = socket.getaddrinfo(
+            plain(address) if address else None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listeners = []
+        for family, kind, number, _, place in found:
+            listener = stack.enter_context(socket.socket(family, kind, number))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.setblocking(False)
+            listener.bind(place)
+            listener.listen(BACKLOG)
+            listeners.append(listener)
+        stack.pop_all()
+        return listeners

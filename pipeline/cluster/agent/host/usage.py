@@ -1,0 +1,150 @@
+"""How busy this node is: processor, memory, network, disk and GPUs: /proc and nvidia-smi, or psutil elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import shutil
+import subprocess
+import threading
+import time
+
+from trainers.contract.beats import Gpu, Usage
+
+from ..wire import in_thread
+
+EVERY_S = 2.0
+GPUS_EVERY_S = 5.0  # nvidia-smi is a program of its own
+_GPU_ANSWER_S = 4.0
+_QUERY = "--query-gpu=utilization.gpu,memory.used,memory.total"
+
+Counters = tuple[float, float, int, int]
+"""Busy and all processor time (of all cores, in any unit), bytes received and sent since the node started."""
+
+
+class UsageSampler:
+    """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both. ``folder`` lies on the
+    disk that is looked at."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._before, self._at = counters(), time.monotonic()
+        self._last: Usage | None = None
+        self._gpus: tuple[Gpu, ...] = ()
+        self._gpus_at = 0.0
+        self._has_gpus = shutil.which("nvidia-smi") is not None
+        self._asking = threading.Lock()
+
+    def look(self) -> Usage | None:
+        """How busy the node was since the last sample. None: too early, or not known here."""
+        now = time.monotonic()
+        if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
+            self._gpus_at = now
+            in_thread(self._ask_gpus, on_error=lambda _: None)
+        if now - self._at < EVERY_S:
+            return self._last
+        found, memory = counters(), memory_bytes()
+        if found is not None and self._before is not None and memory is not None:
+            cpu, received_per_s, sent_per_s = between(self._before, found, now - self._at)
+            used, free = disk(self._folder)
+            self._last = Usage(
+                cpu=cpu,
+                memory_bytes=memory[0],
+                memory_total_bytes=memory[1],
+                received_per_s=received_per_s,
+                sent_per_s=sent_per_s,
+                received_bytes=found[2],
+                sent_bytes=found[3],
+                disk_bytes=used,
+                disk_free_bytes=free,
+                gpus=self._gpus,
+            )
+        self._before, self._at = found, now
+        return self._last
+
+    def _ask_gpus(self) -> None:
+        if not self._asking.acquire(blocking=False):  # the last answer still hasn't come
+            return
+        try:
+            argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
+            done = subprocess.run(argv, capture_output=True, timeout=_GPU_ANSWER_S, check=True)
+            self._gpus = gpus(done.stdout.decode("ascii", "replace"))
+        except (OSError, subprocess.SubprocessError):
+            self._gpus = ()
+        finally:
+            self._asking.release()
+
+
+def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
+    """The part of all cores that was busy between two looks at the counters, bytes received and sent per second."""
+    busy, whole = now[0] - before[0], now[1] - before[1]
+    received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
+    cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0
+    return round(cpu, 3), round(received), round(sent)
+
+
+def counters() -> Counters | None:
+    """None: neither /proc nor psutil is here."""
+    try:
+        with open("/proc/stat", encoding="ascii") as stat, open("/proc/net/dev", encoding="ascii") as devices:
+            return (*processor_time(stat.readline()), *traffic(devices.read()))
+    except (OSError, ValueError, IndexError):
+        pass
+    with contextlib.suppress(Exception):  # a library of the node's own, in whatever version
+        psutil = importlib.import_module("psutil")
+        times, moved = psutil.cpu_times(), psutil.net_io_counters()
+        return sum(times) - times.idle, sum(times), moved.bytes_recv, moved.bytes_sent
+    return None
+
+
+def memory_bytes() -> tuple[int, int] | None:
+    """In use and in all; what the system would give up at once (caches) counts as free."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        total, free = (1024 * int(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+        return total - free, total
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    with contextlib.suppress(Exception):
+        psutil = importlib.import_module("psutil")
+        memory = psutil.virtual_memory()
+        return memory.total - memory.available, memory.total
+    return None
+
+
+def disk(folder: str) -> tuple[int, int]:
+    """Bytes in use and still free for users other than root, on the disk of a folder; 0 where that is unknown."""
+    try:
+        found = shutil.disk_usage(folder)
+    except OSError:
+        return 0, 0
+    return found.used, found.free
+
+
+def processor_time(line: str) -> tuple[int, int]:
+    """Busy and all of it, from the first line of /proc/stat. Its guests stand in user and nice already."""
+    user, nice, system, idle, wait, irq, soft, steal = map(int, line.split()[1:9])
+    busy = user + nice + system + irq + soft + steal
+    return busy, busy + idle + wait
+
+
+def traffic(text: str) -> tuple[int, int]:
+    """Bytes received and sent over all interfaces but the loopback, from /proc/net/dev."""
+    received = sent = 0
+    for line in text.splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            fields = numbers.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent
+
+
+def gpus(text: str) -> tuple[Gpu, ...]:
+    """Each GPU, from nvidia-smi's lines (percent and MiB); one without figures is left out."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            busy, used, total = (float(word) for word in line.split(","))
+            found.append(Gpu(busy / 100, int(used * 2**20), int(total * 2**20)))
+    return tuple(found)

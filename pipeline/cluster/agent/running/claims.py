@@ -1,0 +1,229 @@
+"""Who computes on this host: claims that end with the processes that hold them.
+
+A claim is a file in a folder that all users of the host share, locked (flock) by the process that made it: when that is
+gone, however it ended, so is the claim. Making one and reading all of them happens under a lock on the folder. What
+stands in another user's file is shown and compared, no more.
+
+The folder belongs to whoever came first, who may put anything in its place at any time. So it is opened once, without
+following a link, and all that happens there is relative to that descriptor; only claims of this user are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Iterator
+
+from ..wire import Json
+
+FOLDER = "/tmp/paceline-claims"
+BUSY = "is busy: "
+_MODE = 0o1777  # all users make claims there, and remove only their own
+_MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
+_FIRST = "000000000"  # earlier versions let lower numbers go first: of a claim that is held they keep away
+_NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
+_MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
+_MOST_BYTES = 4096
+_LATEST = 1e11  # unix seconds; later ones have no date
+
+
+class Claim:
+    """This process's claim; children that are forked share it, and it ends with the last of them."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+
+    def release(self) -> None:
+        folder, name = os.path.split(self.path)
+        with contextlib.suppress(OSError), opened(folder) as place:
+            if os.path.samestat(os.stat(name, dir_fd=place, follow_symlinks=False), os.fstat(self.descriptor)):
+                os.unlink(name, dir_fd=place)
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+
+def stake(wish: Json, folder: str = FOLDER) -> Claim:
+    """Claim devices of this host. Raises OSError; SystemExit: others have them, and the wish is to be alone.
+
+    Args:
+        wish: ``resources`` (such as gpu:0, or cpu), ``attempts`` (how the ids of the run folder's attempts begin),
+            ``group`` (equal for runs of one controller, which arranges them itself), ``what`` for people, ``alone``.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+        with opened(folder) as place:
+            os.fchmod(place, _MODE)
+    with locked(folder) as place:
+        rows = [row for row in living(place) if collide(row, wish)] if wish["alone"] else []
+        if rows:
+            raise SystemExit(BUSY + "; ".join(map(words, rows)))
+        name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        except PermissionError as error:
+            raise OSError(error.errno, unusable(place), folder) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else can have opened it yet
+        os.write(descriptor, json.dumps({**wish, "since": time.time()}).encode()[:_MOST_BYTES])
+        os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
+    return Claim(os.path.join(folder, name), descriptor)
+
+
+@contextlib.contextmanager
+def opened(folder: str) -> Iterator[int]:
+    """A descriptor of the folder itself. Raises OSError: it isn't there, or a link or a file stands in its place."""
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (NotADirectoryError, PermissionError) as error:  # the first also where it is a link
+        owner = user_name(os.lstat(folder).st_uid)
+        closed = isinstance(error, PermissionError)
+        what = "has closed it" if closed else "has put a link or a file where a folder of claims should be"
+        raise OSError(error.errno, f"{owner} {what}; {_MENDS}", folder) from error
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[int]:
+    """Alone with the folder: its descriptor. Raises OSError: as ``opened``, or somebody doesn't let it go."""
+    with opened(folder) as place:
+        until = time.monotonic() + _MUTEX_S
+        while True:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    said = f"{holder(place)} has held a lock on it for more than {_MUTEX_S:g} s; {_MENDS}"
+                    raise OSError(errno.EBUSY, said, folder) from None
+                time.sleep(0.01)
+        yield place
+
+
+def holder(descriptor: int) -> str:
+    """Whose process has a lock (flock) on this, in words, by the kernel's table of locks."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
+        for line in table:
+            words = line.split()
+            if place in words and words[1:2] == ["FLOCK"]:  # "->" stands there for those who wait
+                return process_words(words[4])
+    return "somebody (lsof shows who)"
+
+
+def process_words(pid: str) -> str:
+    """``alice's process 4242 (sleep 600)``; one that isn't seen from here is in another container."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = printable(file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip())
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}'s process {pid} ({command})"
+    except OSError:
+        return f"process {pid}, of another container or just ended,"
+
+
+def unusable(place: int) -> str:
+    """Why only its owner can put a claim there."""
+    found = os.fstat(place)
+    mode = f"{stat.S_IMODE(found.st_mode):04o}, and needs {_MODE:o}"
+    return f"it belongs to {user_name(found.st_uid)} and has mode {mode}; {_MENDS}"
+
+
+def living(place: int) -> list[Json]:
+    """All claims in the folder whose processes live, the oldest first; what ended processes of this user have left
+    there is removed."""
+    rows = []
+    for name in sorted(os.listdir(place)):
+        known = _NAME.fullmatch(name)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            row = read_claim(name, place) if known else None
+            if row is not None:
+                rows.append(row)
+            elif known and os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
+                os.unlink(name, dir_fd=place)
+    return sorted(rows, key=lambda row: float(row["since"]))
+
+
+def read_claim(name: str, place: int) -> Json | None:
+    """What somebody claims; None: nobody holds it any more. Raises OSError, ValueError, TypeError, KeyError: it's no
+    claim."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(name)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        value = json.loads(os.read(descriptor, _MOST_BYTES))
+        since = float(value["since"])
+        if not 0 <= since < _LATEST:
+            raise ValueError(name)
+        return {
+            "resources": [str(resource) for resource in value["resources"]],
+            "attempts": str(value["attempts"]),
+            "group": str(value["group"]),
+            "what": printable(str(value["what"])),
+            "since": since,
+            "user": user_name(found.st_uid),
+        }
+    finally:
+        os.close(descriptor)
+
+
+def collide(row: Json, wish: Json) -> bool:
+    """Whether two claims are of the same devices and of people or programs that know nothing of each other."""
+    apart = row["attempts"] != wish["attempts"] and row["group"] != wish["group"]
+    return apart and not set(row["resources"]).isdisjoint(wish["resources"])
+
+
+def printable(text: str) -> str:
+    return "".join(mark for mark in text if mark.isprintable())[:120]
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def words(row: Json) -> str:
+    """``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
+    gpus = [name.partition(":")[2] for name in row["resources"] if name.startswith("gpu:")]
+    devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
+    return f"{row['user']}'s {row['what']} has {devices} since {clock(row['since'])}"
+
+
+def clock(unix_time: float) -> str:
+    at = time.localtime(unix_time)
+    return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
+
+
+def seen(folder: str = FOLDER) -> list[Json]:
+    """All claims with what is said of them; none where the folder can't be read."""
+    with contextlib.suppress(OSError):
+        with locked(folder) as place:
+            rows = living(place)
+        return [{**row, "words": words(row)} for row in rows]
+    return []
+
+
+def claim_for_run(wish: Json | None) -> Claim | None:
+    """What ``start`` takes before anything runs. Raises OSError; SystemExit: others have the devices."""
+    if not wish:
+        return None
+    try:
+        return stake(wish)
+    except OSError:
+        if wish["alone"]:
+            raise
+        return None  # who shares the host needs no claim, it only shows others who is there

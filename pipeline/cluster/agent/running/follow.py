@@ -1,0 +1,172 @@
+"""The live stream of a run from this node to the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+from trainers.contract import run_folder
+from trainers.contract.beats import NodeLook, as_json
+
+from ..host.usage import UsageSampler
+from ..node import own_node
+from ..wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
+from .look import Beats, look, newest_change, newest_checkpoint
+from .processes import POLL_S, end_tree, send_all, start_time
+from .watches import Silence
+
+FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
+HEARTBEAT_TIMEOUT_S = 8.0
+LAST_LOOK_S = 2.5  # a look at a host that is gone takes 2 s
+
+
+def follow(request: Json) -> None:
+    """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease from the beats on stdin.
+
+    A line each second tells where the ranks of this node stand. Resumable: ``log_at`` and ``metrics_at`` are byte
+    offsets that the answers carry.
+    """
+    node = own_node(request)
+    heard, looks = [time.monotonic()], Looks(node)
+    in_thread(listen, node, heard, looks, on_error=leave)
+    in_thread(leave_after_heartbeat_timeout, heard, on_error=leave)
+    try:
+        send_news(request, node, looks)
+    except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
+        leave(str(error))
+
+
+def leave(why: str) -> None:
+    """End the stream at once: the listening thread sits in a read that would hold up an ordinary exit."""
+    with contextlib.suppress(OSError):
+        print(why, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class Looks:
+    """Looks at this node's ranks, or from here at other nodes, each made in a thread of its own."""
+
+    def __init__(self, node: Json) -> None:
+        self.node, self.pending = node, 0
+        self.ready: list[NodeLook] = []
+
+    def begin(self, peers: list[list[object]] | None) -> None:
+        self.pending += 1
+        in_thread(self._make, peers, on_error=lambda _: None)
+
+    def _make(self, peers: list[list[object]] | None) -> None:
+        try:
+            self.ready.append(look(self.node, peers))
+        finally:
+            self.pending -= 1
+
+    def tell(self, *, last: bool) -> None:
+        """Say what is ready; ``last``: also what will be in a moment. Raises OSError."""
+        until = time.monotonic() + LAST_LOOK_S
+        while last and self.pending and time.monotonic() < until:
+            time.sleep(POLL_S)
+        while self.ready:
+            say(look=as_json(self.ready.pop()))
+
+
+def send_news(request: Json, node: Json, looks: Looks) -> None:
+    state = node["state_dir"]
+    supervisor, usage = Silence(os.path.join(state, "beat")), UsageSampler(node["run_dir"])
+    beats = Beats(node)
+    offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
+    files = {"log": os.path.join(state, "log")}
+    if node["node_rank"] == 0 and request["metrics"]:
+        files["metrics"] = os.path.join(node["run_dir"], run_folder.METRICS)
+    beat, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
+    while True:
+        ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor, mark)
+        while sum(forward(name, path, offsets) for name, path in files.items()):
+            pass
+        looks.tell(last=bool(ended))
+        if ended:
+            say(exit=ended, now=time.time())
+            os._exit(0)
+        if time.monotonic() - beat > 1:
+            beat = time.monotonic()
+            newest = newest_change if request.get("of_script") else newest_checkpoint
+            saved = newest(node["run_dir"]) if "metrics" in files else 0
+            say(beat=time.time(), ranks=as_json(beats.read()), saved=saved, usage=as_json(usage.look()))
+        time.sleep(POLL_S)
+
+
+def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
+    """Send the next whole lines of a file; True when there were any."""
+    try:
+        with open(path, "rb") as file:
+            # a resuming trainer cuts metrics.jsonl back to its checkpoint
+            start_bytes = offsets[name] = min(offsets[name], os.fstat(file.fileno()).st_size)
+            file.seek(start_bytes)
+            data = file.read(1 << 18)
+            if b"\n" not in data:  # one line that is longer (the supervisor cuts what ranks print)
+                data += file.readline()
+    except FileNotFoundError:
+        return False
+    whole = data[: data.rfind(b"\n") + 1]
+    if not whole:
+        return False
+    offsets[name] = start_bytes + len(whole)
+    texts = whole.decode("utf-8", "replace").split("\n")[:-1]
+    say(**{name: texts, "from": start_bytes, "at": offsets[name]})
+    return True
+
+
+def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
+    """Ends what a dead or frozen supervisor left behind, which carries ``mark``; None while it lives."""
+    state = node["state_dir"]
+    if not os.path.isdir(state):
+        return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
+    entry = read_json(os.path.join(state, "agent.json"))
+    frozen = supervisor.look() > FROZEN_S
+    if entry is None or (start_time(entry["pid"]) == entry["born"] and not frozen):
+        return None
+    time.sleep(3 * POLL_S)
+    ended: Json | None = read_json(os.path.join(state, "exit.json"))
+    if ended:
+        return ended
+    send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
+    gone = end_tree(mark, 1.0, state)
+    why = (
+        "the node agent was killed; the host itself answers"
+        if not frozen
+        else f"the node agent was frozen for {FROZEN_S:.0f} s"
+    )
+    ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
+    with contextlib.suppress(OSError):  # a full disk, or the folder is removed right now
+        write_json(os.path.join(state, "exit.json"), ended)
+    return ended
+
+
+def listen(node: Json, heard: list[float], looks: Looks) -> None:
+    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run,
+    ``prune`` asks rank 0, which looks for that file at the end of an epoch, ``look [peers]`` asks how the ranks are."""
+    state = node["state_dir"]
+    touch(os.path.join(state, "lease"))
+    touch(os.path.join(state, "attached"))
+    while line := sys.stdin.buffer.readline():
+        heard[0] = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
+            if line.strip() == b"prune" and node["node_rank"] == 0:
+                touch(os.path.join(node["run_dir"], run_folder.PRUNE))
+            if line.startswith(b"look "):
+                looks.begin(json.loads(line[5:]))
+            if line.strip() == b"stop":
+                entry = read_json(os.path.join(state, "agent.json"))
+                if entry and start_time(entry["pid"]) == entry["born"]:
+                    send_all({entry["pid"]}, signal.SIGTERM)
+
+
+def leave_after_heartbeat_timeout(heard: list[float]) -> None:
+    """Without a beat for HEARTBEAT_TIMEOUT_S, end the stream: a cut connection can block its writes for minutes."""
+    while time.monotonic() - heard[0] < HEARTBEAT_TIMEOUT_S:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,40 @@
+"""Which node of a job of Kubernetes this is: one pod, that an operator or the Job controller has numbered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from urllib.parse import quote
+
+from trainers.contract import variables
+
+from ..wire import Json, refuse
+
+NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+"""Variables with a pod's number: of a TrainJob, whose pods have both, and of an indexed Job."""
+
+REQUEUES = False
+"""A pod is never put back into a queue: after SIGTERM, and in a second life of its container, nothing is left to do."""
+
+
+def who() -> tuple[str, int, int]:
+    """This pod's name, its number among the job's nodes, and its life, which is always the first."""
+    name = os.environ[variables.POD_NAME]
+    number = next((os.environ[variable] for variable in NUMBERS if os.environ.get(variable, "").isdigit()), None)
+    if number is None:
+        refuse(f"{name}: none of {', '.join(NUMBERS)} is set, so this pod doesn't know its number; cluster.kind=job")
+    return name, int(number), 0
+
+
+def own_address() -> str:
+    """The pod's address, at which the others reach it."""
+    return os.environ[variables.POD_IP]
+
+
+def secrets(request: Json) -> Json:
+    """Variables that come from Secrets of the cluster, and what hides their values in the ranks' output."""
+    env = {name: os.environ[name] for name in request["env_from"] if name in os.environ}
+    spelled = {text for value in env.values() for text in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
+    own = [[re.escape(text), "***"] for text in sorted(spelled, key=len, reverse=True) if len(text) >= 4]
+    return {"env": env, "hide": [*own, *request["hide"]]}

@@ -1,0 +1,422 @@
+"""Where the ranks of this node stand, and a look at those that no longer move: heartbeats, the system's view of scripts
+that have none, state, processor time, stacks, sockets, and NCCL's flight recorder. It ends nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pickle
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import time
+
+from trainers.contract import run_folder
+from trainers.contract.beats import (
+    CELLS,
+    FILE,
+    FLIGHT_DUMP,
+    FLIGHT_PIPE,
+    STACKS,
+    STACKS_SIGNAL,
+    Collectives,
+    NodeLook,
+    Phase,
+    RankBeat,
+    RankLook,
+    Socket,
+)
+
+from ..wire import Json
+from .processes import LINUX
+
+WINDOW_S = 1.5  # in which processor time is counted and stacks are written
+MOST_FRAMES = 12
+_PEER_S = 1.0
+_FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
+_PY_SPY = re.compile(r"^ *(\S.*) \((.*):(\d+)\)$")
+_ESTABLISHED = "01"
+_STOPPED = ("T", "t")  # by a signal, or by a debugger
+
+
+_looked = [0.0]
+
+
+def looked_since(at: float) -> bool:
+    """Whether ranks have written their stacks since ``at`` (of ``time.monotonic``): they did nothing else for it."""
+    return _looked[0] >= at
+
+
+def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
+    """What can be seen of each rank of this node; where ``peers`` (address, port) are named, only whether these ssh
+    servers answer. None: without stacks, for which ranks that train would get a signal."""
+    if peers:
+        return NodeLook("", peers=tuple(_answers(str(address), int(str(port))) for address, port in peers))
+    beats = read_beats(node)
+    _looked[0] = time.monotonic()
+    begun = [_stat(beat.pid) for _, beat in beats]
+    sizes = [_ask_for_stacks(folder, beat) if peers is not None else None for folder, beat in beats]
+    dumps = [request_dump(folder, beat.rank) if peers is not None else None for folder, beat in beats]
+    until = time.monotonic() + DUMP_S
+    time.sleep(WINDOW_S)
+    _looked[0] = time.monotonic()
+    ranks = [_seen(*beats[n], begun[n], sizes[n]) for n in range(len(beats))]
+    if not any(rank.state in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
+        ranks = [
+            rank._replace(nccl=read_dump(dump, until) if dump is not None else ())
+            for rank, dump in zip(ranks, dumps)  # noqa: B905 - Python 3.9 has no strict
+        ]
+    return NodeLook("", ranks=tuple(ranks))
+
+
+def _seen(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | None) -> RankLook:
+    state, cpu_s = _stat(beat.pid)
+    stack = _frames(os.path.join(folder, STACKS), size) if size is not None else []
+    stack = stack or (_py_spy(beat.pid) if state in _STOPPED else [])
+    return RankLook(
+        beat=beat,
+        host="",
+        state=state,
+        cpu=round(max(0.0, cpu_s - begun[1]) / WINDOW_S, 2),
+        sleeps_in=_first_line(f"/proc/{beat.pid}/wchan"),
+        stack=tuple(stack),
+        sockets=tuple(_sockets(beat.pid)),
+    )
+
+
+def _stat(pid: int) -> tuple[str, float]:
+    """State letter of the main thread ("" where it can't be told), processor seconds of all threads."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return "", 0.0
+
+
+def _first_line(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.readline().strip()
+    return ""
+
+
+def _ask_for_stacks(folder: str, beat: RankBeat) -> int | None:
+    """Send the signal at which the rank writes its stacks; where the new ones will begin in its file. None: it has no
+    handler for it, and would end."""
+    try:
+        size = os.path.getsize(os.path.join(folder, STACKS))
+        if not LINUX or _catches(beat.pid, STACKS_SIGNAL):
+            os.kill(beat.pid, STACKS_SIGNAL)
+            return size
+    except OSError:
+        pass
+    return None
+
+
+def _catches(pid: int, number: int) -> bool:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _frames(path: str, size: int) -> list[str]:
+    """``file:line in function`` of the main thread, the innermost first: faulthandler writes that thread last."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(size)
+            text = file.read(1 << 18)
+    except OSError:
+        return []
+    last = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]
+    found = (_FRAME.match(line) for line in last.splitlines())
+    return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in found if frame][:MOST_FRAMES]
+
+
+def _py_spy(pid: int) -> list[str]:
+    """The same of a process that can't write them itself (it is stopped), where py-spy is installed."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=5, check=False)
+        main = done.stdout.rpartition("MainThread")[2].partition("\nThread ")[0]
+        found = (_PY_SPY.match(line) for line in main.splitlines())
+        return [f"{frame[2]}:{frame[3]} in {frame[1]}" for frame in found if frame][:MOST_FRAMES]
+    return []
+
+
+def _sockets(pid: int) -> list[Socket]:
+    """The TCP connections of a process to other hosts on which something waits to be sent, is sent again, or has come
+    and isn't read."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    rows = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/net/{table}") as file:
+            for fields in (line.split() for line in file.readlines()[1:]):
+                if fields[3] != _ESTABLISHED or f"socket:[{fields[9]}]" not in inodes:
+                    continue
+                (unsent, unread), again = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
+                if unsent or again or unread:
+                    peer = _address(fields[2])
+                    rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=again, unread_bytes=unread))
+    return rows
+
+
+def _address(text: str) -> str:
+    """``0100007F:1F90`` → 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
+    words = text.partition(":")[0]
+    data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
+    if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):
+        data = data[12:]
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def _answers(address: str, port: int) -> str:
+    """``answers``: an ssh server introduces itself; ``silent``: it only takes the connection; ``refuses``;
+    ``unreachable``."""
+    try:
+        connection = socket.create_connection((address, port), timeout=_PEER_S)
+    except ConnectionRefusedError:
+        return "refuses"
+    except OSError:
+        return "unreachable"
+    with connection:
+        try:
+            return "answers" if connection.recv(4) else "silent"
+        except OSError:
+            return "silent"
+
+
+# Where the ranks of this node stand, read from their own memory (trainers/distributed/heartbeat.py writes it).
+
+
+SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long is taken for whole
+
+
+def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
+    """The beat of each rank that can be read, with the folder of its files."""
+    found = []
+    ranks = os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*")
+    for path in sorted(glob.glob(os.path.join(ranks, FILE))):
+        with contextlib.suppress(OSError, struct.error, ValueError):
+            with open(path, "rb") as file:  # gone with the rank's process
+                pid, step, phase, moves, since_ns, collectives, own_ns, _ = CELLS.unpack(file.read(CELLS.size))
+            folder = os.path.dirname(path)
+            beat = RankBeat(
+                rank=node["first_rank"] + int(os.path.basename(folder)),
+                pid=pid,
+                step=step,
+                phase=phase,
+                moves=moves,
+                for_s=round((time.monotonic_ns() - since_ns) / 1e9, 3),
+                collectives=collectives,
+                own_s=round(own_ns / 1e9, 3),
+            )
+            found.append((folder, beat))
+    return found
+
+
+def newest_checkpoint(run_dir: str) -> int:
+    """The step of the newest checkpoint that is whole, 0 without one: the .json beside it is written last."""
+    sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
+    found = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
+    return max((int(name[1]) for name in found if name), default=0)
+
+
+def newest_change(run_dir: str) -> int:
+    """When a script last wrote a checkpoint, in ms of unix time; 0 where there is none or it may be at it."""
+    newest = 0.0
+    for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
+
+
+# Whether the ranks of a script do anything, as the system sees it: nobody edited the script to say so.
+#
+# A rank that waits in a gloo collective takes 0.2 % of a core and its main thread never wakes (measured: torch 2.15,
+# two ranks of which one is stopped), so little is enough to tell work from waiting.
+
+
+_CORES = 0.02  # of processor time in a second
+_WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait that looks each second doesn't
+_LARGEST_TREE = 256
+
+
+class Beats:
+    """The beats of a node's ranks; of a script's, ``moves`` counts the looks at which anything of it had moved.
+
+    That is: processor time, bytes read or written and pages read from a disk, of the rank and of what it has started;
+    wake-ups of its main thread; a line in the node's log or a metric, which count for all its ranks.
+    """
+
+    def __init__(self, node: Json) -> None:
+        self._node = node
+        self._known: dict[int, tuple[float, dict[int, _Work]]] = {}
+        self._moves: dict[int, tuple[int, float]] = {}
+        self._files: list[int] = []
+
+    def read(self) -> list[RankBeat]:
+        """The beat of each rank that can be read."""
+        beats = [beat for _, beat in read_beats(self._node)]
+        wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
+        return [self._of_script(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
+
+    def _of_script(self, beat: RankBeat, wrote: bool) -> RankBeat:
+        pid, now = beat.pid, time.monotonic()
+        at, before = self._known.get(pid, (now, {}))
+        works = {one: _work(one, main=one == pid) for one in _tree(pid)}
+        moved = wrote or not before or (_moved(before, works, now - at) and not looked_since(at))
+        moves, since = self._moves.get(pid, (0, now))
+        self._known[pid] = now, works
+        moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
+        return beat._replace(moves=moves, for_s=round(now - since, 3))
+
+    def _wrote(self) -> bool:
+        """Whether a line or a metric came since the last look. (A checkpoint is bytes that its rank has written.)"""
+        paths = (self._node["state_dir"], "log"), (self._node["run_dir"], run_folder.METRICS)
+        before, self._files = self._files, [_size(os.path.join(*path)) for path in paths]
+        return self._files != before
+
+
+class _Work:
+    """What one process has done so far. ``ready``: it waits for a core, or has one."""
+
+    __slots__ = ("bytes", "cpu_s", "ready", "wakes")
+
+    def __init__(self, cpu_s: float, amount: int, wakes: int, *, ready: bool) -> None:
+        self.cpu_s, self.bytes, self.wakes, self.ready = cpu_s, amount, wakes, ready
+
+
+_NONE = _Work(0.0, 0, 0, ready=False)
+
+
+def _moved(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
+    """Whether the processes of a rank have worked between two looks."""
+    pairs = [(before.get(pid, _NONE), work) for pid, work in now.items()]
+    cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
+    wakes = sum(work.wakes - old.wakes for old, work in pairs)
+    return (
+        any(work.ready or work.bytes != old.bytes for old, work in pairs)
+        or cpu_s >= _CORES * passed_s
+        or wakes >= _WAKES_PER_S * passed_s
+    )
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and those that it has started (its own alone where the kernel doesn't list children)."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+        if len(found) > _LARGEST_TREE:
+            break
+    return found
+
+
+def _work(pid: int, *, main: bool) -> _Work:
+    """``main``: it is the rank itself, whose wake-ups count."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        ticks = sum(map(int, fields[11:15]))  # its own and those of children that have ended
+        amount = int(fields[9]) + sum(_numbers(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
+        wakes = sum(_numbers(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if main else 0
+        return _Work(ticks / os.sysconf("SC_CLK_TCK"), amount, wakes, ready=fields[0] == "R")
+    return _NONE
+
+
+def _numbers(path: str, *names: str) -> list[int]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.split(":") for line in file]
+        return [int(row[1]) for row in rows if row[0] in names]
+    return []
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return -1
+
+
+# Which NCCL collectives a rank has come to, from torch's flight recorder (trainers/distributed/nccl.py).
+
+
+DUMP_S = 6.0
+"""After the asking: torch looks into the pipe once a second, and took 4 to 5 s for a dump of 30 collectives."""
+
+_POLL_S = 0.2
+_MOST_FRAMES = 12
+_DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+
+
+class _Plain(pickle.Unpickler):
+    """Numbers, texts, lists and dictionaries: nothing is imported or called for what a rank has written."""
+
+    def find_class(self, module: str, name: str) -> None:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+
+
+def request_dump(folder: str, rank: int) -> str | None:
+    """Ask the rank whose files lie in ``folder`` for a dump; where it will be. None: it has no flight recorder."""
+    pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
+    with contextlib.suppress(OSError):
+        os.unlink(dump)
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.write(descriptor, b"1\n")
+    os.close(descriptor)
+    return dump
+
+
+def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
+    """A row for each process group that has come to a collective: how many were given to the GPU, how many of them have
+    ended, the first that hasn't and where it was called. Empty where no whole dump is there by ``until`` (of
+    ``time.monotonic``)."""
+    while True:
+        with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
+            return _rows(_Plain(file).load())
+        if time.monotonic() >= until:
+            return ()
+        time.sleep(_POLL_S)
+
+
+def _rows(told: Json) -> tuple[Collectives, ...]:
+    rows = []
+    for group, status in told["pg_status"].items():
+        given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+        if given <= 0:
+            continue
+        waits = [
+            entry
+            for entry in told["entries"]
+            if str(entry["process_group"][0]) == str(group)
+            and entry["collective_seq_id"] == ended + 1
+            and not entry["is_p2p"]
+        ]
+        which = _entry(waits[-1]) if waits else {}
+        rows.append(Collectives(group=str(group), given=given, ended=max(ended, 0), **which))
+    return tuple(rows)
+
+
+def _entry(entry: Json) -> dict[str, str]:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
+    kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))
+    frames = [frame for frame in entry.get("frames", [])[:_MOST_FRAMES] if "/torch/" not in frame["filename"]]
+    at = f"{frames[0]['filename']}:{frames[0]['line']} in {frames[0]['name']}" if frames else ""
+    return {"next": f"{name} of {sizes} {kinds}", "at": at}

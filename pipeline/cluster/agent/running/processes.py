@@ -1,0 +1,199 @@
+"""The processes of a run on this host: found by their mark, whoever started them, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+from trainers.contract import variables
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+LINUX = os.path.isdir("/proc/self")
+POLL_S = 0.05
+_OF_RANKS = f"{variables.RANKS}=".encode()
+_MEMORY_FILE = f"/memfd:{variables.MARK_FILE}"
+TERM_GRACE_S = 3.0
+
+
+def start_time(pid: int) -> str | None:
+    """When ``pid`` started, as the system spells it: with it a recycled pid isn't taken for ours.
+    None: no such process (a zombie counts as gone)."""
+    if LINUX:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    ps = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, errors="replace", check=False
+    )
+    return ps.stdout.strip() or None
+
+
+class Orphans:
+    """Processes of a run whose parents are gone, as children of this one: so those are found too that have dropped
+    the mark and begun a session of their own."""
+
+    adopter: int | None = None  # this process's id, once it adopts
+
+    @classmethod
+    def adopt(cls) -> None:
+        """From here on, where the system has it (Linux): no rights are needed."""
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            if LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+                cls.adopter = os.getpid()
+
+    @classmethod
+    def reap(cls, child: int) -> None:
+        """Forget those that have ended, which stay as zombies otherwise; ``child`` is waited for elsewhere."""
+        with contextlib.suppress(ChildProcessError):
+            while cls.adopter == os.getpid():
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid == child:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+
+def find_processes(mark: str, state_dir: str = "") -> set[int]:
+    """Find the processes of a run: they carry ``PACELINE_NODE=mark``, were started by one that does, or share a session
+    with one; for who adopts orphans also these.
+
+    A mark that ends with "-" is the beginning that all attempts of one run folder share. ``state_dir``: of an attempt
+    whose agent is dead. Who writes there is one of its ranks, also where it shows no mark any more: setproctitle
+    overwrites the environment that the system shows.
+    """
+    if not LINUX:  # macOS: environments show with -E; sessions are left out
+        ps = subprocess.run(
+            ["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, errors="replace", check=False
+        )
+        rows = (line.split() for line in ps.stdout.splitlines())
+        return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
+    found: set[int] = set()
+    sessions: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(name)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            if fields[0] in "ZX":
+                continue
+            sessions[pid] = fields[3]
+            children.setdefault(int(fields[1]), []).append(pid)
+            if state_dir and pid != os.getpid() and writes_in(pid, [state_dir]):
+                found.add(pid)
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                variables_of_it = environ.read().split(b"\0")
+            if any(carries(variable, mark) for variable in variables_of_it) or (
+                any(variable.startswith(_OF_RANKS) for variable in variables_of_it) and holds(pid, mark)
+            ):
+                found.add(pid)
+        except OSError:
+            continue
+    own = str(os.getsid(0))
+    if Orphans.adopter == os.getpid():
+        found.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
+    begun = [*found]
+    while begun:
+        new = [pid for pid in children.get(begun.pop(), []) if pid not in found and pid != os.getpid()]
+        found.update(new)
+        begun += new
+    mine = {sessions[pid] for pid in found} - {own}
+    return found | {pid for pid, session in sessions.items() if session in mine}
+
+
+def writes_in(pid: int, folders: list[str]) -> bool:
+    """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError:
+    it is gone, or another user's."""
+    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    for number, target in open_files(pid):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if target.startswith(begins):
+                with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
+                    flags = next(line for line in file if line.startswith("flags:"))
+                if int(flags.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                    return True
+    return False
+
+
+def open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the descriptors of a process and what each is open on. Raises OSError: it is gone, or another user's."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        yield number, target
+
+
+def works_in(folders: list[str]) -> dict[int, str]:
+    """Find processes without a terminal that stand or write in one of ``folders``, and what the list of processes shows
+    of them (Linux)."""
+    found: dict[int, str] = {}
+    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
+        pid = int(name)
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
+                continue
+            if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
+                found[pid] = command_of(pid)
+    return found
+
+
+def command_of(pid: int) -> str:
+    """What the list of processes shows of one (Linux). Raises OSError: it is gone."""
+    with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+        return file.read().replace("\0", " ").strip()
+
+
+def holds(pid: int, mark: str) -> bool:
+    """Whether a fork of a warm parent is one of this mark: its environment is the parent's, so it holds a memory file
+    of that name. Raises OSError."""
+    for _, target in open_files(pid):
+        if target.startswith(_MEMORY_FILE):
+            held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
+            return held.startswith(mark) if mark.endswith("-") else held == mark
+    return False
+
+
+def carries(variable: bytes, mark: str) -> bool:
+    wanted = f"{variables.NODE}={mark}".encode()
+    return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
+
+
+def send_all(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
+    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is.
+
+    Args:
+        signalled: processes that have TERM already, or get it from another one; those that get it here are added.
+    """
+    signalled = set() if signalled is None else signalled
+    alive = find_processes(mark, state_dir)
+    send_all(alive - signalled, signal.SIGTERM)
+    signalled |= alive
+    deadline = time.monotonic() + grace_s
+    while alive and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        alive = find_processes(mark, state_dir)
+    deadline = time.monotonic() + 3
+    while alive and time.monotonic() < deadline:
+        send_all(alive, signal.SIGKILL)
+        time.sleep(POLL_S)
+        alive = find_processes(mark, state_dir)
+    return not alive

@@ -1,0 +1,150 @@
+"""What went wrong in a rank, from what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from ..wire import Json, read_json
+
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
+FIRST_LINES, LAST_LINES = 8, 4  # of a message
+_LAST_WORDS = 300  # characters
+_READ_BYTES = 1 << 20  # from the end of what a rank said: a message may be as long as the tensor that it shows
+_HEAD = "Traceback (most recent call last):\n"
+_MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
+_AFTERWARDS = re.compile(  # what torch, Python and wandb say on stderr once the exception is told
+    r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
+)
+
+FATAL = {
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating-point exception": signal.SIGFPE,
+}
+"""faulthandler's words for the signals that it tells of."""
+
+
+def mute(error: Json) -> bool:
+    """Whether a rank left nothing but its exit code."""
+    return str(error["message"]).startswith("ended with ")
+
+
+def describe(code: int) -> str:
+    if code == 0:
+        return (
+            "exit code 0 before the run was over; take out what ends the process (os._exit, exit in a library) in the "
+            "model or in what it imports"
+        )
+    if code > 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"
+
+
+def recorded_error(path: str) -> Json | None:
+    """What torch's @record wrote. The file's own time is used: the one inside counts whole seconds."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return None
+    message = value.get("message")
+    extra: Json = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
+
+
+def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | None:
+    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong.
+
+    ``code``: its exit code, where torchrun wasn't there to tell of it in ``failed``.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
+            text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
+        printed = os.path.getmtime(path)
+    except FileNotFoundError:
+        text, printed = "", time.time()
+    if failed is None and code and text.strip():  # else there is nothing to add to how it ended
+        failed = {"code": code, "unix_time": printed}
+    by_exception = failed is not None and failed["code"] == 1
+    found = last_traceback(text, by_exception)
+    if found is not None:
+        return {"unix_time": printed, "message": found[0], "traceback": found[1]}
+    text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
+    if failed is None:
+        return None
+    code = failed["code"] or fatal_signal(text)
+    how = describe(code)
+    crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
+    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_words(text) if code > 0 else ''}"
+    last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
+    more = "" if message.endswith(last.strip()) else last  # the one line that it said stands in the message
+    return {"unix_time": failed["unix_time"], "message": message, "traceback": more}
+
+
+def _last_words(text: str) -> str:
+    """The line that a program leaves with: ``sys.exit("no data")``, or what argparse says of a wrong argument."""
+    lines = (line.rpartition("\r")[2].strip() for line in text.rstrip().splitlines())
+    own = [line for line in lines if line and not _AFTERWARDS.match(line)]
+    return f"; it said last: {own[-1][:_LAST_WORDS]}" if own else ""
+
+
+def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
+    """Message and traceback; a message's lines are all told where the process ended by it (``by_exception``).
+
+    A traceback in the middle of the output was handled by the program, unless the rank ended by an exception.
+    """
+    before, head, rest = text.rpartition(_HEAD)
+    if marked := re.fullmatch(_MARK, before.rpartition("\n")[2]):
+        whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
+        rest = re.sub(f"^{_MARK}", "", whole.group(0) if whole else "", flags=re.MULTILINE)
+    body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
+    ended_by_it = by_exception or marked
+    if body is None or not (ended_by_it or not rest[body.end() :].strip()):
+        return None
+    shown = body.group(0).rstrip()
+    last = shown.splitlines()[-1] if shown else " "
+    if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
+        return "its traceback breaks off: is the disk full, or ulimit -f too low?", head + shown
+    after = rest[body.end() :] if ended_by_it else ""
+    more = (after if marked else _AFTERWARDS.split(after, maxsplit=1)[0]).rstrip()
+    return (last, head + shown) if not more else (f"{last}\n{more}", f"{head}{shown}\n{more}")
+
+
+def fatal_signal(text: str) -> int:
+    """The signal, as a negative exit code, that faulthandler told of on stderr; 0 where it told of none."""
+    names = "|".join(map(re.escape, FATAL))
+    found = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
+    return -FATAL[found[-1]] if found else 0
+
+
+def crash_stack(text: str) -> str:
+    """The main thread's frames of what faulthandler printed last, the innermost last as in a traceback; '' without."""
+    dump = text.rpartition("\nFatal Python error: ")[2] if "\nFatal Python error: " in text else ""
+    thread = re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[-1]
+    return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
+
+
+def tellable(error: Json, hide: Callable[[str], str]) -> Json:
+    """Without secrets and without half characters, which no terminal takes; cut where nobody would read on."""
+    message, trace = (
+        hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")
+    )
+    short, lines = message, message.split("\n")
+    if len(lines) > FIRST_LINES + LAST_LINES + 1:
+        left = f"… {len(lines) - FIRST_LINES - LAST_LINES:,} lines, see the log"
+        short = "\n".join([*lines[:FIRST_LINES], left, *lines[-LAST_LINES:]])
+    if len(short) > LONGEST_MESSAGE:
+        cut = len(short) - LONGEST_MESSAGE
+        short = f"{short[:LONGEST_MESSAGE]}… (cut: {cut:,} more characters are in the log)"
+    if short != message and trace.endswith(message):
+        trace = trace.removesuffix(message) + short
+    return {**error, "message": short, "traceback": trace[-LONGEST_TRACEBACK:]}

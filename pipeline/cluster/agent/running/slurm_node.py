@@ -1,0 +1,89 @@
+"""Which node of a job of Slurm this is, by Slurm's variables and its short form of node names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+from trainers.contract import variables
+
+from ..wire import Json, refuse
+
+REQUEUES = True
+"""A job that was preempted is put back into the queue, if its agents leave that to Slurm."""
+
+
+def who() -> tuple[str, int, int]:
+    """This node's name, its number among the job's nodes, and how often Slurm has put the job back into the queue."""
+    environ = os.environ
+    return environ["SLURMD_NODENAME"], int(environ["SLURM_NODEID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def secrets(request: Json) -> Json:
+    """The ranks' secret variables, and what hides these in their output: they travel in the job's environment.
+
+    Raises SystemExit: they didn't come, and ranks would take the *** in the request for their values.
+    """
+    if variables.SECRETS not in os.environ and request["has_secrets"]:
+        refuse(
+            f"{who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the job's "
+            "environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "
+            "along, and so does --export=NAME,PACELINE_SECRETS"
+        )
+    value: Json = json.loads(os.environ.pop(variables.SECRETS, "{}"))
+    return value
+
+
+def own_address() -> str:
+    """The address from which this node reaches another one of the job: by its own name it may know itself as 127.0.1.1.
+
+    Raises SystemExit: the other's name says nothing here.
+    """
+    own = who()[0]
+    other = next((name for name in expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != own), None)
+    if other is None:
+        return "127.0.0.1"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe_socket:
+            probe_socket.connect(address)  # sends nothing
+            return str(probe_socket.getsockname()[0])
+    except OSError as error:
+        refuse(f"{own}: can't reach {other} by its name ({error}); set cluster.interface")
+
+
+# Slurm's short form of node names. Pure.
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """``node[001-003,7],gpu-a`` → node001, node002, node003, node7, gpu-a. Raises ValueError."""
+    return [name for part in split_nodelist(text) for name in expand_part(part)]
+
+
+def split_nodelist(text: str) -> list[str]:
+    """At the commas outside of brackets."""
+    if not re.fullmatch(r"(?:[^\[\],]|\[[^\[\]]*\]|,)*", text):
+        raise ValueError(f"brackets that don't match in {text!r}")
+    return list(re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text))
+
+
+def expand_part(part: str) -> list[str]:
+    """One name with any number of brackets; the first bracket changes slowest."""
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        return [head]
+    inside, _, tail = rest.partition("]")
+    return [head + number + end for number in numbers_of(inside) for end in expand_part(tail)]
+
+
+def numbers_of(ranges: str) -> list[str]:
+    """``001-003,7`` → 001, 002, 003, 7: as wide as they are written."""
+    found: list[str] = []
+    for item in ranges.split(","):
+        low, dash, high = item.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise ValueError(f"{item!r} is no range of numbers")
+        found += [str(value).zfill(len(low)) for value in range(int(low), int(high or low) + 1)]
+    return found

@@ -1,0 +1,510 @@
+"""Folders of runs and data packs on this node: laid down whole, sent back, and removed. What attempts have left there
+is told by the probe, and removed where the controller says so."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from trainers.contract import run_folder
+
+from ..node import identity, own_node
+from ..wire import TYPE_CHECKING, Json, read_json, say
+from .processes import find_processes, start_time
+from .registry import LONGEST_START_S, forget_dead
+
+if TYPE_CHECKING:
+    import tarfile
+    from typing import BinaryIO
+
+FOREIGN_S = 86400.0
+TRIED_BYTES = 64 << 10
+_TELL_S = 1.0
+MOST_NAMES, LONGEST_NAME = 100, 400  # in an answer
+LEADS_OUT = "a link that leads out of the run folder"
+NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", "it was removed meanwhile")  # with nothing to keep
+
+
+def holds_pack(folder: str, digest: str) -> bool:
+    """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    if not isinstance(manifest, dict) or manifest.get("digest") != digest:
+        return False
+    try:
+        sizes = manifest.get("files") or image_sizes(manifest)
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
+    except (KeyError, TypeError, AttributeError, OSError):
+        return False
+
+
+def image_sizes(manifest: Json) -> Json:
+    """What the files of a pack of images have, in bytes. Raises KeyError, TypeError."""
+    count = manifest["count"]
+    image_bytes = manifest["channels"] * manifest["height"] * manifest["width"]
+    return {"images.bin": count * image_bytes, "labels.bin": count * 8}
+
+
+def free_bytes(folder: str) -> int:
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).free
+
+
+def no_inodes(folder: str) -> bool:
+    """Whether its disk takes no further file, however many bytes are free."""
+    found = os.statvfs(folder)
+    return found.f_files > 0 and found.f_favail == 0
+
+
+def room_in(folder: str) -> str:
+    """What is free on the disk of a folder, which need not exist."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = f"{free_bytes(folder)} bytes are free there"
+    return f"no inodes are left there for new files (df -i), though {free}" if no_inodes(folder) else free
+
+
+def try_writing(workdir: str) -> None:
+    """Write there as a start will, so that a home which is missing, full or read-only is told before anything starts.
+
+    Raises OSError, SystemExit.
+    """
+    if not os.path.isabs(workdir):
+        raise SystemExit(f"has no home for this login (HOME is not set), so {workdir} is nowhere; set cluster.workdir")
+    make_folder(workdir)
+    path = os.path.join(workdir, f".try-{os.urandom(4).hex()}")
+    try:
+        with open(path, "xb") as file:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = path  # a write doesn't say to which file
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def make_folder(folder: str) -> None:
+    """Raises SystemExit: something else stands in the way. OSError: it may not be made."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise SystemExit(f"can't make the folder {folder} there ({error.strerror}); set cluster.workdir") from error
+
+
+def clean(request: Json) -> None:
+    """Remove this node's folders of a run. Only folders that ``start`` made (its stamp lies inside)."""
+    remove_ours(own_node(request)["remove"])
+    say(cleaned=True)
+
+
+def holds_left(folder: str) -> bool:
+    """Whether files of a script stay there that were too large to be brought, as its user was told."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
+
+
+def remove_ours(folders: list[str]) -> None:
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, ".paceline")) and not holds_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(folder))
+
+
+def remove_left(request: Json, node: Json) -> None:
+    """Remove below the workdir what was half unpacked by a process that is gone, and the folders of earlier attempts
+    of this run. Of other runs the controller decides (pipeline/cluster/leftover.py)."""
+    runs = os.path.dirname(os.path.dirname(node["run_dir"]))
+    remove_half_unpacked(os.path.dirname(runs))
+    for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
+        run_id = os.path.basename(os.path.dirname(folder))
+        if run_id.startswith(request["attempts"]) and run_id != request["run_id"] and not holds_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it isn't empty
+                os.rmdir(os.path.dirname(folder))
+    forget_dead(request)
+
+
+def remove_half_unpacked(workdir: str) -> None:
+    """Folders that a process which is gone has not finished."""
+    runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
+    for place in [os.path.join(workdir, "data"), *runs]:
+        for folder in glob.glob(os.path.join(glob.escape(place), ".staging-*")):
+            if not is_unpacking(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # it isn't empty
+                    os.rmdir(place)
+
+
+def is_unpacking(folder: str) -> bool:
+    """Whether the process that makes this folder lives, as its name tells; of another host's only the age is known."""
+    named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
+    if named and named.group(1) == socket.gethostname():
+        return start_time(int(named.group(2))) == named.group(3)
+    return idle_s(folder) < FOREIGN_S
+
+
+def idle_s(folder: str) -> float:
+    """Seconds since something was last written there: a supervisor that lives writes twice a second, and so does an
+    agent through which a controller follows."""
+    times = [0.0]
+    for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
+        with contextlib.suppress(OSError):
+            times.append(os.path.getmtime(os.path.join(folder, name)))
+    return time.time() - max(times)
+
+
+class Incoming:
+    """A stream that tells the controller each second how many bytes of it have come."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.bytes, self.told = stream, 0, time.monotonic()
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        self.bytes += len(data)
+        now = time.monotonic()
+        if now - self.told >= _TELL_S:
+            self.told = now
+            say(received=self.bytes)
+        return data
+
+
+def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda _: None) -> None:
+    """Extract a tar into ``folder``, which then appears whole and checked or not at all. Raises OSError, SystemExit."""
+    import tarfile
+
+    with staged(folder) as temporary:
+        try:
+            with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(temporary, filter="data")
+                else:
+                    archive.extractall(temporary)
+        except tarfile.TarError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from error
+        check(temporary)
+
+
+@contextlib.contextmanager
+def staged(folder: str) -> Iterator[str]:
+    """A temporary folder that becomes ``folder`` at the end, and is removed where that isn't reached."""
+    parent = os.path.dirname(folder)
+    make_folder(parent)
+    maker = f"{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}"
+    temporary = os.path.join(parent, f".staging-{maker}-{os.urandom(4).hex()}")
+    os.mkdir(temporary, 0o700)
+    try:
+        os.chmod(temporary, 0o755)
+        yield temporary
+        os.rename(temporary, folder)
+    except OSError as error:
+        if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
+            error.filename = error.filename or folder  # a write doesn't say to which file
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a folder that was made for nothing
+            os.rmdir(parent)
+
+
+def pack_folder(request: Json) -> str:
+    """Where the data pack belongs; what lies there and isn't the pack is removed."""
+    folder = os.path.join(os.path.expanduser(request["workdir"]), "data", request["pack_digest"])
+    if os.path.isdir(folder) and not holds_pack(folder, request["pack_digest"]):
+        shutil.rmtree(folder)
+    return folder
+
+
+def put_pack(request: Json) -> None:
+    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+    folder = pack_folder(request)
+
+    def check(there: str) -> None:
+        if not holds_pack(there, request["pack_digest"]) or not has_digests(there):
+            raise SystemExit(f"the data pack arrived damaged in {folder}")
+
+    if not os.path.isdir(folder):
+        unpack(sys.stdin.buffer, folder, check)
+    say(pack_path=folder)
+
+
+def has_digests(folder: str) -> bool:
+    """Whether every file of a data pack has the sha256 that the manifest names."""
+    import hashlib  # here: no other request hashes, and OpenSSL takes a fifth of an agent's start
+
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    for name, sha256 in (manifest.get("sha256") or {}).items() if isinstance(manifest, dict) else ():
+        digest = hashlib.sha256()
+        with open(os.path.join(folder, name), "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != sha256:
+            return False
+    return True
+
+
+def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
+    """Move a pack that came with the run to its own place; let ``run_dir/data`` point to it."""
+    came = os.path.join(run_dir, "pack")
+    if os.path.isdir(came):
+        os.makedirs(os.path.dirname(data_dir), exist_ok=True)
+        if not holds_pack(data_dir, digest):
+            shutil.rmtree(data_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another node of a shared home was quicker
+                os.rename(came, data_dir)
+        shutil.rmtree(came, ignore_errors=True)
+    link = os.path.join(run_dir, "data")
+    if not os.path.lexists(link):
+        os.symlink(data_dir, link)
+    if not os.path.exists(os.path.join(link, "manifest.json")):
+        raise SystemExit(
+            f"the data pack is missing: no manifest.json in {data_dir}; the same doit train makes it again"
+        )
+
+
+def collect(request: Json) -> None:
+    """Send the named files of the run folder as a tar behind one answer line.
+
+    With ``until_s`` none that was written to later: it may be half of one; ``settled_s``: none of the last seconds.
+    Without what ``given`` (a file of the run folder) says was laid out there, unless it was altered. ``work`` isn't
+    sent where it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so.
+    Of a link to a file its content goes: the controller takes plain files alone.
+    A second answer line, behind the tar, says what could not be sent and why; at the end of an attempt it stays here.
+    """
+    import tarfile
+
+    run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
+    if request.get("settled_s"):
+        until_s = time.time() - request["settled_s"]
+    given = read_json(os.path.join(run_dir, request["given"])) if request.get("given") else None
+    stamps = given if isinstance(given, dict) else {}
+
+    def is_wanted(name: str, state: os.stat_result) -> bool:
+        if name.startswith("work/") and os.path.islink(os.path.join(run_dir, name)):
+            return False  # as of data that a script has linked to where it stands
+        if until_s is not None and state.st_mtime > until_s:
+            return False
+        return bool(stamps.get(name) != [state.st_size, state.st_mtime_ns])
+
+    patterns, answer = [*request["patterns"]], {}
+    work = [
+        path for pattern in request.get("work") or [] for path in glob.glob(os.path.join(glob.escape(run_dir), pattern))
+    ]
+    size = sum(size_of_new(path, run_dir, stamps) for path in work)
+    if request.get("limit_bytes") is not None and size > request["limit_bytes"]:
+        for path in work:
+            open(f"{os.path.dirname(path)}-left", "a").close()
+        answer = {"left_bytes": size}
+    else:
+        patterns += request.get("work") or []
+    say(tar=True, **answer)
+    unsent: dict[str, str] = {}
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:  # of a hard link, too
+        for pattern in patterns:
+            for found in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
+                for name, kind in below(run_dir, os.path.relpath(found, run_dir), unsent):
+                    send(archive, run_dir, name, kind, is_wanted, unsent)
+    sys.stdout.buffer.flush()
+    if until_s is None and any(why not in NO_FILES for why in unsent.values()):
+        for path in work:
+            open(f"{os.path.dirname(path)}-left", "a").close()
+    say(unsent={name[:LONGEST_NAME]: unsent[name] for name in sorted(unsent)[:MOST_NAMES]}, unsent_count=len(unsent))
+
+
+def send(
+    archive: tarfile.TarFile,
+    run_dir: str,
+    name: str,
+    kind: str,
+    is_wanted: Callable[[str, os.stat_result], bool],
+    unsent: dict[str, str],
+) -> None:
+    """A folder or a file into the tar; what can't be opened is noted. Raises OSError: nobody reads, or it was cut."""
+    path = os.path.join(run_dir, name)
+    if kind == "folder":
+        archive.add(path, arcname=name, recursive=False)
+        return
+    try:  # it may have become a pipe meanwhile, which is not to be waited for
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except FileNotFoundError:
+        unsent[name] = "it was removed meanwhile"
+        return
+    except OSError as error:
+        unsent[name] = str(error.strerror)
+        return
+    with file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            unsent[name] = kind_of(state.st_mode)
+        elif is_wanted(name, state):
+            item = archive.gettarinfo(arcname=name, fileobj=file)
+            archive.addfile(item, file)
+
+
+def below(run_dir: str, name: str, unsent: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Name and kind (``file``, ``folder``) of a file, or of a folder and all that lies in it. Links to folders are
+    passed by, and so are those that lead nowhere; what is neither file nor folder, or can't be read, or lies outside
+    of the run folder, is noted."""
+    path = os.path.join(run_dir, name)
+    try:
+        is_link, mode = os.path.islink(path), os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            if is_link and not name.startswith("work/") and leads_out(path, run_dir):
+                unsent[name] = LEADS_OUT
+            else:
+                yield name, "file"
+        elif not stat.S_ISDIR(mode):
+            unsent[name] = kind_of(mode)
+        elif not is_link:
+            inside = sorted(os.listdir(path))
+            yield name, "folder"
+            for one in inside:
+                if one != "__pycache__":
+                    yield from below(run_dir, os.path.join(name, one), unsent)
+        elif leads_out(path, run_dir) and not name.startswith("work/"):
+            unsent[name] = LEADS_OUT
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            unsent[name] = "it was removed meanwhile"
+    except OSError as error:
+        unsent[name] = str(error.strerror)
+
+
+def leads_out(path: str, run_dir: str) -> bool:
+    """Whether a link leads out of the run folder."""
+    return not os.path.realpath(path).startswith(os.path.join(os.path.realpath(run_dir), ""))
+
+
+def kind_of(mode: int) -> str:
+    """What is there in place of a file, as trainers/script/outputs.py says it too."""
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def stamp_of(path: str) -> list[int]:
+    """Size and time of the last write (ns), as trainers/script/workdir.py notes them."""
+    state = os.stat(path)
+    return [state.st_size, state.st_mtime_ns]
+
+
+def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
+    """Bytes below a folder in files that were not laid out there, or were altered."""
+    total = 0
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp_of(path):
+                    total += os.path.getsize(path)
+    return total
+
+
+# What attempts that are over have left on this node: told by the probe, removed where the controller says so.
+
+
+HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
+MOST_ROWS = 200
+
+
+def look_after(request: Json, workdir: str) -> list[Json]:
+    """For a launcher that sends files: try whether they can be written, and tell what ``left`` finds."""
+    if not request.get("writes"):
+        return []
+    try_writing(workdir)
+    forget_dead(request)
+    return attempts_left(workdir, identity(request))
+
+
+def attempts_left(workdir: str, me: str) -> list[Json]:
+    """A row for each folder of an attempt that nothing here uses.
+
+    ``idle_s``: since the last write or the last beat of a controller. ``holds_outputs``: a controller may want to fetch
+    something, as there is a file among the checkpoints, or this node's part has ended well.
+    """
+    folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
+    unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_left(f)]
+    return [
+        {
+            "name": run_name_of(folder),
+            "idle_s": idle_s(folder),
+            "holds_outputs": holds_outputs(folder),
+            "bytes": size_bytes(folder),
+        }
+        for folder in unused[:MOST_ROWS]
+    ]
+
+
+def run_name_of(folder: str) -> str:
+    """``RUN ID/node0``."""
+    return "/".join(folder.split("/")[-2:])
+
+
+def is_run_name(name: str) -> bool:
+    return re.fullmatch(r"\w[\w.-]*/node\d+", name) is not None
+
+
+def is_in_use(folder: str, me: str) -> bool:
+    """Whether an agent or a rank of it lives, it may just be starting, or a controller was heard of a moment ago.
+
+    Of a host that shares this home only the age is known.
+    """
+    entry = read_json(os.path.join(folder, "agent", "agent.json"))
+    if not isinstance(entry, dict):
+        return idle_s(folder) < LONGEST_START_S
+    if start_time(entry["pid"]) == entry["born"]:
+        return True
+    if entry["identity"] != me:
+        return idle_s(folder) < FOREIGN_S
+    return bool(find_processes(entry["mark"], entry["state_dir"])) or idle_s(folder) < HEARD_S
+
+
+def holds_outputs(folder: str) -> bool:
+    ended = read_json(os.path.join(folder, "agent", "exit.json"))
+    if isinstance(ended, dict) and ended.get("code") == 0:
+        return True
+    # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
+    if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
+        return True
+    return any(map(wrote_there, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
+
+
+def wrote_there(place: str) -> bool:
+    """Whether a script has written in its working directory."""
+    given = read_json(os.path.join(place, run_folder.GIVEN))
+    run_dir = os.path.dirname(os.path.dirname(place))
+    return size_of_new(os.path.join(place, run_folder.CODE), run_dir, given if isinstance(given, dict) else {}) > 0
+
+
+def size_bytes(folder: str) -> int:
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.lstat(os.path.join(place, name)).st_size
+    return found
+
+
+def clear(request: Json) -> None:
+    """Remove the named folders of this node, unless something uses them now; and what no process owns any more."""
+    workdir, me = os.path.expanduser(request["workdir"]), identity(request)
+    removed = []
+    for name in request["folders"].get(me, []):
+        folder = os.path.join(workdir, "runs", name)
+        if is_run_name(name) and os.path.isdir(folder) and not is_in_use(folder, me):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it isn't empty
+                os.rmdir(os.path.dirname(folder))
+            removed += [] if os.path.isdir(folder) else [name]
+    remove_half_unpacked(workdir)
+    forget_dead(request)
+    say(removed=removed)

@@ -1,0 +1,94 @@
+"""What ``start`` does on a node, from the ends of earlier attempts to a supervisor that stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import sys
+
+from ..node import own_node
+from ..reasons import THERE
+from ..wire import Json, say, touch
+from .claims import Claim, claim_for_run
+from .processes import Orphans
+from .registry import doubtful, end_attempts, outdated, own_entries, shown, tombstone_path
+from .staging import remove_left, remove_ours, settle_pack, unpack
+from .supervisor import Supervisor
+
+
+def start(request: Json) -> None:
+    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request)
+    for old in glob.glob(tombstone_path(request, "*")):
+        with contextlib.suppress(OSError):
+            if outdated(old):
+                os.unlink(old)
+    before = own_entries(request)
+    left = end_attempts(request)
+    if left:
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    refuse_doubtful(request)
+    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
+    for _, entry in before:
+        remove_ours(entry["remove"])
+    if request["stage"]:
+        remove_left(request, node)
+        unpack(sys.stdin.buffer, node["run_dir"])
+    if request["pack_digest"]:  # a diagnosis may need no data
+        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    lay_out(node)
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        os.close(told)
+        os.setsid()
+        if os.fork() == 0:
+            supervise_forever(request, node, tell, claim)
+        os._exit(0)
+    os.close(tell)
+    os.wait()
+    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def refuse_doubtful(request: Json) -> None:
+    """Raises SystemExit: one of them lives, and would write beside the attempt that is about to start."""
+    for _, entry in own_entries(request):
+        if found := doubtful(entry):
+            pids = " ".join(map(str, found))
+            raise SystemExit(
+                f"an earlier attempt of this run was killed, and {shown(found)} may be what it left: without the mark "
+                f"of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
+            )
+
+
+def lay_out(node: Json) -> None:
+    """The folder of the agent's own files, with the stamp by which ``clean`` knows it, and the lease's beginning."""
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
+
+
+def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
+    """The daemon's whole life; never returns into the caller's stack."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Orphans.adopt()
+        Supervisor(request, node).run(tell)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        if claim is not None:
+            claim.release()
+        os._exit(code)

@@ -1,0 +1,357 @@
+"""The process that stays on a node for as long as a run: it owns torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from trainers.contract import variables
+
+from ..host.reach import plain
+from ..log_lines import Rules, Tail
+from ..node import from_environment, peers_of
+from ..reasons import FULL, full_disk, reason
+from ..wire import REMOVED, Json, in_thread, touch, write_json
+from . import warm
+from .processes import POLL_S, TERM_GRACE_S, Orphans, command_of, end_tree, find_processes, start_time
+from .rank_errors import describe, mute, printed_error, recorded_error, tellable
+from .registry import tombstone_path
+from .staging import free_bytes, no_inodes, room_in
+from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
+
+BEAT_STALE_S = 3.0  # the controller beats every second
+PEER_TRY_S = 1.0
+LEFT_S = 5.0  # what torchrun and ranks get to end by themselves after the first node's
+PEER_AGAIN_S = 0.2  # where none answered
+SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
+TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: it tells when the others are gone
+UNATTENDED_S = 20.0
+RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # trainers.script.start, of one without torchrun
+_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # the same
+
+
+class Supervisor:
+    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
+
+    def __init__(self, request: Json, node: Json) -> None:
+        self.request, self.node = request, node
+        self.state = node["state_dir"]
+        self.mark = f"{request['run_id']}:{node['node_rank']}"
+        self.reason = ""
+        self.signalled = False
+        self.end_at: float | None = None
+        self.kill_at: float | None = None  # once the processes of the run were signalled: when SIGKILL comes
+        self.signalled_pids: set[int] = set()
+        self.escaped = ""  # processes of a script that have dropped its environment and went on when it had ended
+        self.outlived: list[str] = []  # these, and those that the script's parent ended, in words
+        self.rules = Rules(request.get("hide", []))
+        self.chatter = Tail(self.path("torchrun.log"), self.rules)
+        self.said: list[str] = []
+        self.last_words: list[str] | None = None  # of a process that a signal ended
+        self.failed: dict[int, Json] = {}
+        self.code = 0
+        self.early_exits = EarlyExits(self.state)
+        self.early_before: dict[int, int] = {}
+        self.tails: dict[str, tuple[int, Tail]] = {}
+        self.lease = Silence(self.path("lease"))
+        self.meeting = Rendezvous(request.get("meeting"), first=node["node_rank"] == 0)
+        self.stops = Stops()
+        self.memory = OutOfMemory()
+
+    def hide(self, text: str) -> str:
+        """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
+        return self.rules.hide(text)
+
+    def ended_process(self, code: int) -> str:
+        """Name the process that ended with ``code``: torchrun, or the parent of a script, which has torchrun's exit
+        code but not the signal that ended it."""
+        argv = self.node["argv"]
+        if "--" not in argv:  # what starts a script stands behind it
+            return "torchrun"
+        is_alone = argv.index("--") == len(argv) - 2  # the interpreter, without torchrun
+        return "the parent of the script (trainers.script.start)" if is_alone or code < 0 else "torchrun"
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.state, name)
+
+    def run(self, tell: int) -> None:
+        """From the registration to the end of everything it owns; no way out leaves a process of the run behind."""
+        signal.signal(signal.SIGTERM, self.on_term)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        entry, code = self.entry_path(), 1
+        try:
+            child = self.begin(tell)
+            if child is None:
+                return
+            in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
+            code = self.watch(child)
+            if isinstance(child, warm.Launch) and child.parent_ended:
+                self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
+            self.early_exits.torchrun_ended(code)
+            if code < 0:  # its children are ended next, and what they say of that is no cause
+                with contextlib.suppress(OSError):
+                    self.pump()
+                self.last_words = self.said
+            if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
+                escaped = self.hide(shown(find_processes(self.mark)))
+                self.escaped = f"{escaped}; not waited for" if escaped else ""
+        except BaseException as error:
+            sys.excepthook(*sys.exc_info())
+            self.end(f"the node agent could not go on: {reason(error)}")
+        finally:
+            self.early_exits.about_to_end_all()
+            grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
+            gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
+            if gone:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry)
+        self.conclude(code, gone)
+
+    def begin(self, tell: int) -> subprocess.Popen[bytes] | warm.Launch | None:
+        """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
+        child = None
+        try:
+            self.register()
+            if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
+                raise SystemExit("it was stopped meanwhile")
+            child = self.spawn()
+            answer: Json = {"pid": os.getpid(), "unix_time": time.time()}
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # a write tells no name
+                error.filename = self.path("agent.json")
+            answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
+        with contextlib.suppress(OSError):
+            os.write(tell, json.dumps(answer).encode())
+        os.close(tell)
+        return child
+
+    def conclude(self, code: int, gone: bool) -> None:
+        """The last lines, and how it ended; a folder that was removed needs neither."""
+        if not os.path.isdir(self.state):
+            return
+        try:
+            while self.pump(last=True):
+                pass
+        except OSError as error:
+            self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        code = code or int(bool(self.early_exits.ranks()))
+        is_full, room = free_bytes(self.state) < RESERVE_BYTES or no_inodes(self.state), room_in(self.state)
+        for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
+            with contextlib.suppress(OSError):
+                os.unlink(self.path(name))
+        if code != 0 and is_full and all(mute(error) for error in self.errors()):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
+        self.finish(code, gone)
+
+    def spawn(self) -> subprocess.Popen[bytes] | warm.Launch:
+        env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
+        env[variables.NODE] = self.mark
+        env[variables.RESERVE] = self.path("reserve-of-ranks")
+        with open(self.chatter.path, "ab") as output:
+            begin = warm.launch if self.request.get("warm") else warm.begin
+            return begin(self.node["argv"], env, self.node["run_dir"], output.fileno())
+
+    def entry_path(self) -> str:
+        registry = os.path.expanduser(self.request["registry"])
+        return os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
+
+    def register(self) -> None:
+        registry = os.path.expanduser(self.request["registry"])
+        os.makedirs(registry, exist_ok=True)
+        entry = {
+            "identity": self.node["identity"],
+            "run_key": self.request["run_key"],
+            "run_id": self.request["run_id"],
+            "mark": self.mark,
+            "pid": os.getpid(),
+            "born": start_time(os.getpid()),
+            "state_dir": self.state,
+            "run_dir": self.node["run_dir"],
+            "remove": self.node["remove"],
+        }
+        write_json(self.entry_path(), entry)
+        write_json(self.path("agent.json"), entry)
+        for name in ("reserve", "reserve-of-ranks"):
+            with open(self.path(name), "wb") as reserve:
+                reserve.write(bytes(RESERVE_BYTES))
+
+    def on_term(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        self.end("stopped")
+
+    def end(self, reason: str, grace_s: float = 0.0) -> None:
+        """Ask for the end in ``grace_s``; the first reason is kept. Nothing is signalled twice for a second one."""
+        self.reason = self.reason or reason
+        if self.kill_at is not None:
+            return
+        at = time.monotonic() + grace_s
+        self.end_at = at if self.end_at is None else min(self.end_at, at)
+
+    def watch(self, child: subprocess.Popen[bytes] | warm.Launch) -> int:
+        """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
+        looked = time.monotonic()
+        while child.poll() is None:
+            now, self.stops.root = time.monotonic(), child.pid
+            try:
+                self.pump()
+                if now - looked > 0.5:
+                    looked = now
+                    Orphans.reap(child.pid)
+                    self.look()
+            except OSError as error:
+                folder = self.node["run_dir"]
+                removed = not os.path.exists(self.path("agent.json"))
+                self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
+            if self.end_at is not None and now >= self.end_at:
+                self.early_exits.about_to_end_all()
+                if isinstance(child, warm.Launch):
+                    child.give_up()
+                if self.kill_at is None:
+                    self.signalled_pids |= self.signalled_by_others(child.pid)
+                    self.kill_at = now + TERM_GRACE_S
+                pids = self.signalled_pids
+                in_thread(end_tree, self.mark, TERM_GRACE_S, "", pids, on_error=lambda _: None)  # tried again below
+                self.end_at = now + TERM_GRACE_S + 3
+            time.sleep(POLL_S)
+        return int(child.returncode or 0)
+
+    def signalled_by_others(self, root: int) -> set[int]:
+        """The processes of a script that get the agent's SIGTERM through others: torchrun, or the script without it,
+        from the script's parent; ranks from torchrun, which signals them in any case, and waits for them."""
+        argv = self.node["argv"]
+        if "--" not in argv:
+            return set()
+        below = children_of(root)
+        return below if argv.index("--") == len(argv) - 2 else below.union(*map(children_of, below))
+
+    def look(self) -> None:
+        """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""
+        os.stat(self.path("agent.json"))
+        touch(self.path("beat"))
+        lease_s = self.request["lease_s"]
+        if not os.path.exists(self.path("attached")):  # the controller died between start and follow
+            lease_s = min(lease_s, UNATTENDED_S + self.request.get("slow_s", 0.0))
+        silent_s = self.lease.look()
+        if silent_s > lease_s:
+            self.end(f"the controller has not been heard of for {lease_s:g} s")
+        elif silent_s > BEAT_STALE_S and self.meeting.left_s() > LEFT_S:
+            self.end("torchrun of the first node has ended, and the controller is not there to end this one")
+        if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
+            self.end("a rank failed", SIBLING_GRACE_S)
+        early = self.early_exits.ranks()
+        if early and early.keys() == self.early_before.keys():  # torchrun has looked at it meanwhile
+            telling = self.early_exits.torchrun_ends_others
+            self.end("a rank ended before the run was over", TELLING_GRACE_S if telling else SIBLING_GRACE_S)
+        self.early_before = early
+
+    def watch_peers(self) -> None:
+        """End the run when this node is cut off: no beats, and no other node answers any more, as one used to.
+
+        One that answers will do, and it is asked once a second: each try is a process of its ssh server.
+        """
+        until = time.monotonic() + BEAT_STALE_S
+        while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
+            time.sleep(POLL_S)
+        peers, beats = peers_of(self.request, self.node), Silence(self.path("lease"))
+        reached, misses = False, 0
+        while peers:
+            stale = beats.look() > BEAT_STALE_S
+            if stale or not reached:
+                alive = next((peer for peer in peers if answers(*peer)), None)
+                if alive is not None:
+                    reached, peers = True, [alive, *(peer for peer in peers if peer != alive)]
+                misses = misses + 1 if stale and reached and alive is None else 0
+                if misses >= 2:
+                    self.end("isolated: neither the controller nor any other node can be reached")
+            time.sleep(PEER_AGAIN_S if misses else PEER_TRY_S)
+
+    def pump(self, last: bool = False) -> bool:
+        """Append what ranks and torchrun wrote since the last look to the one log; False: nothing."""
+        if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
+            self.find_outputs()
+        rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
+        rows += [f"- | {text}" for text in (*self.meeting.news(), *self.stops.news())]
+        if self.escaped:
+            rows.append(f"- | {_OUTLIVED}{self.escaped}")
+            self.outlived, self.escaped = [*self.outlived, self.escaped], ""
+        for text in self.chatter.lines(last):
+            if text.startswith(_OUTLIVED):
+                self.outlived.append(text[len(_OUTLIVED) :])
+            self.said = [*self.said[-39:], text]
+            rows.append(f"- | {text}")
+            self.early_exits.read(text)
+            self.code = int(ended[1]) if (ended := _ENDED.fullmatch(text)) else self.code
+            found = _FAILED.search(text)
+            if found:
+                code, local_rank, pid = map(int, found.groups())
+                self.failed.setdefault(local_rank, {"code": code, "pid": pid, "unix_time": time.time()})
+        if rows:
+            with open(self.path("log"), "a", encoding="utf-8") as log:
+                log.write("\n".join(rows) + "\n")
+        return bool(rows)
+
+    def find_outputs(self) -> None:
+        if not os.path.isdir(self.path("ranks")):  # torchrun makes it after a second, of 20 looks
+            return
+        for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
+            if path not in self.tails:
+                local_rank = int(os.path.basename(os.path.dirname(path)))
+                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
+
+    def finish(self, code: int, gone: bool) -> None:
+        reason = self.reason or (
+            "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
+        )
+        if not gone:
+            reason += "; some processes could not be ended"
+        said = self.said if self.last_words is None else self.last_words
+        tail = [self.memory.explained(text) for text in said if text.strip()][-12:] if code else []
+        errors = [] if code == 0 else self.errors()
+        end = {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
+        write_json(self.path("exit.json"), {**end, "outlived": "; ".join(self.outlived)})
+
+    def errors(self) -> list[Json]:
+        """Each rank's own error: from torch's error file, else from its stderr and exit code."""
+        found: dict[int, Json] = {}
+        early = {rank: {"code": code, "unix_time": time.time()} for rank, code in self.early_exits.ranks().items()}
+        failed = {**early, **self.failed}
+        for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
+            local_rank = int(os.path.basename(os.path.dirname(folder)))
+            error = recorded_error(os.path.join(folder, "error.json"))
+            if error is None and (local_rank in failed or self.end_at is None):
+                error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
+            if error is not None:
+                told = self.memory.explain(tellable(error, self.hide))
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **told}
+        return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+
+
+def shown(pids: set[int]) -> str:
+    """Process ids with their commands; processes that have ended meanwhile are left out."""
+    words = []
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            words.append(f"process {pid} ({command_of(pid)[:400]})")
+    return ", ".join(words)
+
+
+def answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((plain(address), port), timeout=PEER_TRY_S).close()  # type: ignore[arg-type]
+    except OSError:
+        return False
+    return True

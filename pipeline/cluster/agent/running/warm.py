@@ -1,0 +1,220 @@
+"""Launches by a warm parent of ranks (trainers/ranks.py), which has imported torch already.
+
+A parent is found by the name of an abstract socket, made of what decides its environment: interpreter, user, and the
+variables that Python's start or an import of torch may read. Where none can be had, the same torchrun command is
+started as any program is.
+"""
+
+# Requests carry paths as text, and much of this is file descriptors: os.path all the way.
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+from trainers.contract import variables
+
+from ..host.processors import count_cpus
+from ..node import from_environment, sha256
+from ..wire import Json
+from .processes import LINUX
+from .watches import process_state
+
+IDLE_S = 30.0  # a parent without a launch ends after this: restarts and further trials come sooner
+FIRST_IDLE_S = 90.0  # until its first launch: preflight, and data that has to be sent
+_ROOM = 1000  # for the words that a list of processes shows of a fork
+_BIND_S = 5.0  # until a parent that was started can be connected to; Python takes a tenth of a second
+_PID_S = 120.0  # until it has forked: it imports torch from a slow disk first
+_AFTER_START = (
+    *("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "PYTHONPATH"),
+    "CUDA_VISIBLE_DEVICES",  # read when the first device is asked for
+    *("*_TOKEN", "*_API_KEY", "*_ACCESS_KEY", "*_ACCESS_KEY_ID", "*_SECRET", "*_PASSWORD"),
+    *("AWS_*", "HF_*", "MLFLOW_*", "WANDB_*", "XDG_*", "KRB5*"),
+)
+"""Variables that neither Python's start nor an import of torch reads: a launch brings them. Torch reads names of all
+kinds (CI, IS_FBCODE, USE_LIBUV), so all others decide which parent is meant."""
+
+
+def warm_up(passed: list[str], wanted: Json) -> None:
+    """Let a parent import torch while this host is still asked and checked.
+
+    Args:
+        passed: patterns of the variables that ranks have from this host.
+        wanted: ``env`` as far as it is known; ``ranks`` that share the cores, where each has its part of the threads.
+    """
+    if not LINUX:
+        return
+    threads = {"OMP_NUM_THREADS": str(max(1, count_cpus() // wanted["ranks"]))} if wanted["ranks"] else {}
+    env = {**from_environment(passed), **threads, **wanted["env"]}
+    name = _name(env)
+    connection = _connected(name)
+    if connection is None:
+        _start(name, env, FIRST_IDLE_S)
+    else:
+        connection.close()
+
+
+def _name(env: dict[str, str]) -> str:
+    decides = {name: value for name, value in env.items() if not _comes_later(name)}
+    text = json.dumps([sys.executable, os.getuid(), decides], sort_keys=True)
+    return f"paceline-ranks-{sha256(text.encode())[:32]}"
+
+
+def _comes_later(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _AFTER_START)
+
+
+def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
+    """A parent of that name, in a session of its own. Raises OSError."""
+    source, end = os.pipe()  # holds more than this text
+    os.write(end, _text().encode())
+    os.close(end)
+    try:
+        return subprocess.Popen(
+            [sys.executable, f"/dev/fd/{source}", name, str(first_s), str(IDLE_S), " " * _ROOM],
+            env={**{key: value for key, value in env.items() if not _comes_later(key)}, variables.RANKS: name},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[source],
+            start_new_session=True,
+        )
+    finally:
+        os.close(source)
+
+
+def _text() -> str:
+    """That of trainers/ranks.py, which travels with the agent."""
+    return str(sys.modules[__name__].__spec__.loader.get_source("trainers.ranks"))  # type: ignore[union-attr]
+
+
+def _connected(name: str) -> socket.socket | None:
+    """A connection to the parent of that name; None: there is none, or it is another user's."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"\0{name}")
+        if _peer(connection)[1] == os.getuid():
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end."""
+    found = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return found[0], found[1], found[2]
+
+
+class Launch:
+    """A torchrun that a warm parent forks, with the methods of Popen that a supervisor needs.
+
+    Where the parent fails before it has forked (torch can't be imported, somebody has stopped it), the command is
+    started as a process of its own.
+    """
+
+    def __init__(self, connection: socket.socket, argv: list[str], env: dict[str, str], cwd: str, output: int) -> None:
+        self._connection, self._cold = connection, (argv, env, cwd, os.dup(output))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard, self._forked, self._until = b"", False, time.monotonic() + _PID_S
+        self.pid = _peer(connection)[0]  # the parent's, until it has forked
+        self.returncode: int | None = None
+        self.parent_ended = False  # while the fork ran
+        connection.setblocking(False)
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended (negative: the signal)."""
+        if self._process is not None:
+            self.returncode = self._process.poll()
+        elif self.returncode is None:
+            self._hear()
+        return self.returncode
+
+    def give_up(self) -> None:
+        """Nothing is to be started any more; what has been forked is ended by its mark."""
+        if self._process is None and not self._forked and self.returncode is None:
+            self._connection.close()
+            self.returncode = -signal.SIGTERM
+
+    def _hear(self) -> None:
+        try:
+            data = self._connection.recv(4096)
+        except BlockingIOError:
+            if not self._forked and (
+                time.monotonic() > self._until or process_state(self.pid) == "T"
+            ):  # stopped (SIGSTOP)
+                self._start_cold()
+            return
+        except OSError:
+            data = b""
+        self._heard += data
+        while b"\n" in self._heard:
+            line, _, self._heard = self._heard.partition(b"\n")
+            self._take(json.loads(line))
+        if not data and self.returncode is None:
+            if self._forked:  # its parent was killed: nobody will say how it ends
+                self.returncode, self.parent_ended = -signal.SIGKILL, True
+            else:
+                self._start_cold()
+
+    def _take(self, said: Json) -> None:
+        if "pid" in said:
+            self.pid, self._forked = int(said["pid"]), True
+            with contextlib.suppress(OSError):
+                self._connection.send(b"go\n")
+        elif "exit" in said:
+            self.returncode = int(said["exit"])
+            self._connection.close()
+
+    def _start_cold(self) -> None:
+        self._connection.close()
+        argv, env, cwd, output = self._cold
+        self._process = begin(argv, env, cwd, output)
+        self.pid = self._process.pid
+
+
+def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
+    """Start a program as torchrun is started without a parent. Raises OSError."""
+    return subprocess.Popen(
+        argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+
+
+def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launch | subprocess.Popen[bytes]:
+    """Have a warm parent fork, one that is there or a new one; where that isn't possible, start the command itself.
+
+    Raises:
+        OSError: neither can be started.
+    """
+    connection = _reached(_name(env), env) if LINUX and argv[0] == sys.executable else None
+    if connection is not None:
+        told = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
+        try:
+            sent = socket.send_fds(connection, [told], [output, output])
+            connection.sendall(told[sent:])
+        except OSError:
+            connection.close()
+        else:
+            return Launch(connection, argv, env, cwd, output)
+    return begin(argv, env, cwd, output)
+
+
+def _reached(name: str, env: dict[str, str]) -> socket.socket | None:
+    """A connection to the parent of that name, which is started where there is none. None: it can't be had."""
+    connection = _connected(name)
+    if connection is not None:
+        return connection
+    parent, until = _start(name, env, IDLE_S), time.monotonic() + _BIND_S
+    while connection is None and parent.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+        connection = _connected(name)
+    return connection

@@ -1,0 +1,367 @@
+"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed.
+
+The host may be anybody's by now: of its answer only plain files are taken whose names were asked for, and they are put
+where no link leads out of the run folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import select
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import IO, Any
+
+from pipeline.cluster.agent.running.look import SETTLED_S
+from pipeline.cluster.launchers.transport.answers import parse
+from pipeline.cluster.launchers.transport.payload import message, new_token
+from pipeline.cluster.launchers.transport.streams import Connection
+from pipeline.core import tars
+from pipeline.core.errors import PacelineError, TrainingError
+from pipeline.core.files import temporary_prefix
+from pipeline.core.printable import printable
+from pipeline.core.processes import process
+from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
+from pipeline.core.tables import file_size
+from pipeline.runs.checkpoints import DAMAGE, read_verified
+from trainers.contract import run_folder
+
+SILENT_S = 10.0
+_AT_ONCE = 8  # hosts that send at a time
+_LOOK_S = 0.5
+_OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
+_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # a name that this computer's file system doesn't take
+_BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the way there, not of what was asked for
+_FAILURES = (OSError, PacelineError, *tars.DAMAGE)
+_MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
+_LONGEST_LINE = 1 << 20
+_SHOWN = 10  # files that a host could not send
+
+
+def receive(
+    connection: Connection,
+    request: dict[str, Any],
+    run_dir: Path,
+    *,
+    final: bool,
+    outputs: Outputs = TRAINING_OUTPUTS,
+    rank: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> bool:
+    """Ask the agent for files and put them into ``run_dir``.
+
+    It is asked again once where the connection breaks or brings nothing for ``SILENT_S``. Returns False when the files
+    could not be fetched; they are still on the node.
+
+    Args:
+        rank: of the node; what others than the first have lies in ``nodes/RANK``.
+        say: told what stays on the node.
+
+    Raises:
+        TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
+        OSError: unless ``final``: ``run_dir`` can't be written.
+    """
+    host = connection.host
+    request = {**request, **_wanted(outputs, rank, final=final)}
+    temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".collect"), dir=run_dir))
+    try:
+        answer, left_out = _extract_or_again(connection, request, temporary)
+        if isinstance(size := answer.get("left_bytes"), int):
+            say(_stays(host, size, request))
+        if left_out:
+            place = ", ".join(node["run_dir"] for node in request["nodes"] if node.get("host", host) == host)
+            say(f"{host}: can't be written here, so it stays in {place} there: {'; '.join(left_out)}")
+        unsent = _unsent(answer)
+        if unsent and outputs.until_s is None:
+            say(f"{host}: not brought from there: {unsent}")
+        damaged = [] if outputs.whole else _drop_damaged(temporary)
+        needed = _needed(outputs, temporary)
+        missing = [name for name in needed if not (temporary / name).exists()]
+        if final and (damaged or missing):
+            raise _incomplete(host, damaged, missing)
+        here = run_dir / run_folder.NODES / str(rank) if rank else run_dir
+        for name in outputs.whole if outputs.until_s is None and not unsent else ():
+            _refuse_links(run_dir, here / name)
+            _drop_others(here / name, temporary / name)
+        came = _settle(temporary, run_dir, here, needed[-1] if needed else "")
+        if not outputs.whole:
+            _drop_older(run_dir, came)
+    except _FAILURES as error:
+        _refuse(error, host, final=final)
+        return False
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def receive_others(
+    plan: LaunchPlan,
+    connections: Mapping[str, Callable[[], Connection]],
+    request: dict[str, Any],
+    run_dir: Path,
+    *,
+    final: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Fetch what the nodes behind the first have of their own; ``say`` is told which of them it can't be had from.
+
+    Args:
+        connections: host label → how it is reached, for those that can be.
+    """
+    outputs = dataclasses.replace(
+        plan.outputs, resume=plan.outputs.others, final=plan.outputs.others, needed=(), pruned=None
+    )
+
+    def receive_own(node: NodePlan) -> bool:
+        connection = connections[node.host]()
+        return receive(connection, request, run_dir, final=final, outputs=outputs, rank=node.node_rank, say=say)
+
+    reachable = [node for node in plan.nodes[1:] if node.host in connections]
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        had = dict(zip([node.host for node in reachable], pool.map(receive_own, reachable), strict=True))
+    lacking = [node.host for node in plan.nodes[1:] if not had.get(node.host)]
+    if lacking:
+        say(
+            f"{', '.join(lacking)}: what its ranks alone have saved (checkpoints, files in the working directory) "
+            "can't be fetched; an attempt that goes on from a checkpoint does so without it"
+        )
+
+
+def _refuse(error: Exception, host: str, *, final: bool) -> None:
+    """Raise what ``receive`` raises, unless the files can be fetched later."""
+    if final and isinstance(error, _BROKEN):
+        hint = f"the same command once {host} answers; it fetches them, and nothing is trained again"
+        what = f"{host} ended well, but its outputs could not be collected yet: {error}"
+        raise TrainingError(what, hint=hint, cause="outputs") from error
+    if final:
+        raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+    if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
+        raise error
+
+
+def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
+    """What the agent is asked for."""
+    patterns = outputs.final if final else outputs.resume
+    request: dict[str, Any] = {"do": "collect", "patterns": patterns, "until_s": outputs.until_s}
+    if outputs.work:
+        work = [pattern.format(rank=rank) for pattern in outputs.work]
+        request |= {"work": work if outputs.until_s is None else [], "limit_bytes": outputs.limit_bytes}
+        request |= {"given": f"{run_folder.WORK}/node{rank}/{run_folder.GIVEN}"}
+    if rank and outputs.until_s is not None:  # by its own clock
+        request |= {"until_s": None, "settled_s": SETTLED_S}
+    return request
+
+
+def _unsent(answer: Mapping[str, Any]) -> str:
+    """The files that the host could not send, each with why; '' where it sent all."""
+    names, count = answer["unsent"], answer.get("unsent_count")
+    if not isinstance(names, dict) or not names:
+        return ""
+    each = [f"{printable(str(name))} ({printable(str(why))})" for name, why in names.items()]
+    more = f" and {count - _SHOWN} more" if isinstance(count, int) and count > _SHOWN else ""
+    return f"{', '.join(each[:_SHOWN])}{more}"
+
+
+def _stays(host: str, size_bytes: int, request: dict[str, Any]) -> str:
+    limit = request["limit_bytes"] / (1 << 30)
+    places = [
+        f"{node['run_dir']}/{work}" for node in request["nodes"] for work in request["work"] if node["host"] == host
+    ]
+    return (
+        f"{host}: what the script wrote in its working directory ({file_size(size_bytes)}) is more than "
+        f"program.outputs_limit={limit:g} GiB and stays there in {', '.join(places)}; a higher limit brings "
+        "such files back"
+    )
+
+
+def _extract_or_again(
+    connection: Connection, request: dict[str, Any], folder: Path
+) -> tuple[dict[str, Any], list[str]]:
+    try:
+        return _extract(connection.argv, request, folder, SILENT_S + connection.slow_s)
+    except _FAILURES:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        return _extract(connection.retry(), request, folder, SILENT_S + connection.slow_s)
+
+
+def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
+    """The files that a good end has left."""
+    pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
+    return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+
+
+def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingError:
+    what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
+    return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
+
+
+def _extract(
+    argv: list[str], request: dict[str, Any], folder: Path, silent_s: float
+) -> tuple[dict[str, Any], list[str]]:
+    """The answer (what came before the tar and what came behind it), and the files whose names this computer doesn't
+    take, each with why."""
+    token = new_token()
+    with tempfile.TemporaryFile(prefix="paceline-") as asked:
+        asked.write(message(request, token))
+        asked.seek(0)
+        child = process.answering(argv, stdin=asked)
+    if child.stdout is None or child.stderr is None:
+        raise RuntimeError("a stream has pipes")
+    try:
+        came = Patient(child, child.stdout, silent_s)
+        answers = (value for line in iter(came.readline, b"") if (value := parse(line, token)) is not None)
+        answer = next((value for value in answers if "tar" in value or "error" in value), None)
+        if answer is None:
+            raise ConnectionError(_last_words(child))
+        if "error" in answer:
+            raise PacelineError(str(answer["error"]))
+        wanted = [*request["patterns"], *request.get("work", [])]
+        left_out = list[str]()
+        for member in tars.members(came, most_bytes=_MOST_BYTES):
+            if not _is_asked_for(member, wanted):
+                raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
+            try:
+                member.write(folder)
+            except OSError as error:
+                if error.errno not in _NAMES:
+                    raise
+                left_out.append(f"{member.name[:200]!r} ({error.strerror})")
+        behind = next((value for value in answers if "unsent" in value), None)
+        if behind is None:
+            raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
+        return {**answer, **behind}, left_out
+    finally:
+        child.kill()  # also one that is stopped; where all has come, it has nothing left to do
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
+def _is_asked_for(member: tars.Member, patterns: Sequence[str]) -> bool:
+    """Whether a pattern names the file, or a folder that it lies in, or it is such a folder."""
+    return any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns)
+
+
+def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
+    if not pattern:  # a name without wildcards may be that of a folder, with all that lies in it
+        return not parts
+    if pattern[0] == "**":
+        return any(_fits(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
+    if not parts:
+        return member.is_folder
+    if not fnmatchcase(parts[0], pattern[0]):
+        return False
+    return (pattern[1:] == [] and "*" not in pattern[0]) or _fits(parts[1:], pattern[1:], member)
+
+
+class Patient:
+    """Reads a child's output. What is limited is the silence between two pieces, not the whole time."""
+
+    def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
+        self._child, self._pipe, self._silent_s = child, pipe, silent_s
+        self._rest = b""
+
+    def read(self, size: int = 1 << 16) -> bytes:
+        """At most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
+        data = self._rest or self._next()
+        self._rest = data[size:]
+        return data[:size]
+
+    def readline(self) -> bytes:
+        """A line, or what is left at the end. Raises TimeoutError."""
+        data = b""
+        while b"\n" not in data:
+            more = self.read()
+            if not more:
+                return data
+            data += more
+            if len(data) > _LONGEST_LINE:
+                raise ValueError(f"a line of its answer has more than {_LONGEST_LINE:,} bytes")
+        end = data.index(b"\n") + 1
+        self._rest = data[end:] + self._rest
+        return data[:end]
+
+    def _next(self) -> bytes:
+        poll, silent_s = select.poll(), 0.0
+        poll.register(self._pipe.fileno(), select.POLLIN)
+        while silent_s < self._silent_s:  # looks are counted: time in which this process was stopped is no silence
+            if poll.poll(_LOOK_S * 1000):
+                return os.read(self._pipe.fileno(), 1 << 16)
+            if self._child.poll() is not None:  # its pipes may be open elsewhere: shared connections of ssh
+                return b""
+            silent_s += _LOOK_S
+        raise TimeoutError(f"nothing came for {self._silent_s:g} s")
+
+
+def _last_words(child: Popen[bytes]) -> str:
+    """What a child that has closed its output said on stderr, as far as it is there."""
+    with contextlib.suppress(TimeoutExpired):
+        child.wait(timeout=_LOOK_S)
+    text = b""
+    if child.stderr is not None:
+        os.set_blocking(child.stderr.fileno(), False)
+        text = child.stderr.read() or b""
+    return text.decode(errors="replace").strip()[-400:] or "no answer"
+
+
+def _drop_damaged(folder: Path) -> list[str]:
+    """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
+    damaged = []
+    for path in sorted((folder / run_folder.CHECKPOINTS).glob("*.pt")):
+        try:
+            read_verified(path)
+        except DAMAGE:
+            damaged.append(path.name)
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
+    return damaged
+
+
+def _drop_others(here: Path, came: Path) -> None:
+    """Remove what the node had earlier, and has no longer; nothing where it sent no such folder."""
+    if came.is_dir():
+        for path in sorted(here.rglob("*"), reverse=True):
+            if not os.path.lexists(came / path.relative_to(here)):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]:
+    """Rename every file into ``here``, ``last`` as the last; their names. Raises UnfitError: a link leads elsewhere."""
+    came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
+    for name in sorted(came, key=lambda name: str(name) == last):
+        target = here / name
+        _refuse_links(run_dir, target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(target)
+    return came
+
+
+def _refuse_links(run_dir: Path, folder: Path) -> None:
+    """Raises UnfitError: between the run folder and ``folder`` is a link, through which others' files would change."""
+    for parent in (folder, *folder.parents):
+        if parent == run_dir:
+            return
+        if parent.is_symlink():
+            raise tars.UnfitError(f"{parent} is a link, and outputs are written into the run folder alone")
+
+
+def _drop_older(run_dir: Path, came: list[Path]) -> None:
+    """Older checkpoints that the node dropped go, once a newer one has come."""
+    if any(name.match("checkpoints/step-*.pt") for name in came):
+        checkpoints = run_dir / run_folder.CHECKPOINTS
+        for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
+            if old.relative_to(run_dir) not in came:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()  # one that was set aside may be anything
+        for folder in checkpoints.glob("shards-*"):
+            with contextlib.suppress(OSError):  # it isn't empty
+                folder.rmdir()

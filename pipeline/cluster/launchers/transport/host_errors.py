@@ -1,0 +1,219 @@
+"""Why a host gave no answer, by the words of ssh, of its login and of the agent, and what mends it. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection
+from typing import NamedTuple
+
+from pipeline.cluster.agent.reasons import HERE, THERE
+from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
+from pipeline.cluster.launchers.transport.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
+from pipeline.core.printable import printable
+from pipeline.core.redact import hide
+from pipeline.core.specs import Host
+
+_SSH_FAILED = 255  # exit code of ssh itself; a remote command may have it too, so its words have to be ssh's
+_UNREACHABLE = re.compile(
+    r"(Could not resolve hostname[^\n]*|Connection refused|No route to host|Network is unreachable"
+    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno behind it, it is Open MPI's, of its own link
+    re.IGNORECASE,
+)
+_SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
+_REFUSED = re.compile(r"^(?:\S+@\S+: )?(Permission denied \([\w,@.-]+\))\.?\s*$", re.MULTILINE)
+_OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
+_TOO_OLD = re.compile(rf"^(.+): Python (\S+) {TOO_OLD}\s*$", re.MULTILINE)
+
+_MOST_LINES = 5
+_LONGEST_LINE = 200  # characters
+_OTHER_PYTHON = "cluster.python=/path/to/python"
+_START_FILES = "the start files of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)"
+
+
+def explain_over_ssh(
+    host: Host, answer: Answer, ssh_config: str | None, *, connect_s: float, is_setting: bool = True
+) -> tuple[str, str | None]:
+    """Why a host that ssh was to reach gave no answer, with the value seen, and the command that mends it.
+
+    Args:
+        connect_s: how long ssh tried to connect.
+        is_setting: whether that was cluster.connect_timeout_s (else: the shorter time of a host that has answered).
+    """
+    ssh, output = ssh_command(host, ssh_config), answer.output
+    if answer.told is not None:
+        return agent_error(answer.told, ssh)
+    slow = f"cluster.connect_timeout_s={3 * connect_s:g} if it is only slow, or {ssh} true" if is_setting else None
+    if output.code is None and output.note.startswith(LATE):
+        setting = f" (cluster.connect_timeout_s={connect_s:g} and some for the answer)" if is_setting else ""
+        return f"{output.note}{setting}{quoted(output, host.secrets.values())}", slow or f"{ssh} true"
+    if output.code == _SSH_FAILED:
+        if error := ssh_error(host, output, ssh_config):
+            return error
+        if late := _SLOW.findall(output.stderr):
+            setting = " (cluster.connect_timeout_s)" if is_setting else ""
+            return f"unreachable: {LATE} {connect_s:g} s{setting}: {late[-1]}", slow or f"{ssh} true"
+    return interpreter_error(host, output, ssh) or _login_error(host, output, ssh)
+
+
+def agent_error(error: str, ssh: str) -> tuple[str, str]:
+    """The agent's own words, with the command that mends it: the one that they name, where they name one.
+
+    Args:
+        ssh: the ssh command that the user would type to reach the host.
+    """
+    if "has a full disk" in error:
+        return error, f"{ssh} df -h, or cluster.workdir=/path/to/a/folder/there"
+    if "set cluster.workdir" in error:
+        return error, "cluster.workdir=/path/to/a/folder/there"
+    for mark, command in ((THERE, "{ssh} -t {quoted}"), (HERE, "{text}")):
+        what, separator, text = error.rpartition(mark)
+        if separator:
+            return what, command.format(ssh=ssh, quoted=shlex.quote(text), text=text)
+    return error[-600:], f"{ssh} true"
+
+
+def ssh_command(host: Host, ssh_config: str | None) -> str:
+    """The ssh command that the user would type to reach the host."""
+    words = ["ssh"]
+    words += ["-F", ssh_config] if ssh_config else []
+    words += ["-p", str(host.port)] if host.port else []
+    words += [f"{host.user}@{host.name}" if host.user else host.name]
+    return shlex.join(words)
+
+
+# ---------------------------------------------------------------------------------------------------- the words of ssh
+def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
+    """Why ssh could not connect, and what mends it; None: these aren't ssh's words."""
+    ssh, said = ssh_command(host, ssh_config), output.stderr
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
+        where = _OFFENDING.search(said)
+        file = f" -f {shlex.quote(where[1])}" if where else ""
+        name = f"[{host.name}]:{host.port}" if host.port and host.port != 22 else host.name  # as known_hosts has it
+        return (
+            "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
+            f"ssh-keygen{file} -R {shlex.quote(name)} once you know why, then {ssh} true",
+        )
+    if "Host key verification failed" in said:
+        return (
+            "its host key is not in known_hosts (and is never accepted without you)",
+            f"{ssh} true, compare the fingerprint, answer yes",
+        )
+    if refused := _REFUSED.findall(said):
+        return (
+            f"{refused[-1]}: no key of your agent or ~/.ssh (IdentityFile) is accepted there",
+            f"{ssh.replace('ssh', 'ssh-copy-id', 1)}, or ssh-add the right key",
+        )
+    if "Too many authentication failures" in said:
+        return (
+            "Too many authentication failures: your ssh agent offers more keys than it takes",
+            f"IdentityFile and IdentitiesOnly yes for {host.name} in ~/.ssh/config",
+        )
+    if not (unreachable := _UNREACHABLE.findall(said)):
+        return None
+    more = quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # by a ProxyCommand?
+    return f"unreachable: {unreachable[-1].strip()}{more}", f"{ssh} true"
+
+
+# ------------------------------------------------------------------------------------------------ the words of a login
+class _Known(NamedTuple):
+    """A text that a login prints, what it means, and what mends it ({ssh}: the ssh command of that host)."""
+
+    pattern: str
+    meaning: str
+    hint: str
+
+
+_KNOWN = (
+    _Known(
+        f"(?m)^{TAKEN_FOR_COMMANDS}",  # not where a login prints what was sent
+        "a start file of its login puts another shell in the place of the login shell, also where nobody types",
+        "write it as `[[ $- == *i* ]] && exec zsh` in " + _START_FILES,
+    ),
+    _Known(
+        f"(?m)^{NO_PROGRAM}",
+        "a start file of its login reads standard input, which is how the node agent gets there",
+        "let it read only where somebody types (`[[ $- == *i* ]]`): see " + _START_FILES,
+    ),
+    _Known(
+        r"(?i)account is (?:currently )?not available",
+        "this account may not log in (its shell is nologin)",
+        "another account (cluster.hosts: user), or a login shell for this one (chsh -s /bin/bash, as root there)",
+    ),
+    _Known(
+        r"(?i)password (?:has )?expired|change your password|password change required",
+        "its password has to be changed before anything else runs there",
+        "{ssh}, change it, log out",
+    ),
+    _Known(r"(?i)account (?:has )?expired", "this account has expired", "ask who administers it"),
+    _Known(
+        r"(?i)sftp connections only",
+        "its ssh server lets this account transfer files only (ForceCommand internal-sftp)",
+        "another account (cluster.hosts: user), or let it run commands in its sshd_config",
+    ),
+    _Known(
+        r"(?i)rbash: |: restricted\b",
+        "its login shell is a restricted one (rbash), which runs no program by its path",
+        "another account (cluster.hosts: user), or another login shell (chsh -s /bin/bash, as root there)",
+    ),
+    _Known(
+        r"(?i)system is (?:booting up|going down)|unprivileged users are not permitted",
+        "it lets nobody log in just now (/etc/nologin)",
+        "wait for it, then the same command",
+    ),
+)
+
+
+def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
+    """Why the login started no agent: by what it printed, where that is known, else by how it ended."""
+    said = quoted(output, host.secrets.values())
+    if output.note.startswith(ENDLESS):
+        return output.note + said, f"{ssh} true; see {_START_FILES}"
+    text = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
+    for known in _KNOWN:
+        if re.search(known.pattern, text):
+            return known.meaning + said, known.hint.format(ssh=ssh)
+    if output.code is None:
+        return output.note + said, f"{ssh} true"
+    ended = f"exit code {output.code}" if output.code >= 0 else f"signal {-output.code}"
+    what = f"its login ended with {ended} and no answer of the node agent"
+    if output.code == 0:
+        what += ": an `exit` in a start file, or a ForceCommand in its sshd_config"
+    return what + said, f"{ssh} echo ok, which must print ok; see {_START_FILES}"
+
+
+def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:
+    """Why the host's Python can't run the agent: too old, absent (often the login's PATH is another one than the user
+    expects) or not executable; None: nothing was said of it."""
+    if error := too_old(output):
+        return error
+    value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
+    if absent := re.search(r"^paceline: no interpreter [^;\n]*(.*); PATH=(.*)$", output.stderr, re.MULTILINE):
+        return (
+            f"no such interpreter there: cluster.python={value}{absent[1]}; its login has PATH={absent[2]}",
+            f"{_OTHER_PYTHON}, or install Python there ({ssh} ls /usr/bin/python3), or fix PATH in the "
+            "start file of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)",
+        )
+    refused = re.search(r"^.*\bexec: (.*)$", output.stderr, re.MULTILINE)
+    if output.code in (126, 127) and refused and "restricted" not in refused[1]:
+        return f"its interpreter can't be run: cluster.python={value}: {refused[1]}", _OTHER_PYTHON
+    return None
+
+
+def too_old(output: Output) -> tuple[str, str] | None:
+    """That the interpreter is too old for the node agent, as BOOTSTRAP says; None: it is not."""
+    version = _TOO_OLD.search(output.stderr)
+    if version is None:
+        return None
+    return f"{version[1]} is Python {version[2]}; the node agent needs 3.9, training 3.11", _OTHER_PYTHON
+
+
+def quoted(output: Output, secrets: Collection[str] = ()) -> str:
+    """The last lines that the host printed, each on a line of its own; '' where it printed nothing.
+
+    Secrets are hidden, control characters are escaped: what a terminal would obey is shown.
+    """
+    text = hide("\n".join([output.stdout.decode(errors="replace"), output.stderr]), list(secrets))
+    lines = [printable(line.strip()) for line in text.splitlines() if line.strip() and '{"received": ' not in line]
+    last = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[-_MOST_LINES:]]
+    return "".join(["; it said:", *(f"\n      {line}" for line in last)]) if last else ""

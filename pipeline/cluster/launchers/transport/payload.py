@@ -1,0 +1,145 @@
+"""What goes into the standard input of every remote command: the agent's modules, then one request."""
+
+from __future__ import annotations
+
+import json
+import marshal
+import re
+import secrets
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import trainers
+from pipeline.cluster import agent
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES, RANKS, path_of
+from pipeline.cluster.agent.main import COMMANDS, SCHEDULERS
+from trainers import contract
+
+_REPOSITORY = Path(trainers.__file__).parents[1]
+TOO_OLD = "is too old for the node agent"
+NO_PROGRAM = "paceline: no program came on standard input"
+TAKEN_FOR_COMMANDS = "paceline: a shell took its standard input for commands"
+
+BOOTSTRAP = (
+    "import sys;"
+    f"sys.version_info<(3,9)and sys.exit('%s: Python %s {TOO_OLD}'%(sys.executable,sys.version.split()[0]));"
+    "sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
+    "n=next((l for l in iter(i.readline,b'')if l.strip().isdigit()),b'');"
+    f"n or sys.exit('{NO_PROGRAM}');"
+    "import zlib;t,_,modules=zlib.decompress(i.read(int(n))).partition(b'\\0');exec(compile(t,'paceline-agent','exec'))"
+)
+"""The constant program of every remote command: it reads the agent's source, then the request, from stdin. Any Python
+since 2.7 can compile it, so that one which is too old can say so.
+The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
+run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
+
+# runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
+_FIND_PYTHON = (
+    'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
+    'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
+    'case $p in */*) if [ -d "$p" ]; then w="$w; $p is a folder"; '
+    'elif [ -e "$p" ]; then w="$w; $p is not executable"; fi;; esac; done; '
+    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; exit 127'
+)
+
+_PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
+"""What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
+command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
+
+_IMPORT = re.compile(r"^ *from (\.+|trainers\.contract\b\.?)([\w.]*) import \(?([\w, ]*)", re.MULTILINE)
+
+
+def agent_argv(python: str | None) -> list[str]:
+    """The command of an agent on another host. Without a configured interpreter: the controller's, else python3."""
+    candidates = [python] if python else [sys.executable, "python3"]
+    return ["/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates]
+
+
+@cache
+def agent_source(commands: tuple[str, ...]) -> bytes:
+    """The loader's text, a zero byte, and the modules that it serves for these commands; compressed, as every command
+    sends it to every host."""
+    texts = module_texts()
+    needed = {name: texts[name] for name in needed_modules(commands, texts)}
+    code = {name: marshal.dumps(_code(name)) for name in needed}
+    texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # a host that has no use for them leaves them packed
+    modules = marshal.dumps((MAGIC_NUMBER, set(needed), texts_apart, code), 2)
+    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
+
+
+@cache
+def module_texts() -> Mapping[str, str]:
+    """Full name on a host → text, of all modules that may travel there."""
+    folders = {PACKAGE: Path(agent.__file__).parent, CONTRACT: Path(contract.__file__).parent}
+    names = {
+        ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path.read_text(
+            encoding="utf-8"
+        )
+        for package, folder in folders.items()
+        for path in folder.rglob("*.py")
+    }
+    others = {"trainers": Path(trainers.__file__), RANKS: Path(trainers.__file__).with_name("ranks.py")}
+    return {**names, **{name: path.read_text(encoding="utf-8") for name, path in others.items()}}
+
+
+def _code(name: str) -> CodeType:
+    """Compiled for this Python (as a rule it is on disk already), for a file of that name in the repository."""
+    full_name = name.replace(PACKAGE, agent.__name__)
+    code = SourceFileLoader(full_name, str(_REPOSITORY / path_of(name))).get_code(full_name)
+    assert code is not None  # a file with source has some
+    return _of_file(code, path_of(name))
+
+
+def _of_file(code: CodeType, path: str) -> CodeType:
+    inner = tuple(_of_file(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=path, co_consts=inner)
+
+
+def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
+    """Names of the modules that these commands import, and of those that they may import under a name."""
+    modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
+    modules += SCHEDULERS if "job" in commands else ()
+    needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
+    for name in needed:  # which grows
+        imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, *one.groups())}
+        imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
+        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # its text is started
+        needed += sorted((imported & texts.keys()) - {*needed})
+    return needed
+
+
+def _imported(importer: str, package: str, module: str, names: str) -> list[str]:
+    """The modules of one import statement of ``importer``."""
+    if package.startswith("."):
+        own_package = importer if importer in PACKAGES else importer.rpartition(".")[0]
+        full = own_package.rsplit(".", len(package) - 1)[0]  # one more dot: one package up
+    else:
+        full = CONTRACT
+    return [f"{full}.{module}"] if module else [f"{full}.{name.strip()}" for name in names.split(",")]
+
+
+def new_token() -> str:
+    """What the answers to one request carry; nobody who doesn't read the request can know it."""
+    return secrets.token_hex(8)
+
+
+def message(request: dict[str, Any], token: str) -> bytes:
+    """What goes into the stdin of BOOTSTRAP: length and modules, length and request, both compressed: a request holds
+    the parts of all nodes, which hardly differ. A tar may follow.
+    """
+    packed = zlib.compress(json.dumps({**request, "token": token}).encode())
+    return opening((str(request.get("do")),)) + b"%d\n%s" % (len(packed), packed)
+
+
+@cache
+def opening(commands: tuple[str, ...]) -> bytes:
+    """How the message of these commands begins."""
+    source = agent_source(commands)
+    return b"%s%d\n%s" % (_PREAMBLE, len(source), source)
