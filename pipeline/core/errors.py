@@ -51,8 +51,8 @@ class TrainingError(PacelineError):
     ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
     little of it, or something killed a rank), ``disk`` (it is full), ``config`` (a value that can't work, code that
     can't be read: not even a restart changes that), ``cancelled`` (somebody has ended the scheduler's job: neither),
-    ``outputs`` (it ended well, and the way to what it left there is broken: another attempt would repeat it) or
-    ``code`` (it would end the same way again).
+    ``outputs`` (it ended well, and what it left there can't be brought here, or not be written: another attempt would
+    repeat it) or ``code`` (it would end the same way again).
     ``gone`` are hosts that neither the stream from them nor a fresh connection reached at the end.
     """
 

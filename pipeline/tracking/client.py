@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ _BUSY_S = 600.0  # where it does something and others want the processors: it le
 _LOOK_S = 5.0
 _TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
+_WORDS_BYTES = 1 << 16  # on a disk with less the recorder's own words may be cut, or missing
 _PROC = Path("/proc")  # not on macOS
 
 
@@ -63,6 +65,8 @@ class DestinationRecorder:
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.message:
             return recorded.message
+        if (free_bytes := shutil.disk_usage(self.run_dir).free) < _WORDS_BYTES:
+            return f"the disk of {self.run_dir} is full, {free_bytes:,} bytes are free: make room on it"
         last = [line for line in self._logged() if not line.startswith(_TRY)][-1:]
         return "; ".join([*last, f"see {self.log}"])
 

@@ -137,6 +137,13 @@ def test_a_full_disk_here_is_no_trouble_of_the_host(tmp_path: Path) -> None:
     with mounted(tmp_path / "small") as run_dir:
         with pytest.raises(OSError, match="No space left on device"):
             collect(node, run_dir, final=False)
+        full = (
+            r"^node0 ended well, but its outputs can't be written here yet: No space left on device \(.*-00000001\.pt\)"
+        )
+        with pytest.raises(TrainingError, match=full) as caught:
+            collect(node, run_dir)
+        assert caught.value.cause == "outputs"  # it is tried again, and no attempt repeats the training
+        assert f"make room on the disk of {run_dir}, of which " in str(caught.value.hint)
         assert [*run_dir.iterdir()] == []
 
 

@@ -54,6 +54,16 @@ def test_a_full_disk_under_the_database_is_said_at_once_whatever_sqlite_calls_it
     assert f"try: doit record run={run.name}, once that is fixed" in said
 
 
+def test_on_a_full_disk_of_runs_that_is_the_reason_and_no_piece_of_the_recorders_log(tmp_path: Path) -> None:
+    with small_disk.mounted(tmp_path / "runs") as runs_dir:
+        run = runs_dir / "abcdefabcdef"
+        run.mkdir()
+        (run / "recorder.log").write_text('  File "/usr/li')  # where the disk has cut it off
+        (runs_dir / "filler").write_bytes(bytes(2_080_000))
+        waits = DestinationRecorder(run, Destination(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment=EXPERIMENT))
+        assert re.fullmatch(rf"the disk of {run} is full, [\d,]+ bytes are free: make room on it", waits.why())
+
+
 def test_why_another_process_keeps_a_run_from_being_recorded_stands_before_its_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

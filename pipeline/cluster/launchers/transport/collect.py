@@ -26,8 +26,8 @@ from pipeline.cluster.launchers.transport.answers import parse
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core import tars
-from pipeline.core.errors import PacelineError, TrainingError
-from pipeline.core.files import temporary_prefix
+from pipeline.core.errors import PacelineError, TrainingError, os_reason
+from pipeline.core.files import temporary_prefix, write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
@@ -96,7 +96,7 @@ def receive(
         if not outputs.whole:
             _drop_older(run_dir, came)
     except _FAILURES as error:
-        _refuse(error, host, final=final)
+        _refuse(error, host, run_dir, final=final)
         return False
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -136,16 +136,19 @@ def receive_others(
         )
 
 
-def _refuse(error: Exception, host: str, *, final: bool) -> None:
+def _refuse(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
     """Raise what ``receive`` raises, unless the files can be fetched later."""
     if final and isinstance(error, _BROKEN):
         hint = f"the same command once {host} answers; it fetches them, and nothing is trained again"
         what = f"{host} ended well, but its outputs could not be collected yet: {error}"
         raise TrainingError(what, hint=hint, cause="outputs") from error
+    if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
+        if not final:
+            raise error
+        what = f"{host} ended well, but its outputs can't be written here yet: {os_reason(error)}"
+        raise TrainingError(what, hint=write_hint(error, run_dir), cause="outputs") from error
     if final:
         raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
-    if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
-        raise error
 
 
 def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
