@@ -26,6 +26,7 @@ from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.printable import printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
+from trainers.script.settings import not_a_pattern
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -177,6 +178,8 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
         )
     if value.startswith("~"):  # Hydra's mark of a deletion
         return UsageError(f"{shown} can't be read: a value that begins with ~ needs quotes: {quoted}")
+    if key.lstrip("+") == "program.metrics_pattern" and (why := not_a_pattern(value)):
+        return UsageError(f"{key}: {why}")
     if _BEGINS_AN_EXPRESSION.match(value):
         return UsageError(
             f"{shown} can't be read as a list [a,b], a mapping {{a: 1}} or a function range(1,3), whose texts with "

@@ -38,8 +38,9 @@ class Restarts:
             raise error
         failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step, saved
         if error.cause != "host" and failure == self._last:
+            known = f"at step {step} before" if step else "before, and no logged step or checkpoint tells of progress"
             raise TrainingError(
-                f"{error.what}\nit has failed in the same way at step {step} before, so it is not tried again",
+                f"{error.what}\nit has failed in the same way {known}, so it is not tried again",
                 hint=error.hint,
                 cause=error.cause,
             ) from None

@@ -219,6 +219,10 @@ def test_composes_what_hydra_main_composes(
             "tracking.experiment=a=b",
             ["a text with blanks or signs needs quotes of its own, ", "\"tracking.experiment='a=b'\""],
         ),
+        (
+            "program.metrics_pattern=(",
+            ["program.metrics_pattern: '(' is no regular expression: missing ), "],
+        ),
         ("tracking.experiment=$x 'y'", ["quotes: \"tracking.experiment='\\$x \\'y\\''\""]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),

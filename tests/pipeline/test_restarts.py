@@ -101,7 +101,7 @@ def test_a_script_that_has_saved_another_checkpoint_has_advanced() -> None:
     restarts = Restarts(CLUSTER)
     for saved in ("", "checkpoints/w.bin 1", "checkpoints/w.bin 2"):
         restarts.after(failed("train.py ended with exit code 3"), step=0, saved=saved, now=0.0)
-    with pytest.raises(TrainingError, match="failed in the same way at step 0 before"):
+    with pytest.raises(TrainingError, match="same way before, and no logged step or checkpoint tells of progress"):
         restarts.after(failed("train.py ended with exit code 3"), step=0, saved="checkpoints/w.bin 2", now=0.0)
 
 

@@ -17,6 +17,19 @@ _OF_TORCHRUN = re.compile(
 _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>resume:[^{}]+|[A-Za-z_]\w*)\}")
 
 
+def not_a_pattern(text: str) -> str:
+    """Why a text is no regular expression, where it fails, and how that is mended; '' where it is one."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        where = "" if error.pos is None else f" at character {error.pos + 1}"
+        return (
+            f"{text!r} is no regular expression: {error.msg}{where}; close what is open, and write a backslash before "
+            "( [ * + ? . where the sign itself is meant"
+        )
+    return ""
+
+
 @dataclass(kw_only=True)
 class ProgramConfig:
     """What torchrun starts on every host: the classifier of this project, or a script of your own."""
@@ -98,11 +111,9 @@ class ScriptConfig(ProgramConfig):
             if any(map(str.isspace, str(name))):
                 raise ConfigError(f"program.args: {str(name)!r} is no name of an argument: it has a space in it")
         if self.metrics_pattern is not None:
-            try:
-                groups = re.compile(self.metrics_pattern).groupindex
-            except re.error as error:
-                raise ConfigError(f"program.metrics_pattern is no regular expression: {error}") from error
-            if not set(groups) - {"step"}:
+            if why := not_a_pattern(self.metrics_pattern):
+                raise ConfigError(f"program.metrics_pattern: {why}")
+            if not set(re.compile(self.metrics_pattern).groupindex) - {"step"}:
                 raise ConfigError("program.metrics_pattern names no metric: write loss=(?P<loss>[-+.eE0-9]+)")
 
     @property
