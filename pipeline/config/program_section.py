@@ -120,7 +120,7 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """The configuration in which ``auto`` ranks are one for a script that asks for no process group."""
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
     is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
-    if is_open and (section.get("torchrun") is False or not process_groups.are_asked_for(resolved, root)):
+    if is_open and (section.get("torchrun") is False or not process_groups.uses_process_group(resolved, root)):
         cluster = {**cluster, "nproc_per_node": 1}
     return {**resolved, "cluster": cluster}
 

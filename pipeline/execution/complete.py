@@ -226,7 +226,11 @@ def _notes(run: Run) -> list[str]:
     """What a user should know of a script's key before hours of training."""
     said = [*run.config.notes]
     ranks = run.config.cluster.world_size
-    if run.config.script is not None and ranks > 1 and not process_groups.are_asked_for(run.config.resolved, run.root):
+    if (
+        run.config.script is not None
+        and ranks > 1
+        and not process_groups.uses_process_group(run.config.resolved, run.root)
+    ):
         said.append(
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"

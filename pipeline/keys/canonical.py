@@ -26,42 +26,45 @@ _BY_NAME = {
 
 def order_of(value: Any, path: str) -> dict[str, list[str]]:
     """The names of each mapping in ``value``, by its path, where they aren't sorted. Pure."""
-    found: dict[str, list[str]] = {}
+    orders: dict[str, list[str]] = {}
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
         if names != sorted(names):
-            found[path] = names
+            orders[path] = names
         for name, inner in value.items():
-            found |= order_of(inner, f"{path}.{name}")
+            orders |= order_of(inner, f"{path}.{name}")
     elif isinstance(value, list):
         for at, inner in enumerate(value):
-            found |= order_of(inner, f"{path}[{at}]")
-    return found
+            orders |= order_of(inner, f"{path}[{at}]")
+    return orders
 
 
 def order_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """The same of a whole configuration: of ``program.args``, and of what stands inside the value of a field."""
-    found: dict[str, list[str]] = {}
+    orders: dict[str, list[str]] = {}
     for section, fields in config.items():
         for field, value in fields.items() if isinstance(fields, Mapping) else ():
             path = f"{section}.{field}"
             if path == "program.args" or not isinstance(value, Mapping):
-                found |= order_of(value, path)
+                orders |= order_of(value, path)
             else:
                 for name, inner in value.items():
-                    found |= order_of(inner, f"{path}.{name}")
-    return found
+                    orders |= order_of(inner, f"{path}.{name}")
+    return orders
 
 
 def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the arguments of what is one's own sorted by name: ``**more`` has an order too. Pure."""
-    found = dict(config)
+    ordered = dict(config)
     for section, fields in _BY_NAME.items():
-        told = found.get(section)
-        if isinstance(told, Mapping):
-            args = {name: told[name] for name in fields if isinstance(told.get(name), Mapping)}
-            found[section] = {**told, **{name: dict(sorted(value.items(), key=_name)) for name, value in args.items()}}
-    return found
+        settings = ordered.get(section)
+        if isinstance(settings, Mapping):
+            args = {name: settings[name] for name in fields if isinstance(settings.get(name), Mapping)}
+            ordered[section] = {
+                **settings,
+                **{name: dict(sorted(value.items(), key=_name)) for name, value in args.items()},
+            }
+    return ordered
 
 
 def _name(item: tuple[Any, Any]) -> str:
@@ -129,27 +132,27 @@ def names_seed(script: Mapping[str, Any]) -> bool:
 
 def _of_initial_weights(section: Any) -> dict[str, Any] | None:
     """Their digest, what names them where that isn't known yet, None where they are fresh."""
-    told = {name: value for name, value in (section or {}).items() if value is not None}
-    if not told.keys() & {"weights", "run"}:
+    given = {name: value for name, value in (section or {}).items() if value is not None}
+    if not given.keys() & {"weights", "run"}:
         return None
-    return {"sha256": told["sha256"]} if "sha256" in told else told
+    return {"sha256": given["sha256"]} if "sha256" in given else given
 
 
 def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
     """Of a script that lies elsewhere its name counts, and not its folder."""
     script = str(section.get("script") or "")
-    told = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
-    if "args" in told:
-        told["args"] = _same_words(told["args"]) or None  # none at all, however they were told
-    return {**told, "script": script.rpartition("/")[2] if script.startswith("/") else script}
+    kept = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
+    if "args" in kept:
+        kept["args"] = _same_words(kept["args"]) or None  # none at all, however they were given
+    return {**kept, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 
 def _same_words(args: Any) -> Any:
     """``program.args`` in the one form that all values have which come to the same command line: 0.1 for '0.1', and
     without those that are left out of it (false, null)."""
     if isinstance(args, Mapping):
-        told = {name: value for name, value in args.items() if value is not None and value is not False}
-        return {name: _same_word(value, is_option=True) for name, value in told.items()}
+        used = {name: value for name, value in args.items() if value is not None and value is not False}
+        return {name: _same_word(value, is_option=True) for name, value in used.items()}
     return [_same_word(value) for value in args] if isinstance(args, list) else args
 
 

@@ -49,18 +49,18 @@ class Difference:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     """Field by field between two keys' parts, in the order version, config, code, data, environment, topology."""
-    found = []
+    changed = []
     others = old.get("version") != new.get("version")
     if others:
-        found.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
+        changed.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
     for part in _SHOWN_PARTS:
         if part == "code" and others:
             continue
         before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
         for field in sorted(before.keys() | after.keys()):
             if before.get(field) != after.get(field):
-                found.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
-    return found
+                changed.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
+    return changed
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:

@@ -26,7 +26,7 @@ from pipeline.core.files import sha256_bytes, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.keys import ABSENT
 from pipeline.keys.imports import Import
-from pipeline.keys.installed import Found, Installed
+from pipeline.keys.installed import Installed, InstalledModule
 from pipeline.keys.readings import Reading, Readings
 from trainers.core.installer import install
 
@@ -43,10 +43,10 @@ class PackageData(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def of_modules(found: Mapping[str, Reading], lying: Mapping[str, str]) -> PackageData:
+def of_modules(readings: Mapping[str, Reading], lying: Mapping[str, str]) -> PackageData:
     """The data of modules, by their paths in the snapshot; ``lying``: where each lies. Raises OSError."""
     candidates: dict[str, Path] = {}
-    for name, reading in sorted(found.items()):
+    for name, reading in sorted(readings.items()):
         if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):
             continue
         folder, inside = Path(lying[name]).parent, name.rpartition("/")[0]
@@ -146,8 +146,8 @@ def import_closure(
         walk.follow_for_all(name)
     walk.readings.keep()
     walk.installed.keep()
-    data = of_modules(walk.found, walk.places)
-    digests = {path: reading.digest for path, reading in walk.found.items()}
+    data = of_modules(walk.readings_by_path, walk.places)
+    digests = {path: reading.digest for path, reading in walk.readings_by_path.items()}
     digests |= {name: sha256_file(path) for name, path in data.files.items()}
     lying = {name: Path(place) for name, place in walk.places.items()} | data.files
     return Closure(
@@ -197,20 +197,23 @@ class _File(NamedTuple):
 
 
 class _Walk:
-    """One walk along the imports. ``found`` and ``places`` are by path in the snapshot, ``outside`` by top level."""
+    """One walk along the imports.
+
+    ``readings_by_path`` and ``places`` are by path in the snapshot, ``outside`` by top-level name.
+    """
 
     def __init__(
         self, root: Path, behind: Sequence[str], script: ScriptEntry | None = None, seen: Collection[str] = ()
     ) -> None:
         self.root, self.installed, self.readings, self.script = root, Installed(root, behind), Readings(root), script
         self.apart: Collection[str] = ()
-        self.found: dict[str, Reading] = {}
+        self.readings_by_path: dict[str, Reading] = {}
         self.places: dict[str, str] = {}
         self.outside: dict[str, set[str]] = defaultdict(set)
         self.absent: set[str] = set()
         self.unresolved: set[str] = set()
         self._seen = {*seen}
-        self._tops: dict[str, tuple[tuple[str, ...], Found | None]] = {}
+        self._tops: dict[str, tuple[tuple[str, ...], InstalledModule | None]] = {}
         self._files: dict[str, _File | None] = {}
         self._listed: dict[str, frozenset[str]] = {}
 
@@ -239,15 +242,15 @@ class _Walk:
 
     def _read(self, file: _File) -> Reading:
         with open(file.place, "rb") as source:  # noqa: PTH123  (a path's own methods take as long as the reading)
-            reading = self.found[file.path] = self.readings.of(file.module, source.read(), file.path)
+            reading = self.readings_by_path[file.path] = self.readings.of(file.module, source.read(), file.path)
         self.places[file.path] = file.place
         return reading
 
     def is_installed(self, name: str) -> bool:
         """Whether an installed distribution has the module, whose version counts then."""
         top, _, rest = name.partition(".")
-        found = self._top(top)[1]
-        if found is None or not found.owners:
+        module = self._top(top)[1]
+        if module is None or not module.owners:
             return False
         self.outside[top].add(rest)
         return True
@@ -272,18 +275,18 @@ class _Walk:
                     path, item, "the controller's half, which no host has", "move what both need into trainers/"
                 )
             return False
-        bases, found = self._top(top)
-        if counts and found is not None and (library := self._library(found.bases)):
+        bases, installed = self._top(top)
+        if counts and installed is not None and (library := self._library(installed.bases)):
             where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
             raise _refused(path, item, where, "install its project without -e, then the same command")
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
         if item.kind == "named":
             return False
-        if found is not None and found.owners:
+        if installed is not None and installed.owners:
             self.outside[top].add(rest)
-        elif counts and found is not None and found.strays:
-            where = f"would come from {found.strays[0]}, which no installed distribution has"
+        elif counts and installed is not None and installed.strays:
+            where = f"would come from {installed.strays[0]}, which no installed distribution has"
             raise _refused(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
         elif counts and not self._is_made_at_run_time(item.name):
             self._missing(item, path)
@@ -356,7 +359,7 @@ class _Walk:
         folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
 
-    def _top(self, top: str) -> tuple[tuple[str, ...], Found | None]:
+    def _top(self, top: str) -> tuple[tuple[str, ...], InstalledModule | None]:
         """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a
         file before folders that only may hold some, the script's folder and the project before the rest."""
         if top not in self._tops:
@@ -368,10 +371,10 @@ class _Walk:
             if own is not None:
                 self._tops[top] = ((own,), None)
             else:
-                found = self.installed.find(top)
-                may_share = found is None or found.is_namespace
+                installed = self.installed.find(top)
+                may_share = installed is None or installed.is_namespace
                 shared = [place for place in beginnings if may_share and os.path.isdir(place)]  # noqa: PTH112
-                self._tops[top] = ((*shared, *(found.bases if found else ())), found)
+                self._tops[top] = ((*shared, *(installed.bases if installed else ())), installed)
         return self._tops[top]
 
     def _suffix(self, base: str) -> str | None:
@@ -397,8 +400,8 @@ class _Walk:
         """Of each distribution that is imported; ``absent`` for modules that are missing."""
         names = set[str]()
         for top, parts in self.outside.items():
-            found = self._top(top)[1]
-            names |= found.distributions(parts) if found is not None else set()
+            installed = self._top(top)[1]
+            names |= installed.distributions(parts) if installed is not None else set()
         known = {name: self.installed.version(name) or ABSENT for name in names}
         return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
 

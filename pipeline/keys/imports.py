@@ -15,10 +15,10 @@ _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # given 
 
 def digest(tree: ast.Module, source: bytes) -> str:
     """Hex digest, equal for two sources of which a formatter makes the other. ``tree`` is that of ``source``."""
-    found = hashlib.sha256("\n".join(_tokens(tree)).encode())
+    hashed = hashlib.sha256("\n".join(_tokens(tree)).encode())
     for comment in _TYPES.findall(source):
-        found.update(b"\n" + comment.rstrip())
-    return found.hexdigest()
+        hashed.update(b"\n" + comment.rstrip())
+    return hashed.hexdigest()
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
@@ -93,14 +93,14 @@ class Import(NamedTuple):
 def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
     """Of each name the strictest import, without the standard library's; nothing below ``if TYPE_CHECKING``."""
     package = module if is_package else module.rpartition(".")[0]
-    found: dict[str, Import] = {}
+    by_name: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
         for item in _of(node, package, module) if isinstance(node, _TELLING) else ():
             kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
-            known = found.get(item.name)
+            known = by_name.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
-                found[item.name] = Import(item.name, item.line, kind)
-    return [item for name, item in sorted(found.items()) if name.partition(".")[0] not in _GIVEN]
+                by_name[item.name] = Import(item.name, item.line, kind)
+    return [item for name, item in sorted(by_name.items()) if name.partition(".")[0] not in _GIVEN]
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
@@ -152,12 +152,12 @@ def _of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
         return
     if not isinstance(name.value, str):
         return
-    told = _argument(node, 1, "package") if called != "__import__" else None
+    given = _argument(node, 1, "package") if called != "__import__" else None
     level = _argument(node, 4, "level") if called == "__import__" else None
     dots = "." * level.value if isinstance(level, ast.Constant) and isinstance(level.value, int) else ""
-    found = _absolute(dots + name.value, package if told is None else _package(told, package, module))
-    if found:
-        yield Import(found, node.lineno, "optional" if called == "find_spec" else "needed")
+    target = _absolute(dots + name.value, package if given is None else _package(given, package, module))
+    if target:
+        yield Import(target, node.lineno, "optional" if called == "find_spec" else "needed")
 
 
 def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
@@ -166,11 +166,11 @@ def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
     return next((item.value for item in node.keywords if item.arg == name), None)
 
 
-def _package(told: ast.expr, package: str, module: str) -> str:
+def _package(given: ast.expr, package: str, module: str) -> str:
     """What a relative name begins at; '' for what only the run knows."""
-    if isinstance(told, ast.Constant):
-        return str(told.value) if told.value is not None else package
-    return {"__package__": package, "__name__": module}.get(getattr(told, "id", ""), "")
+    if isinstance(given, ast.Constant):
+        return str(given.value) if given.value is not None else package
+    return {"__package__": package, "__name__": module}.get(getattr(given, "id", ""), "")
 
 
 def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:

@@ -27,7 +27,7 @@ _MOST = 256  # modules whose owners are remembered
 _FIRST = {"sitecustomize", "usercustomize"}
 
 
-class Found(NamedTuple):
+class InstalledModule(NamedTuple):
     """Where a top-level module would come from.
 
     Args:
@@ -58,7 +58,7 @@ class Installed:
         self._memory = Remembered(root, "installed", most=_MOST)
         self._new: dict[str, Any] = {}
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> InstalledModule | None:
         """None where there is no such module."""
         spec = PathFinder.find_spec(name, self._path)
         if spec is None or not spec.origin:
@@ -74,7 +74,7 @@ class Installed:
             owners.update(known)
             if not known:
                 (bases if self._is_source(place) else strays).append(base)
-        return Found(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
+        return InstalledModule(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
 
     def shadowing(self) -> list[str]:
         """Modules in the folders of the ranks' PYTHONPATH that Python takes before the standard library's or an
@@ -100,8 +100,8 @@ class Installed:
     def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
         if folder not in self._path:
             return {}
-        found: dict[str, list[str]] = self._remembered(f"{folder} {name}", lambda: _owners(name, folder))
-        return found
+        owners: dict[str, list[str]] = self._remembered(f"{folder} {name}", lambda: _owners(name, folder))
+        return owners
 
     def _is_source(self, place: str) -> bool:
         """Of an editable install, or of a folder that the person put on the ranks' path."""
@@ -110,10 +110,10 @@ class Installed:
 
     def _remembered(self, what: str, read: Any) -> Any:
         key = sha256_text(f"{self._state} {what}")
-        found = self._memory[key]
-        if found is None:
-            found = self._new[key] = read()
-        return found
+        answer = self._memory[key]
+        if answer is None:
+            answer = self._new[key] = read()
+        return answer
 
     @cached_property
     def _state(self) -> str:
@@ -142,27 +142,29 @@ def version(name: str, path: Sequence[str] | None = None) -> str | None:
 
     ``importlib.metadata.version`` parses the whole METADATA as an e-mail, which takes 1 ms each.
     """
-    found = next(iter(importlib.metadata.distributions(name=name, path=[*(sys.path if path is None else path)])), None)
-    if found is None:
+    distribution = next(
+        iter(importlib.metadata.distributions(name=name, path=[*(sys.path if path is None else path)])), None
+    )
+    if distribution is None:
         return None
-    header = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
+    header = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
     versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
-    number = versions[0] if versions else found.version
-    if found.read_text("direct_url.json") is None:
+    number = versions[0] if versions else distribution.version
+    if distribution.read_text("direct_url.json") is None:
         return number
-    return f"{number} (content {sha256_text(_content(found))[:12]})"
+    return f"{number} (content {sha256_text(_content(distribution))[:12]})"
 
 
-def _content(found: Distribution) -> str:
+def _content(distribution: Distribution) -> str:
     """The lines of RECORD that say what was installed, without what differs from place to place."""
-    lines = (found.read_text("RECORD") or "").splitlines()
+    lines = (distribution.read_text("RECORD") or "").splitlines()
     return "\n".join(sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line)))
 
 
 def _owners(name: str, folder: str) -> dict[str, list[str]]:
     """The distributions in ``folder`` that have files of the module. An .egg-info elsewhere than among installed
     packages is what a build leaves in a working tree."""
-    found: dict[str, Sequence[str]] = {}
+    paths: dict[str, Sequence[str]] = {}
     line = re.compile(rf"^{re.escape(name)}(?:/([^,\n]*))?(?:\.[^/,\n]*)?(?:,|$)", re.MULTILINE)
     is_site = folder in [*site.getsitepackages(), site.getusersitepackages()]
     for distribution in importlib.metadata.distributions(path=[folder]):
@@ -171,15 +173,15 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
         if not listed and is_site and name in _declared(distribution):
             inside = [""]
         if inside:
-            found[_normal(distribution.name)] = inside
-    shared = len(found) > 1  # nobody else's: no need to look closer
-    return {label: _topmost(inside) if shared else [] for label, inside in found.items()}
+            paths[_normal(distribution.name)] = inside
+    shared = len(paths) > 1  # nobody else's: no need to look closer
+    return {label: _topmost(inside) if shared else [] for label, inside in paths.items()}
 
 
 def _declared(distribution: Distribution) -> list[str]:
     """The modules of one that lists no files, as Debian's packages do: what it says, else its own name."""
-    told = distribution.read_text("top_level.txt")
-    return told.split() if told is not None else [_normal(distribution.name).replace("-", "_")]
+    declared = distribution.read_text("top_level.txt")
+    return declared.split() if declared is not None else [_normal(distribution.name).replace("-", "_")]
 
 
 def _topmost(files: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ _OF_FILES = ("script", "command", "workdir", "inputs", "outputs")
 _NEVER_OURS = tuple(f"{name}/" for name in MODULES)
 
 
-def are_asked_for(resolved: Mapping[str, Any], root: Path) -> bool:
+def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
     """Whether the script of a configuration asks for a process group; False where its files aren't there.
 
     ``root`` is the project.
@@ -44,10 +44,10 @@ def are_asked_for(resolved: Mapping[str, Any], root: Path) -> bool:
         given = [*(section.get("command") or ()), *words(section.get("args")), *(section.get("env") or ())]
         if _WORDS.search("\n".join(map(str, given)).lower()):
             return True
-        told: dict[str, Any] = {
+        paths: dict[str, Any] = {
             name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
         }
-        files = script_files.find(root=root, data=None, **told)
+        files = script_files.find(root=root, data=None, **paths)
         return files.file is not None and _in_code(files.closure([*filter(None, behind)]).sources.items())
     except (UsageError, ConfigError, OSError):  # whoever starts it says so
         return False
@@ -63,10 +63,10 @@ def _in_code(sources: Iterable[tuple[str, Path]]) -> bool:
 
 def _asks(path: Path) -> bool:
     text = path.read_text(encoding="utf-8", errors="replace")
-    return _found(text) and _found(_without_comments(text))
+    return _names_process_group(text) and _names_process_group(_without_comments(text))
 
 
-def _found(text: str) -> bool:
+def _names_process_group(text: str) -> bool:
     return _CODE.search(text) is not None or _TRAINER.search(text) is not None
 
 

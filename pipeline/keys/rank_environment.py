@@ -25,7 +25,7 @@ def digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, 
     """
     from pipeline.core.redact import in_forms, is_secret_name  # here: every finished run's command loads this module
 
-    found = {
+    hashed = {
         name: sha256_text(value)
         for name, value in environ.items()
         if matches(name, NEEDED)
@@ -33,7 +33,7 @@ def digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, 
         and not is_secret_name(name)
         and not any(in_forms(value))
     }
-    return {**found, **dict.fromkeys(keyed)}
+    return {**hashed, **dict.fromkeys(keyed)}
 
 
 def changed(
@@ -118,15 +118,15 @@ def of_report(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     return {**passed(environ), "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
 
 
-def left_behind(told: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
+def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
     """One line for all hosts whose environment sets the same variables that don't reach the ranks.
 
     Args:
-        told: host → the variables of FAMILIES that its probe saw and that are not passed.
+        dropped: host → the variables of FAMILIES that its probe saw and that are not passed.
         whose: whose they are, for the text: ``this shell`` or ``the login shell there``.
     """
     hosts: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for host, variables in told.items():
+    for host, variables in dropped.items():
         kept = tuple((name, value) for name, value in sorted(variables.items()) if not matches(name, _DESCRIBES))
         if kept:
             hosts.setdefault(kept, []).append(host)

@@ -49,16 +49,16 @@ class Readings:
         if not path.endswith(".py"):
             return Reading(digest=text, imports=())
         name = sha256_text(f"{self._reader} {path} {text}")
-        found = self._known[name]
+        known = self._known[name]
         self._count += 1
-        if found is None:
-            found = self._new[name] = _read(source, path, shown or path)
+        if known is None:
+            known = self._new[name] = _read(source, path, shown or path)
         return Reading(
-            digest=found["digest"],
+            digest=known["digest"],
             imports=tuple(
-                Import(name, line, kind) for kind, lines in found["imports"].items() for name, line in lines.items()
+                Import(name, line, kind) for kind, lines in known["imports"].items() for name, line in lines.items()
             ),
-            files=tuple(found["files"]),
+            files=tuple(known["files"]),
         )
 
     def keep(self) -> None:
@@ -84,9 +84,9 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{shown}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
-    found = imports.imports(tree, module_of(path), is_package=path.endswith("/__init__.py"))
+    imported = imports.imports(tree, module_of(path), is_package=path.endswith("/__init__.py"))
     kinds: dict[str, dict[str, int]] = {}
-    for item in found:
+    for item in imported:
         kinds.setdefault(item.kind, {})[item.name] = item.line
     return {"digest": imports.digest(tree, source), "imports": kinds, "files": _files(tree, source)}
 

@@ -33,7 +33,7 @@ def lacking(files: ScriptFiles, sources: Mapping[str, Path], section: Mapping[st
 
     A first run ends at the first of them that it opens, so that a user would learn of one an attempt.
     """
-    found: dict[str, None] = {}
+    missing: dict[str, None] = {}
     for text in sorted({*words(section.get("args")), *_texts(sources)}):
         for folder in (files.folder, files.root) if _FILE.fullmatch(text) else ():
             path = folder / text
@@ -42,9 +42,9 @@ def lacking(files: ScriptFiles, sources: Mapping[str, Path], section: Mapping[st
             name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
             is_there = path in sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
             if not is_there:
-                found[name] = None
+                missing[name] = None
             break
-    return [*found]
+    return [*missing]
 
 
 def _texts(sources: Mapping[str, Path]) -> Iterator[str]:
@@ -104,14 +104,14 @@ class ScriptFiles(NamedTuple):
             UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
         """
         own = import_closure(self.root, (STARTER, TORCHRUN), behind)
-        digests, sources, found = dict(own.digests), dict(own.sources), own
+        digests, sources, imported = dict(own.digests), dict(own.sources), own
         versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
-            found = import_closure(self.root, (), behind, script=entry)
-            digests |= found.digests
-            sources |= found.sources
-            versions |= found.versions
+            imported = import_closure(self.root, (), behind, script=entry)
+            digests |= imported.digests
+            sources |= imported.sources
+            versions |= imported.versions
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
@@ -120,8 +120,8 @@ class ScriptFiles(NamedTuple):
             digests=dict(sorted(digests.items())),
             sources=dict(sorted(sources.items())),
             versions=versions,
-            unresolved=found.unresolved,
-            left_out=tuple(name for name in found.left_out if name.partition(" (")[0] not in sources),
+            unresolved=imported.unresolved,
+            left_out=tuple(name for name in imported.left_out if name.partition(" (")[0] not in sources),
         )
 
     @property
@@ -139,11 +139,11 @@ class ScriptFiles(NamedTuple):
     def _input_files(self) -> Iterator[Path]:
         """Raises UsageError."""
         for pattern in self.inputs:
-            found = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
-            if not found:
+            paths = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
+            if not paths:
                 places = " or ".join(dict.fromkeys((str(self.folder), str(self.root))))
                 raise UsageError(f"program.inputs: {pattern!r} matches no file in {places}")
-            yield from found
+            yield from paths
 
     def _matches(self, pattern: str) -> Iterator[Path]:
         """Those in the script's folder; where there is none, in the project."""
@@ -167,24 +167,24 @@ def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
     """With the files of ``model.inputs``. Raises UsageError: a pattern matches nothing, or leads out of the project."""
     if not patterns:
         return code
-    found: dict[str, Path] = {}
+    inputs: dict[str, Path] = {}
     for pattern in patterns:
         _refuse_leading_out("model.inputs", pattern)
         refuse_odd_pattern(pattern, f"model.inputs: {pattern!r}")
         files = _files_of(root, pattern)
         if not files:
             raise UsageError(f"model.inputs: {pattern!r} matches no file in {root}")
-        found |= {path.relative_to(root).as_posix(): path for path in files}
-    digests = {**code.digests, **{name: sha256_file(path) for name, path in found.items()}}
-    sources = {**code.sources, **found}
+        inputs |= {path.relative_to(root).as_posix(): path for path in files}
+    digests = {**code.digests, **{name: sha256_file(path) for name, path in inputs.items()}}
+    sources = {**code.sources, **inputs}
     return code._replace(digests=dict(sorted(digests.items())), sources=dict(sorted(sources.items())))
 
 
 def _files_of(folder: Path, pattern: str) -> list[Path]:
     """The files that a pattern matches, and those in folders that it matches."""
-    found = sorted(folder.glob(pattern))
-    inside = [path for item in found if item.is_dir() for path in sorted(item.rglob("*"))]
-    files = [path for path in (*found, *inside) if path.is_file() and "__pycache__" not in path.parts]
+    matched = sorted(folder.glob(pattern))
+    inside = [path for item in matched if item.is_dir() for path in sorted(item.rglob("*"))]
+    files = [path for path in (*matched, *inside) if path.is_file() and "__pycache__" not in path.parts]
     return [*dict.fromkeys(files)]
 
 
@@ -262,12 +262,12 @@ def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
             raise UsageError(
                 f"{field}={name}: the quotes are part of that name; one pair will do: \"{field}='{bare}'\""
             )
-        close = nearest(path.name, _names_beside(path), _LIKENESS)
+        close = nearest(path.name, _sibling_names(path), _LIKENESS)
         raise UsageError(f"{field}={name}: there is no {path}" + (f"; did you mean {close}?" if close else ""))
     return path
 
 
-def _names_beside(path: Path) -> list[str]:
+def _sibling_names(path: Path) -> list[str]:
     with suppress(OSError):
         return sorted(other.name for other in path.parent.iterdir())
     return []
