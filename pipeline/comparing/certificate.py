@@ -74,7 +74,7 @@ def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> 
         UsageError: the run isn't finished.
         AlteredError: a part isn't what was written.
     """
-    return documents.sealed({"kind": KIND, "version": VERSION, **_told(folder, verdict, root)})
+    return documents.sealed({"kind": KIND, "version": VERSION, **_checked_content(folder, verdict, root)})
 
 
 def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str], root: Path) -> str:
@@ -85,11 +85,12 @@ def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str]
 
     Raises what ``of_run`` does.
     """
-    runs = [_told(folder, verdict_of(folder), root) for folder in finished]
+    runs = [_checked_content(folder, verdict_of(folder), root) for folder in finished]
     return documents.sealed({"kind": OF_RUNS, "version": VERSION, "title": title, "runs": runs, "others": dict(others)})
 
 
-def _told(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> dict[str, Any]:
+def _checked_content(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> dict[str, Any]:
+    """What a certificate holds of a run whose parts are as they were written. Raises UsageError, AlteredError."""
     result, key = folder.read_result(), folder.read_key()
     if result is None or key is None or result.state != State.FINISHED:
         raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
@@ -147,19 +148,20 @@ def read(path: Path) -> Certificate:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} can't be read: {why}", hint="doit report KEY writes a certificate") from error
     try:
-        found = documents.open_sealed(data)
+        document = documents.open_sealed(data)
     except documents.DamagedError as error:
         if KIND.encode() not in data[:200]:
             raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one") from error
         why = "its line ends or spacing were changed" if _RESPACED.search(data) else f"it {error}"
         raise PacelineError(f"{path} was edited or damaged: {why}", hint="another copy of it") from error
-    if found.get("kind") not in (KIND, OF_RUNS):
+    if document.get("kind") not in (KIND, OF_RUNS):
         raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one")
-    if found.get("version") != VERSION:
+    if document.get("version") != VERSION:
         raise UsageError(
-            f"{path} has version {found.get('version')!r}; this Paceline knows {VERSION}", hint="update this checkout"
+            f"{path} has version {document.get('version')!r}; this Paceline knows {VERSION}",
+            hint="update this checkout",
         )
-    runs, others = (found.get("runs"), found.get("others")) if found["kind"] == OF_RUNS else ([found], {})
+    runs, others = (document.get("runs"), document.get("others")) if document["kind"] == OF_RUNS else ([document], {})
     if not isinstance(runs, list) or not runs:
         raise PacelineError(f"{path} was edited and sealed anew: it names no runs", hint="another copy of it")
     for run in runs:
@@ -181,66 +183,67 @@ def _others(path: Path, keys: Sequence[str], others: Any) -> dict[str, str]:
 
 def _refuse_misfit(path: Path, run: object) -> None:
     """Raises PacelineError: what a certificate says of a run can't be what was written."""
-    told = run if isinstance(run, dict) else {}
-    _refuse_other_key(path, told)
+    entry = run if isinstance(run, dict) else {}
+    _refuse_other_key(path, entry)
     for name, is_such in _FIELDS.items():
-        if name not in told or not is_such(told[name]):
-            said = repr(told.get(name))[:60] if name in told else "missing"
+        if name not in entry or not is_such(entry[name]):
+            said = repr(entry.get(name))[:60] if name in entry else "missing"
             raise PacelineError(f"{path} was edited and sealed anew: {name} is {said}", hint="another copy of it")
-    if added := sorted(told.keys() - _FIELDS.keys() - {*_OTHER_FIELDS}):
+    if added := sorted(entry.keys() - _FIELDS.keys() - {*_OTHER_FIELDS}):
         what = f"it holds {some_names(added[:1], len(added))}, which no certificate does"
         raise PacelineError(f"{path} was edited and sealed anew: {what}", hint="another copy of it")
 
 
-def _refuse_other_key(path: Path, found: Mapping[str, Any]) -> None:
+def _refuse_other_key(path: Path, entry: Mapping[str, Any]) -> None:
     """Raises PacelineError: the key isn't that of the parts, so somebody edited one and sealed the file anew."""
-    parts = found.get("made_of")
-    known = {"key": found.get("run"), "digest": found.get("key"), **(parts if isinstance(parts, dict) else {})}
+    parts = entry.get("made_of")
+    known = {"key": entry.get("run"), "digest": entry.get("key"), **(parts if isinstance(parts, dict) else {})}
     if content_key.recorded(known) is None:
         raise PacelineError(
-            f"{path} was edited and sealed anew: its parts don't give key {str(found.get('key'))[:12]}",
+            f"{path} was edited and sealed anew: its parts don't give key {str(entry.get('key'))[:12]}",
             hint="another copy of it",
         )
 
 
-def disagreements(found: Mapping[str, Any], folder: RunFolder, root: Path) -> Iterator[str]:
+def disagreements(entry: Mapping[str, Any], folder: RunFolder, root: Path) -> Iterator[str]:
     """In what a run's folder isn't what the certificate says, a line each; every file is hashed anew.
 
     ``root`` is the project, where what is known of sources lies.
     """
     try:
         key, result = folder.read_key(), folder.read_result()
-        if key is None or key.digest != found["key"]:
-            yield f"key.json: the folder is of key {key.digest[:24] if key else '(none)'}…, not {found['key'][:24]}…"
+        if key is None or key.digest != entry["key"]:
+            yield f"key.json: the folder is of key {key.digest[:24] if key else '(none)'}…, not {entry['key'][:24]}…"
             return
         check_parts(folder, key, result, root)
-        yield from _result(found, folder, key, result)
+        yield from _result(entry, folder, key, result)
     except AlteredError as error:
         yield str(error.what)
-    if found["made_of"].get("code") and not folder.code.is_dir():
+    if entry["made_of"].get("code") and not folder.code.is_dir():
         yield "code is missing"
-    for name, digest in sorted(found["files_sha256"].items()):
+    for name, digest in sorted(entry["files_sha256"].items()):
         yield from _file(folder, name, digest)
-    yield from _data(folder, found)
+    yield from _data(folder, entry)
 
 
-def _result(found: Mapping[str, Any], folder: RunFolder, key: ContentKey, result: Result | None) -> Iterator[str]:
-    """What the certificate tells against what a certificate of the run would tell now."""
+def _result(entry: Mapping[str, Any], folder: RunFolder, key: ContentKey, result: Result | None) -> Iterator[str]:
+    """Compare the certificate's entry of a run with the entry that would be written now."""
     if result is None:
         yield "result.json is missing"
         return
-    told = json.loads(json.dumps(_content(folder, result, key, None)))
-    for name in sorted(told.keys() - {"verdict", "files_sha256"}):
-        if found.get(name) != told[name]:
-            yield f"{name}: the run has {_short(told[name])}, the certificate {_short(found.get(name))}"
-    for name in sorted(told["files_sha256"].keys() - found["files_sha256"].keys()):
+    # by way of JSON: tuples become lists there, as they are in the entry that was read
+    current = json.loads(json.dumps(_content(folder, result, key, None)))
+    for name in sorted(current.keys() - {"verdict", "files_sha256"}):
+        if entry.get(name) != current[name]:
+            yield f"{name}: the run has {_short(current[name])}, the certificate {_short(entry.get(name))}"
+    for name in sorted(current["files_sha256"].keys() - entry["files_sha256"].keys()):
         yield f"{name}: the certificate doesn't name it"
     verdict = verdict_of(folder)
-    if verdict is not None and found["verdict"] not in (None, _said(verdict)):
+    if verdict is not None and entry["verdict"] not in (None, _said(verdict)):
         yield f"verdict: doit reproduce found {_said(verdict)}"
     lock = folder.path / LOCK
-    if lock.is_file() and sha256_file(lock) != found["origin"].get("lock_sha256"):
-        yield f"{LOCK}: its sha256 isn't {str(found['origin'].get('lock_sha256'))[:12]}…"
+    if lock.is_file() and sha256_file(lock) != entry["origin"].get("lock_sha256"):
+        yield f"{LOCK}: its sha256 isn't {str(entry['origin'].get('lock_sha256'))[:12]}…"
 
 
 def _short(value: object) -> str:
@@ -258,7 +261,7 @@ def _file(folder: RunFolder, name: str, digest: str) -> Iterator[str]:
         yield f"{name}: its sha256 isn't {digest[:12]}…"
 
 
-def _data(folder: RunFolder, found: Mapping[str, Any]) -> Iterator[str]:
+def _data(folder: RunFolder, entry: Mapping[str, Any]) -> Iterator[str]:
     """The data pack, where the run has a link to one."""
     place = folder.path / "data"
     if not (place / manifest.MANIFEST).is_file() or not folder.program.is_ours:
@@ -266,16 +269,16 @@ def _data(folder: RunFolder, found: Mapping[str, Any]) -> Iterator[str]:
     pack = manifest.read(place)
     if pack is None:
         yield f"data: the pack in {place.resolve()} was altered, or isn't whole"
-    elif pack.digest != found["made_of"].get("data"):
+    elif pack.digest != entry["made_of"].get("data"):
         yield f"data: the pack in {place.resolve()} has digest {pack.digest[:12]}…"
 
 
-def unchecked(found: Mapping[str, Any], folder: RunFolder) -> list[str]:
-    """What of the certificate a folder can't tell: data, and what `doit reproduce` found, where they aren't here."""
+def unchecked(entry: Mapping[str, Any], folder: RunFolder) -> list[str]:
+    """What of the certificate can't be checked by the folder: data and a verdict that aren't on this computer."""
     if not folder.program.is_ours:
-        left = ["the script's data"] if found["made_of"].get("data") else []
+        left = ["the script's data"] if entry["made_of"].get("data") else []
     else:
         left = [] if (folder.path / "data" / manifest.MANIFEST).is_file() else ["the data, which isn't here"]
-    if found["verdict"] is not None and verdict_of(folder) is None:
+    if entry["verdict"] is not None and verdict_of(folder) is None:
         left.append("that it was made again, of which nothing is here")
     return left

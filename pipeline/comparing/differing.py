@@ -77,16 +77,16 @@ def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
 
 
 def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
-    found = []
+    compared = []
     for name in metrics:
         one, two = first.figures.get(name), group.figures.get(name)
         if one is not None and two is not None and one.over is not None and two.over is not None:
-            found.append(difference(name, one.over, two.over))
+            compared.append(difference(name, one.over, two.over))
     doubts = [f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation]
     return Against(
         label=group.label,
         code=code_changes(first.first, group.first),
-        differences=tuple(found),
+        differences=tuple(compared),
         reservation="; ".join(doubts),
     )
 
@@ -104,25 +104,26 @@ def _data(run: ComparedRun) -> dict[str, Any]:
 
 def _hosts(group: Group) -> dict[str, Any]:
     """Where its runs were, and of what kind these hosts are, each value once."""
-    told: dict[str, dict[str, None]] = {}
+    # dictionaries as ordered sets: the values stand in the order of the runs
+    facts_by_name: dict[str, dict[str, None]] = {}
     for run in group.runs:
         if run.hosts:
-            told.setdefault("names", {})[", ".join(run.hosts)] = None
+            facts_by_name.setdefault("names", {})[", ".join(run.hosts)] = None
         for facts in run.environments.values():
             for name in _OF_HOST:
                 if facts.get(name) not in (None, "", []):
-                    told.setdefault(name, {})[hide(shown(facts[name]))] = None
+                    facts_by_name.setdefault(name, {})[hide(shown(facts[name]))] = None
         if run.provenance.get("git_commit"):
             dirty = " with changes" if run.provenance.get("git_dirty") else ""
-            told.setdefault("commit", {})[f"{str(run.provenance['git_commit'])[:10]}{dirty}"] = None
-    return {name: "; ".join(values) for name, values in told.items()}
+            facts_by_name.setdefault("commit", {})[f"{str(run.provenance['git_commit'])[:10]}{dirty}"] = None
+    return {name: "; ".join(values) for name, values in facts_by_name.items()}
 
 
 def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
     """The fields that aren't the same in all groups of which anything is known."""
-    told = [values for values in known if values]
-    names = sorted({name for values in told for name in values})
-    return _rows([name for name in names if len({repr(values.get(name)) for values in told}) > 1], known)
+    recorded = [values for values in known if values]
+    names = sorted({name for values in recorded for name in values})
+    return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
 
 
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
@@ -140,7 +141,7 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
         return ()
     before, after = _digests(first), _digests(second)
     same_rules = first.parts.get("version") == second.parts.get("version")
-    found = []
+    changes = []
     for path in sorted(before.keys() | after.keys()):
         if same_rules and before.get(path) == after.get(path):
             continue
@@ -148,8 +149,8 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
         if old != new or same_rules:
             change = "added" if path not in before else "removed" if path not in after else "changed"
             diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
-            found.append(FileChange(path=path, change=change, diff=tuple(diff)))
-    return tuple(found)
+            changes.append(FileChange(path=path, change=change, diff=tuple(diff)))
+    return tuple(changes)
 
 
 def _digests(run: ComparedRun) -> Mapping[str, Any]:

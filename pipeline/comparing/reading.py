@@ -74,29 +74,33 @@ class ComparedRun:
     @property
     def config(self) -> Mapping[str, Any]:
         """The configuration that decides the run."""
-        found = self.parts.get("config")
-        return found if isinstance(found, Mapping) else {}
+        config = self.parts.get("config")
+        return config if isinstance(config, Mapping) else {}
 
     @property
     def seed(self) -> Any:
         """A script's own goes before Paceline's, which it has only by {seed}."""
         script = self.config.get("program")
-        told = script.get("args") if isinstance(script, Mapping) else None
-        if isinstance(told, Mapping) and told.get("seed", "{seed}") != "{seed}":
-            return told["seed"]
+        args = script.get("args") if isinstance(script, Mapping) else None
+        if isinstance(args, Mapping) and args.get("seed", "{seed}") != "{seed}":
+            return args["seed"]
         return self.config.get("seed")
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the nodes, by node rank."""
-        told = self.provenance.get("hosts")
-        return tuple(map(str, told)) if isinstance(told, list) else tuple(str(node.get("host")) for node in self.nodes)
+        recorded = self.provenance.get("hosts")
+        return (
+            tuple(map(str, recorded))
+            if isinstance(recorded, list)
+            else tuple(str(node.get("host")) for node in self.nodes)
+        )
 
     @property
     def environments(self) -> dict[str, Mapping[str, Any]]:
-        """What the probe told of each host, by its name."""
-        told = self.provenance.get("environments")
-        pairs = told.items() if isinstance(told, Mapping) else ()
+        """What the probe reported of each host, by its name."""
+        recorded = self.provenance.get("environments")
+        pairs = recorded.items() if isinstance(recorded, Mapping) else ()
         return {str(name): facts if isinstance(facts, Mapping) else {} for name, facts in pairs}
 
     @property
@@ -176,8 +180,8 @@ def _reservation(row: index.Row) -> str:
 
 def _parts(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     parts = {name: known[name] for name in _PARTS if name in known}
-    told = parts.get("config")
-    return {**parts, "config": without_secrets(told if isinstance(told, dict) else canonical_config(config))}
+    recorded = parts.get("config")
+    return {**parts, "config": without_secrets(recorded if isinstance(recorded, dict) else canonical_config(config))}
 
 
 def _figures(result: Result | None) -> dict[str, float]:
@@ -195,8 +199,8 @@ def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
 
 
 def _words(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    told = provenance.get("overrides")
-    return tuple(hide(str(word)) for word in told) if isinstance(told, list) else ()
+    overrides = provenance.get("overrides")
+    return tuple(hide(str(word)) for word in overrides) if isinstance(overrides, list) else ()
 
 
 def _shown(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,11 +145,11 @@ def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
     return next(known, next(iter(names), ""))
 
 
-def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:
+def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
     """Why a run was made, as far as that can be told: what sets it apart from the nearest finished one."""
-    if found is None:
+    if nearest is None:
         return ["there is no other finished run"]
-    key, differing = found
+    key, differing = nearest
     lines = [hide(str(item)) for item in differing[:_MOST_FIELDS]]
     lines += [f"and {counted(more, 'more field')}"] if (more := len(differing) - _MOST_FIELDS) > 0 else []
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
@@ -236,9 +236,9 @@ def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
     made = () if run.made_with is None else (_step(run.made_with, nodes),)
     needs: tuple[str, ...] = ()
     if digest or program.of(run.config).is_ours:
-        found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
-        nodes.setdefault(found.name, found)
-        needs = (found.name,)
+        node = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
+        nodes.setdefault(node.name, node)
+        needs = (node.name,)
     init = run.config.get("init")
     if not isinstance(init, Mapping) or not init:
         return needs
@@ -250,5 +250,5 @@ def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
 def _step(step: PastStep, nodes: dict[str, Node]) -> str:
     """The name of its box; those of the steps before it stand before it."""
     needs = tuple(_step(before, nodes) for before in step.needs)
-    found = Node(name=f"step {step.name} {step.key}", lines=(f"step {step.name}", step.key), state="done", needs=needs)
-    return nodes.setdefault(found.name, found).name
+    node = Node(name=f"step {step.name} {step.key}", lines=(f"step {step.name}", step.key), state="done", needs=needs)
+    return nodes.setdefault(node.name, node).name

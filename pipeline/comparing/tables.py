@@ -58,26 +58,26 @@ def signed(value: float) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ text
-def text(found: Comparison, width: int) -> str:
+def text(comparison: Comparison, width: int) -> str:
     """For a terminal of ``width`` columns: tables of more groups than fit continue below."""
-    runs = sum(len(group.runs) for group in found.groups)
-    lines = [f"{counted(len(found.groups), 'configuration')}, {counted(runs, 'run')}"]
-    for group in found.groups:
+    runs = sum(len(group.runs) for group in comparison.groups)
+    lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
+    for group in comparison.groups:
         lines += ["", *_about(group, width)]
     for part in PARTS:
-        if rows := found.parts.get(part):
-            table = [(part, *(group.label for group in found.groups)), *((row.name, *row.values) for row in rows)]
+        if rows := comparison.parts.get(part):
+            table = [(part, *(group.label for group in comparison.groups)), *((row.name, *row.values) for row in rows)]
             lines += ["", *in_width(table, width)]
-    same = [part for part in PARTS if not found.parts.get(part)]
-    same += [] if any(against.code for against in found.against) else ["code"]
-    if len(found.groups) > 1 and same:
+    same = [part for part in PARTS if not comparison.parts.get(part)]
+    same += [] if any(against.code for against in comparison.against) else ["code"]
+    if len(comparison.groups) > 1 and same:
         lines += ["", *wrapped(f"the same in all: {', '.join(same)}", width)]
-    for against in found.against:
-        lines += _code(found.groups[0].label, against)
-    lines += ["", *_metrics(found, width)]
-    for against in found.against:
-        lines += ["", *_differences(found.groups[0].label, against, width)]
-    if any(larger(against) for against in found.against):
+    for against in comparison.against:
+        lines += _code(comparison.groups[0].label, against)
+    lines += ["", *_metrics(comparison, width)]
+    for against in comparison.against:
+        lines += ["", *_differences(comparison.groups[0].label, against, width)]
+    if any(larger(against) for against in comparison.against):
         lines += ["", *wrapped(RULE, width)]
     return "\n".join(lines)
 
@@ -91,9 +91,11 @@ def _about(group: Group, width: int) -> Iterator[str]:
         yield from wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
 
 
-def _metrics(found: Comparison, width: int) -> list[str]:
-    head = ("metric", *(f"{group.label} (n {group.n})" for group in found.groups))
-    rows = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
+def _metrics(comparison: Comparison, width: int) -> list[str]:
+    head = ("metric", *(f"{group.label} (n {group.n})" for group in comparison.groups))
+    rows = [
+        (name, *(cell(group.figures.get(name), group.n) for group in comparison.groups)) for name in comparison.metrics
+    ]
     if not rows:
         return ["no figures: none of these runs is finished"]
     return [*in_width([head, *rows], width), *wrapped("mean ± sample standard deviation over seeds", width)]
@@ -111,13 +113,13 @@ def claim(against: Against) -> str:
         return f"nothing is claimed ({against.reservation})"
     if not against.differences:
         return "nothing is claimed: no figure in common"
-    found = len(larger(against))
+    n_larger = len(larger(against))
     unknown = [item for item in against.differences if item.unknown]
     if len(unknown) == len(against.differences):
         return f"nothing is claimed: {unknown[0].unknown}"
-    inside = len(against.differences) - found - len(unknown)
+    inside = len(against.differences) - n_larger - len(unknown)
     rest = f"; {inside} within it" + (f", {len(unknown)} without a known spread" if unknown else "")
-    return f"{found or 'none'} of {len(against.differences)} differences larger than the spread over seeds{rest}"
+    return f"{n_larger or 'none'} of {len(against.differences)} differences larger than the spread over seeds{rest}"
 
 
 def larger(against: Against) -> list[Difference]:
@@ -143,29 +145,29 @@ def _code(first: str, against: Against) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------- Markdown
-def markdown(found: Comparison) -> str:
+def markdown(comparison: Comparison) -> str:
     """Tables for a paper's source, a pull request or a note: the first one has a line a configuration."""
-    labels = [group.label for group in found.groups]
+    labels = [group.label for group in comparison.groups]
     figures = [
         (
             f"{group.label} {group.title}",
             str(group.n),
-            *(cell(group.figures.get(name), group.n) for name in found.metrics),
+            *(cell(group.figures.get(name), group.n) for name in comparison.metrics),
         )
-        for group in found.groups
+        for group in comparison.groups
     ]
-    lines = [*_markdown_table(("configuration", "n", *found.metrics), figures), ""]
-    lines += ["Mean ± sample standard deviation over seeds.", "", *map(_runs_of, found.groups)]
+    lines = [*_markdown_table(("configuration", "n", *comparison.metrics), figures), ""]
+    lines += ["Mean ± sample standard deviation over seeds.", "", *map(_runs_of, comparison.groups)]
     for part in PARTS:
-        if rows := found.parts.get(part):
+        if rows := comparison.parts.get(part):
             lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]
-    for against in found.against:
+    for against in comparison.against:
         lines += ["", escaped(f"{against.label} against {labels[0]}: {claim(against)}.")]
         lines += [""] if larger(against) else []
         lines += [f"- {escaped(item.metric)}: {interval(item)}" for item in larger(against)]
         diff = [line for item in against.code for line in item.diff]
         lines += ["", *fenced(diff, "diff")] if diff else []
-    lines += ["", RULE] if found.against else []
+    lines += ["", RULE] if comparison.against else []
     return "\n".join(lines)
 
 
@@ -197,12 +199,12 @@ def fenced(lines: Sequence[str], language: str = "") -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ JSON
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """All of it; NaN and infinite values are the texts "NaN", "inf" and "-inf", as JSON has no such numbers."""
     return {
-        "configurations": [_group(group) for group in found.groups],
+        "configurations": [_group(group) for group in comparison.groups],
         "differs": {part: [{"name": row.name, "values": list(row.values)} for row in rows]
-                    for part, rows in found.parts.items()},
+                    for part, rows in comparison.parts.items()},
         "against_first": [
             {
                 "configuration": against.label,
@@ -210,7 +212,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "code": [{"path": item.path, "change": item.change, "diff": list(item.diff)} for item in against.code],
                 "metrics": [_difference(item, against) for item in against.differences],
             }
-            for against in found.against
+            for against in comparison.against
         ],
         "rule": RULE,
     }  # fmt: skip
