@@ -176,7 +176,7 @@ class TrialFactory:
         """What trials run on at a time. Where they differ in their cluster: each on its own, one at a time."""
         if len(self._slots) == 1:
             return next(iter(self._slots.values()))
-        if any(len(found) > 1 for found in self._slots.values()) and self.settings.slots != "auto":
+        if any(len(slots) > 1 for slots in self._slots.values()) and self.settings.slots != "auto":
             raise UsageError("sweep.nodes and sweep.slots need one cluster, and the trials differ in cluster")
         return ()
 
@@ -186,16 +186,16 @@ class TrialFactory:
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
-        told = program_section.with_ranks(self._composer.resolve(words), self._root)
-        resolved, step = with_step(told, self._step_source)
-        refuse_idle_words(told, step)
+        requested = program_section.with_ranks(self._composer.resolve(words), self._root)
+        resolved, step = with_step(requested, self._step_source)
+        refuse_idle_words(requested, step)
         refuse_unprintable(resolved)
         refuse_endless(resolved)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
         run_of, script = program_section.with_script(resolved, words, self._root, has_step=step is not None)
-        run_of = with_words(run_of, told)
+        run_of = with_words(run_of, requested)
         if script is None:
             build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(run_of)

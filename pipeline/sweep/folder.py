@@ -72,8 +72,8 @@ def parse(raw: Mapping[str, Any]) -> SweepRecord:
     for item in raw["trials"]:
         _check(item, _OF_TRIAL)
     trials = tuple(TrialRecord(**{name: _frozen(item[name]) for name in _OF_TRIAL}) for item in raw["trials"])
-    told = {name: _frozen(raw[name]) for name in (*_FIELDS, *later) if name != "trials"}
-    return SweepRecord(**told, trials=trials)
+    fields = {name: _frozen(raw[name]) for name in (*_FIELDS, *later) if name != "trials"}
+    return SweepRecord(**fields, trials=trials)
 
 
 def _check(raw: Any, fields: Mapping[str, type]) -> None:
@@ -263,11 +263,11 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
                 hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
             )
         return known[-1]
-    found = [named] if named in names else [name for name in names if named and name.startswith(named)]
-    if len(found) == 1:
-        return SweepFolder(runs_dir / FOLDER / found[0])
-    if found:
-        raise UsageError(f"sweep={named} is the beginning of {len(found)} names: {', '.join(sorted(found))}")
+    matches = [named] if named in names else [name for name in names if named and name.startswith(named)]
+    if len(matches) == 1:
+        return SweepFolder(runs_dir / FOLDER / matches[0])
+    if matches:
+        raise UsageError(f"sweep={named} is the beginning of {len(matches)} names: {', '.join(sorted(matches))}")
     raise UsageError(f"sweep={named}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
 
 

@@ -79,15 +79,15 @@ class Group:
 
 def groups(trials: Iterable[TrialResult]) -> list[Group]:
     """One for each configuration, in the order of their first trials. A run that a search chose again counts once."""
-    found: dict[tuple[str, ...], list[TrialResult]] = {}
+    by_configuration: dict[tuple[str, ...], list[TrialResult]] = {}
     seen: set[str] = set()
     for trial in trials:
         if trial.key not in seen:
-            found.setdefault(_without_seed(trial.chosen), []).append(trial)
+            by_configuration.setdefault(_without_seed(trial.chosen), []).append(trial)
         seen.add(trial.key)
     return [
         Group(chosen=chosen, trials=tuple(members), statistics=_statistics(members))
-        for chosen, members in found.items()
+        for chosen, members in by_configuration.items()
     ]
 
 
@@ -113,11 +113,11 @@ def statistic(values: Sequence[float]) -> Statistic:
 
 
 def best(
-    found: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+    configurations: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Group, TrialResult] | None:
     """The configuration with the best mean, and its best trial; None where no trial has the figure, or nobody knows
     whether more or less of it is better."""
-    candidates = [group for group in found if by in group.statistics]
+    candidates = [group for group in configurations if by in group.statistics]
     direction = direction_of(by, goals)
     if not candidates or direction is None:
         return None
@@ -140,29 +140,29 @@ def command(overrides: Sequence[str]) -> str:
     return shell_line(["doit", "train", *overrides])
 
 
-def table(found: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
+def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
     """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean.
 
     Its columns are the usual figures, and of a script, whose metrics have names of their own, the first few.
     """
-    shown = [name for name in _columns(found) if any(name in group.statistics for group in found)]
-    top = {name: _starred(found, name, goals) for name in shown}
+    shown = [name for name in _columns(configurations) if any(name in group.statistics for group in configurations)]
+    top = {name: _starred(configurations, name, goals) for name in shown}
     rows = [("configuration", "n", *shown)]
-    for group in found:
+    for group in configurations:
         cells = [_cell(group.statistics.get(name), top[name] is group) for name in shown]
         rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return in_width(rows, width)
 
 
-def _starred(found: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
+def _starred(configurations: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
     """The best of several; none where all are alike."""
-    top = best(found, name, goals)
-    means = {group.statistics[name].mean for group in found if name in group.statistics}
+    top = best(configurations, name, goals)
+    means = {group.statistics[name].mean for group in configurations if name in group.statistics}
     return top[0] if top is not None and len(means) > 1 else None
 
 
-def _columns(found: Sequence[Group]) -> list[str]:
-    names = dict.fromkeys(name for group in found for name in group.statistics)
+def _columns(configurations: Sequence[Group]) -> list[str]:
+    names = dict.fromkeys(name for group in configurations for name in group.statistics)
     others = [] if any(name in names for name in _QUALITY) else [name for name in names if name not in SHOWN]
     return [*others[:_OTHERS], *SHOWN]
 
@@ -170,10 +170,10 @@ def _columns(found: Sequence[Group]) -> list[str]:
 def _cell(value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
-    told = tiny if 0 < abs(value.mean) < _TINY else figure
-    of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else told
+    of_mean = tiny if 0 < abs(value.mean) < _TINY else figure
+    of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else of_mean
     spread = "" if value.std is None else f" ± {of_spread(value.std)}"
-    return f"{told(value.mean)}{spread}{' *' if is_best else ''}"
+    return f"{of_mean(value.mean)}{spread}{' *' if is_best else ''}"
 
 
 def figure(value: float) -> str:
@@ -212,14 +212,14 @@ def text(
         by: decides which trial is best (None: nobody asked for one).
         goals: of the metrics that a search aimed at whether it made them large or small.
     """
-    found = groups(trials)
+    configurations = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
     lines = [
-        f"{done} of {total} trials finished, {counted(len(found), 'configuration')}",
+        f"{done} of {total} trials finished, {counted(len(configurations), 'configuration')}",
         "",
-        *table(found, goals, width),
+        *table(configurations, goals, width),
     ]
-    if by is not None and (top := best(found, by, goals)) is not None:
+    if by is not None and (top := best(configurations, by, goals)) is not None:
         group, trial = top
         name = group.title or "the one configuration"
         lines += ["", *wrapped(f"best by {by}: {name}; trial {trial.number} ({trial.key})", width)]
@@ -244,8 +244,8 @@ def as_json(
     trials: Sequence[TrialResult], total: int, by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """The same as data."""
-    found = groups(trials)
-    top = best(found, by, goals)
+    configurations = groups(trials)
+    top = best(configurations, by, goals)
     return {
         "total": total,
         "trials": [asdict(trial) for trial in trials],
@@ -256,7 +256,7 @@ def as_json(
                 "of": len(group.trials),
                 "statistics": {name: asdict(value) for name, value in group.statistics.items()},
             }
-            for group in found
+            for group in configurations
         ],
         "best": top
         and {

@@ -170,15 +170,15 @@ def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
     )
 
 
-def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) -> None:
+def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) -> None:
     known = study.user_attrs.get("made_of")
     if known is None:
-        study.set_user_attr("made_of", asked)
+        study.set_user_attr("made_of", made_of)
         return
     rows = []
-    for part in asked:
-        for name in sorted({*known[part], *asked[part]}):
-            before, now = known[part].get(name), asked[part].get(name)
+    for part in made_of:
+        for name in sorted({*known[part], *made_of[part]}):
+            before, now = known[part].get(name), made_of[part].get(name)
             if before != now:
                 label = f"search.{name}" if part == "search" else name
                 rows.append(f"  {label}: {_shown(before)} → {_shown(now)}")

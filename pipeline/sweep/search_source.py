@@ -43,8 +43,8 @@ class Objective:
 
     def value(self, result: Mapping[str, Any]) -> float | None:
         """As a finished run has it; None where it lacks that figure."""
-        found = result.get("metrics", {}).get(self.metric, result.get(self.metric))
-        return float(found) if isinstance(found, int | float) else None
+        figure = result.get("metrics", {}).get(self.metric, result.get(self.metric))
+        return float(figure) if isinstance(figure, int | float) else None
 
 
 def objectives(config: SearchConfig) -> tuple[Objective, ...]:
@@ -63,7 +63,7 @@ def _objective(word: str) -> Objective:
     return Objective(metric=metric, direction=direction)
 
 
-def told_every_epoch(metric: str) -> bool:
+def has_value_each_epoch(metric: str) -> bool:
     """Whether a run has it after each evaluation of the val split."""
     return metric.startswith("val/")
 
@@ -117,7 +117,7 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
             raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
     val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
     for item in wanted:
-        if told_every_epoch(item.metric) and val_free:
+        if has_value_each_epoch(item.metric) and val_free:
             raise UsageError(
                 f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
                 "to take some from the training images"
@@ -129,10 +129,10 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
         raise UsageError(
             f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
         )
-    if not told_every_epoch(wanted[0].metric):
+    if not has_value_each_epoch(wanted[0].metric):
         raise UsageError(
             f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
-            f"valid: {', '.join(name for name in known if told_every_epoch(name))}"
+            f"valid: {', '.join(name for name in known if has_value_each_epoch(name))}"
         )
 
 
@@ -142,7 +142,7 @@ def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
 
 
 _NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydra")
-OnAsked = Callable[[Trial], None]
+OnTrial = Callable[[Trial], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,24 +193,24 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
     Raises:
         UsageError: a word or a combination that can't work.
     """
-    found = space(trials.overrides(words))
-    for name in found.dimensions:
+    search_space = space(trials.overrides(words))
+    for name in search_space.dimensions:
         group = name.lstrip("+").partition(".")[0].partition("/")[0]
         if group in _NOT_A_RUN:
             raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
-    resolved = compose.resolve(compose.compose_now(found.fixed))
+    resolved = compose.resolve(compose.compose_now(search_space.fixed))
     config = search_config(resolved)
-    check(config, found, resolved)
+    check(config, search_space, resolved)
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     first = tuple(
         f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
-        for name, item in found.dimensions.items()
+        for name, item in search_space.dimensions.items()
     )
-    representative_trial = factory.trial(0, first, (*found.fixed, *first))
+    representative_trial = factory.trial(0, first, (*search_space.fixed, *first))
     return SearchPlan(
         config=config,
-        space=found,
-        epochs=most_epochs(found, resolved),
+        space=search_space,
+        epochs=most_epochs(search_space, resolved),
         representative_trial=representative_trial,
         factory=factory,
         slots=factory.slots(),
@@ -230,16 +230,16 @@ def fetch(config: RunConfig) -> None:
 
 
 class Searching:
-    """A TrialSource on top of a search. ``on_asked`` hears of each trial before it starts, ``say``
+    """A TrialSource on top of a search. ``on_trial`` hears of each trial before it starts, ``say``
     of steps that are made for one."""
 
-    def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked, say: Callable[[str], None]) -> None:
+    def __init__(self, search: Search, plan: SearchPlan, on_trial: OnTrial, say: Callable[[str], None]) -> None:
         self._say = say
-        self._search, self._plan, self._on_asked = search, plan, on_asked
+        self._search, self._plan, self._on_trial = search, plan, on_trial
         self._goals = objectives(plan.config)
         first = self._goals[0].metric
         self._is_script = plan.representative_trial.config.script is not None
-        prunes = plan.config.pruner != "none" if self._is_script else told_every_epoch(first)
+        prunes = plan.config.pruner != "none" if self._is_script else has_value_each_epoch(first)
         self._metric = first if prunes else None
         self._read: dict[int, _Epochs] = {}
         self._pruning: set[int] = set()
@@ -261,7 +261,7 @@ class Searching:
             fetch(trial.config)
             self._plan.factory.forget_packs()
             trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
-        self._on_asked(trial)
+        self._on_trial(trial)
         return trial
 
     def watch(self, running: Sequence[Trial]) -> None:
@@ -306,7 +306,7 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
         hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(
             f"trial {trial.number} ({trial.key}) has no {goal.metric}, which the search looks at",
-            hint=hint if told_every_epoch(goal.metric) else "another search.metric",
+            hint=hint if has_value_each_epoch(goal.metric) else "another search.metric",
         )
     return value
 

@@ -38,8 +38,8 @@ def detail_of(error: PacelineError | OSError) -> str:
     host. The run's journal has all of it."""
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
-    return told if len(told) <= _LONGEST else f"{told[:_LONGEST]}…"
+    summary = ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
+    return summary if len(summary) <= _LONGEST else f"{summary[:_LONGEST]}…"
 
 
 def first_line(text: str) -> str:

@@ -131,8 +131,8 @@ class ReportWorker:
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
         """Raises PacelineError. Without the worker (short of memory, it may have been ended): in a child."""
-        asked = self._worker.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
-        answer = _wait(asked, _REPORT_S)
+        pending = self._worker.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
+        answer = _wait(pending, _REPORT_S)
         if answer is None:
             evaluate_in_child(folder, root)
         elif answer.get("error") is not None:
@@ -144,8 +144,8 @@ class ReportWorker:
 
 def was_missed(run: Run) -> bool:
     """Whether a record of an ended run was begun and not completed, as its folder tells."""
-    found = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
-    return any(recorded is not None and not recorded.complete for recorded in found)
+    records = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
+    return any(recorded is not None and not recorded.complete for recorded in records)
 
 
 class RecordWorker:
