@@ -70,25 +70,25 @@ def refuse_another_clone() -> None:
 def checked_words() -> tuple[str, ...]:
     """The overrides, which Hydra finds in the form that it takes. What `doit` refuses is refused with the same line."""
     try:
-        asked = hydra_flags.read(sys.argv[1:])
-        flags = [word for word in sys.argv[1:] if word not in asked.words]
-        sys.argv[1:] = [*for_hydra(asked.words), *flags]  # argparse takes words on one side of the flags alone
-        trials = jobs(asked.words) if asked.multirun else []
-        if trials and asked.composes:
+        typed = hydra_flags.read(sys.argv[1:])
+        flags = [word for word in sys.argv[1:] if word not in typed.words]
+        sys.argv[1:] = [*for_hydra(typed.words), *flags]  # argparse takes words on one side of the flags alone
+        trials = jobs(typed.words) if typed.multirun else []
+        if trials and typed.composes:
             compose_config(trials[0])  # Hydra's own error knows no other words than these
-        elif asked.composes:
-            Session(Invocation(verb="train", overrides=asked.words)).config  # noqa: B018  (composed and checked)
+        elif typed.composes:
+            Session(Invocation(verb="train", overrides=typed.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
         leave(for_verb(error, "train"))
-    return asked.words
+    return typed.words
 
 
 if __name__ == "__main__":
     masking.begin()
     logging.raiseExceptions = False  # a page of Hydra's --info for each line that `| head` doesn't take
     unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
-    sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
-    os.environ.update(told)
+    sys.argv[1:], by_variable = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
+    os.environ.update(by_variable)
     refuse_another_clone()
     words = checked_words()
     os.environ[_FULL_ERROR] = "1"  # Hydra passes on what it would print in its own form

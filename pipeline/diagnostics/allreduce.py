@@ -18,12 +18,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def settings(options: Mapping[str, str]) -> dict[str, int]:
     """``min_bytes``, ``max_bytes`` and ``iterations`` as they were typed. Raises UsageError."""
-    found = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
-    found |= node_module.whole_numbers(options, "iterations")
-    if found.get("min_bytes", 8) < 4 or found.get("max_bytes", 1 << 30) < found.get("min_bytes", 8):
+    parsed = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
+    parsed |= node_module.whole_numbers(options, "iterations")
+    if parsed.get("min_bytes", 8) < 4 or parsed.get("max_bytes", 1 << 30) < parsed.get("min_bytes", 8):
         shown = ", ".join(f"{name}={options[name]}" for name in options)
         raise UsageError(f"{shown}: the smallest message has at least 4 bytes, and none is larger than max_bytes")
-    return found
+    return parsed
 
 
 def measure(
@@ -62,7 +62,7 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 
 def _size(name: str, text: str) -> int:
-    found = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper(), re.ASCII)
+    if match is None:
         raise UsageError(f"{name}={text} is no size; write 8, 64K, 16M or 1G")
-    return int(found.group(1)) * _UNITS[found.group(2)]
+    return int(match.group(1)) * _UNITS[match.group(2)]

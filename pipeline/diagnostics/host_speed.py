@@ -38,17 +38,17 @@ def baseline(runs_dir: Path) -> dict[str, float]:
     """What was saved, by ``Figure.key``; empty: nothing was. Raises PacelineError: the file is damaged."""
     path = runs_dir / node_module.FOLDER / _BASELINE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise PacelineError(f"{path} can't be read: {error}", hint=_MENDS) from error
-    wrong = [key for key, value in found.items() if not _is_figure(key, value)] if isinstance(found, dict) else [found]
+    wrong = [key for key, value in saved.items() if not _is_figure(key, value)] if isinstance(saved, dict) else [saved]
     if wrong:
         raise PacelineError(
             f"{path} is no baseline: {wrong[0]!r} in it is not the name of a figure with a number from 0", hint=_MENDS
         )
-    return {key: float(value) for key, value in found.items()}
+    return {key: float(value) for key, value in saved.items()}
 
 
 def _is_figure(key: str, value: object) -> bool:

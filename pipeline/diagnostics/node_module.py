@@ -47,11 +47,11 @@ class Diagnosis:
 
 def whole_numbers(options: Mapping[str, str], *names: str) -> dict[str, int]:
     """Those of ``names`` that were given. Raises UsageError: one is no whole number from 1."""
-    found = {name: options[name] for name in names if name in options}
-    for name, text in found.items():
+    texts = {name: options[name] for name in names if name in options}
+    for name, text in texts.items():
         if not is_count(text):
             raise UsageError(f"{name}={text} must be a whole number from 1")
-    return {name: int(text) for name, text in found.items()}
+    return {name: int(text) for name, text in texts.items()}
 
 
 def new_folder(runs_dir: Path, what: str) -> Path:
@@ -81,8 +81,8 @@ def run(
         HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
     write_json(folder / run_folder.CONFIG, diagnosis.config)
-    found = manifest.read(pack.path) if pack is not None else None
-    reading = found.rank_modules if found is not None else ()
+    pack_manifest = manifest.read(pack.path) if pack is not None else None
+    reading = pack_manifest.rank_modules if pack_manifest is not None else ()
     code = import_closure(root, (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading), cluster.python_path)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())

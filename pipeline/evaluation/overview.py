@@ -34,15 +34,15 @@ class Mistake:
 
     place: int
     true: int
-    told: int
+    predicted: int
 
 
 def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
     """Mistakes of the most frequent confusions, one of each in turn, so that no pair of classes fills the picture."""
     pairs: dict[tuple[int, int], list[Mistake]] = {}
-    for place, (true, told) in enumerate(zip(targets, predictions, strict=True)):
-        if true != told:
-            pairs.setdefault((true, told), []).append(Mistake(place, true, told))
+    for place, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
+        if true != predicted:
+            pairs.setdefault((true, predicted), []).append(Mistake(place, true, predicted))
     often = sorted(pairs, key=lambda pair: (-len(pairs[pair]), pair))
     turns = ((turn, at) for turn in range(limit) for at in often if turn < len(pairs[at]))
     return [pairs[at][turn] for (turn, at), _ in zip(turns, range(limit), strict=False)]
@@ -50,14 +50,14 @@ def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> lis
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of the finite points of the curves in metrics.jsonl."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    points_by_name: dict[str, list[tuple[int, float]]] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for row in filter(None, map(metrics_file.parse, lines)):
         for name in _CURVES:
             value = row.metrics.get(name)
             if value is not None and math.isfinite(value):
-                found.setdefault(name, []).append((row.step, value))
-    return found
+                points_by_name.setdefault(name, []).append((row.step, value))
+    return points_by_name
 
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
@@ -73,13 +73,13 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
     pixels, path = height * width, data / "images.bin"
     if not path.is_file() or path.stat().st_size != count * channels * pixels:
         return []
-    found = []
+    pictures = []
     with path.open("rb") as file:
         for mistake in mistakes:
             file.seek((manifest["splits"][split][0] + mistake.place) * channels * pixels)
             planes = [PIL.Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
-            found.append(planes[0] if channels == 1 else PIL.Image.merge("RGB", planes))
-    return found
+            pictures.append(planes[0] if channels == 1 else PIL.Image.merge("RGB", planes))
+    return pictures
 
 
 def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
@@ -108,18 +108,18 @@ def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], pr
     return buffer.getvalue()
 
 
-def _draw_curves(axes: Axes, found: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+def _draw_curves(axes: Axes, points_by_name: Mapping[str, Sequence[tuple[int, float]]]) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    right = axes.twinx() if "val/accuracy" in found else axes
-    for number, (name, points) in enumerate(found.items()):
+    right = axes.twinx() if "val/accuracy" in points_by_name else axes
+    for number, (name, points) in enumerate(points_by_name.items()):
         where = right if name == "val/accuracy" else axes
         at, values = [step for step, _ in points], [value for _, value in points]
         where.plot(at, values, label=name, color=f"C{number}", marker="o" if len(points) == 1 else "")
     if right is not axes:
         right.set_ylabel("val/accuracy")
         right.set_ylim(0.0, 1.0)
-    if found:
+    if points_by_name:
         axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
 
 
@@ -139,7 +139,7 @@ def _draw_mistake(axes: Axes, mistake: Mistake, image: Image, classes: Sequence[
     axes.imshow(image, cmap="gray", vmin=0, vmax=255)
     axes.set_xticks([])
     axes.set_yticks([])
-    title = f"{_short(classes[mistake.true])}\nas {_short(classes[mistake.told])}"
+    title = f"{_short(classes[mistake.true])}\nas {_short(classes[mistake.predicted])}"
     axes.set_title(title, fontsize=8, parse_math=False)
 
 

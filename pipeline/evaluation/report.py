@@ -215,8 +215,8 @@ def serve() -> int:
 
     for line in sys.stdin:
         try:
-            asked = json.loads(line)
-            evaluate(Path(asked["run_dir"]), asked["made_of"])
+            request = json.loads(line)
+            evaluate(Path(request["run_dir"]), request["made_of"])
             error = None
         except (PacelineError, OSError) as failure:
             error = str(failure)

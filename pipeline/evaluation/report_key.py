@@ -54,11 +54,11 @@ def stale_because(folder: RunFolder, root: Path) -> str | None:
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    found = ["predictions.json changed"] if old.get("predictions") != new["predictions"] else []
+    changes = ["predictions.json changed"] if old.get("predictions") != new["predictions"] else []
     for part, words in (("code", "{name} changed"), ("environment", "{name} {old} → {new}")):
         before, after = old.get(part), new[part]
         before = before if isinstance(before, dict) else {}
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
-                found.append(words.format(name=name, old=before.get(name), new=after.get(name)))
-    return found
+                changes.append(words.format(name=name, old=before.get(name), new=after.get(name)))
+    return changes

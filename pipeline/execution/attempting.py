@@ -136,16 +136,16 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
         except TrainingError as error:
             _start_again(work, number, last, restarts, naming_inputs(error, work.run))
         except Killed as error:
-            raise Killed(f"{error.what}{restarts.not_asked(time.time())}", hint=error.hint) from None
+            raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
 
 
 def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
     """With the word that takes a file along which a rank looked for in vain and the project has; of a script its seal
     says so."""
-    found = _ABSENT.search(error.what)
-    if found is None or error.hint is not None or run.config.script is not None:
+    match = _ABSENT.search(error.what)
+    if match is None or error.hint is not None or run.config.script is not None:
         return error
-    path = found["path"]
+    path = match["path"]
     name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
     if not name or name in run.code.sources or not (run.root / name).is_file():
         return error
@@ -275,12 +275,12 @@ def _on_event(work: Work) -> Callable[[Progress], None]:
         return view
     samples = SystemMetrics(work.run.folder.path)
 
-    def told(event: Progress) -> None:
+    def show_and_sample(event: Progress) -> None:
         view(event)
         if isinstance(event, NodeBeat):
             samples.heard(event, time.time())
 
-    return told
+    return show_and_sample
 
 
 def _on_start(work: Work, number: int) -> None:
@@ -302,7 +302,7 @@ def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     work.lock.check()
     folder = work.run.folder
     known = folder.read_json(run_folder.PROVENANCE) or {}
-    told = {fact.host: provenance.environment(fact) for fact in facts}
+    environments = {fact.host: provenance.environment(fact) for fact in facts}
     arithmetic.note(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
-    write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": told})
+    write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})

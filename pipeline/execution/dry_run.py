@@ -124,8 +124,8 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
         return Step(name="fetch", done=False, why=f"after step {config.step.name}")
     if config.script is not None:
         paths = ", ".join(str(one.path) for one in config.script.data)
-        told = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
-        return Step(name="fetch", done=True, why="; ".join([told or "program.data names none", *config.script.notes]))
+        source = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
+        return Step(name="fetch", done=True, why="; ".join([source or "program.data names none", *config.script.notes]))
     if pack is None or pack.path is None:
         return Step(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
     return Step(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")

@@ -52,14 +52,14 @@ class Mirroring:
         if not self._mirror.is_lost(self._run_dir):
             return
         try:
-            found, warnings = self._mirror.restore(self._run_dir)
+            restored, warnings = self._mirror.restore(self._run_dir)
         except DataError as error:
             hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
             raise DataError(error.what, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
         for warning in warnings:
             self._say(f"WARNING: {warning}")
-        if found:
-            taken = self._mirror.taken.format(found)
+        if restored:
+            taken = self._mirror.taken.format(restored)
             self._say(f"the run folder has no checkpoint; took {taken} from {self._mirror.shown}")
 
 

@@ -47,7 +47,7 @@ class Restarts:
         self._last, self.begun, self.replaces = failure, True, True
         self._gone |= dict.fromkeys(error.gone, now + self.cluster.lease_s)
 
-    def not_asked(self, now: float) -> str:
+    def may_still_run(self, now: float) -> str:
         """Where an earlier attempt may have left ranks, as the end of a sentence that there are none; '': nowhere."""
         late = [f"{host} until {clock(ends)}" for host, ends in self._gone.items() if ends > now]
         if not late:

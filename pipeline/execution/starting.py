@@ -61,15 +61,15 @@ def of(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], Star
     if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
         return Start(said=init.said, sha256=init.sha256, path=path)
     try:
-        found = of_parent(config.parent, init.said) if config.parent else _named(config, root)
+        start = of_parent(config.parent, init.said) if config.parent else _named(config, root)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else error.what
         raise UsageError(f"{init.said}: {why}") from error
     if init.sha256 is not None:
-        if found.sha256 not in (None, init.sha256):
-            raise UsageError(f"{init.said} has the sha256 {found.sha256}, and init.sha256 says {init.sha256}")
-        return found._replace(sha256=init.sha256)
-    return found
+        if start.sha256 not in (None, init.sha256):
+            raise UsageError(f"{init.said} has the sha256 {start.sha256}, and init.sha256 says {init.sha256}")
+        return start._replace(sha256=init.sha256)
+    return start
 
 
 def file_of(config: RunConfig, root: Path) -> Path | None:

@@ -55,15 +55,15 @@ class Notice:
 
 def as_json(notice: Notice) -> str:
     """The notice with its ``text``, as a chat's webhook takes it; a metric that is no number is null."""
-    told = {**asdict(notice), "hosts": list(notice.hosts), "metrics": _metrics(notice)}
-    return json.dumps({"text": notice.text, **told}, ensure_ascii=False)
+    fields = {**asdict(notice), "hosts": list(notice.hosts), "metrics": _metrics(notice)}
+    return json.dumps({"text": notice.text, **fields}, ensure_ascii=False)
 
 
 def as_environment(notice: Notice) -> dict[str, str]:
     """The same as variables for a command: PACELINE_STATE, PACELINE_KEY and so on; without one that is too long."""
-    told = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
-    told |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
-    texts = {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in told.items()}
+    fields = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
+    fields |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
+    texts = {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in fields.items()}
     return {name: text for name, text in texts.items() if len(os.fsencode(text)) <= _LONGEST}
 
 
@@ -135,8 +135,8 @@ class Notices:
     def _call(self, notice: Notice) -> None:
         argv = shlex.split(self._config.command or "")
         env = {**os.environ, **as_environment(notice)}
-        told = f"{as_json(notice)}\n".encode()
-        done = process.run_group(argv, input=told, env=env, timeout_s=LIMIT_S, running=self._running)
+        body = f"{as_json(notice)}\n".encode()
+        done = process.run_group(argv, input=body, env=env, timeout_s=LIMIT_S, running=self._running)
         if done.code != 0:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")

@@ -203,11 +203,11 @@ def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
 
 
 def _said(state: RunState, text: str) -> RunState:
-    if found := _STEPS.search(text):
-        per_epoch, total = (int(number.replace(",", "")) for number in found.groups())
+    if match := _STEPS.search(text):
+        per_epoch, total = (int(number.replace(",", "")) for number in match.groups())
         state = replace(state, steps_per_epoch=per_epoch, steps=total)
-    if found := _WARNING.search(text):
-        return _warned(state, text[found.end() :].partition("\n")[0])
+    if match := _WARNING.search(text):
+        return _warned(state, text[match.end() :].partition("\n")[0])
     return state
 
 

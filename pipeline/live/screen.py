@@ -70,9 +70,9 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     all, as what goes into a file or a program is searched and copied by lines."""
     if not stream.isatty():
         return None
-    told = environment.get("COLUMNS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    columns = environment.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except OSError:

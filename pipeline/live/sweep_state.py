@@ -94,12 +94,12 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
 
 
 def after_run_event(state: SweepState, number: int, event: RunEvent, now: float) -> SweepState:
-    """The state once a trial that is under way has told something; of one that is over nothing counts any more."""
+    """The state after an event of a trial that is under way; events of one that is over change nothing."""
     trial = state.running.get(number)
     if trial is None:
         return state
-    told = event.metrics.get(state.metric, math.nan) if isinstance(event, MetricsRow) else math.nan
-    trial = replace(trial, run=after(trial.run, event, now), best=_best_of(state, trial.best, told))
+    value = event.metrics.get(state.metric, math.nan) if isinstance(event, MetricsRow) else math.nan
+    trial = replace(trial, run=after(trial.run, event, now), best=_best_of(state, trial.best, value))
     return replace(state, running={**state.running, number: trial})
 
 
@@ -129,9 +129,11 @@ def _best_of(state: SweepState, one: float, other: float) -> float:
     return (max if state.maximize else min)(known, default=math.nan)
 
 
-def _better(state: SweepState, found: Best) -> Best | None:
-    if math.isnan(found.value):
+def _better(state: SweepState, candidate: Best) -> Best | None:
+    if math.isnan(candidate.value):
         return state.best
-    if state.best is None or ((found.value > state.best.value) == state.maximize and found.value != state.best.value):
-        return found
+    if state.best is None or (
+        (candidate.value > state.best.value) == state.maximize and candidate.value != state.best.value
+    ):
+        return candidate
     return state.best

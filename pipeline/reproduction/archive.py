@@ -84,10 +84,10 @@ def export(
         check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave weights=1 away")
-    found = [*_found(folder, (*_KEPT, *(_WEIGHTS if weights else ())))]
-    if away := [path for path in found if layout.leads_out(path, folder.path)]:
+    paths = [*_archived_files(folder, (*_KEPT, *(_WEIGHTS if weights else ())))]
+    if away := [path for path in paths if layout.leads_out(path, folder.path)]:
         say(layout.not_read(away, folder.path))
-    members = dict(_member(folder, path) for path in found if path not in away)
+    members = dict(_member(folder, path) for path in paths if path not in away)
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
     if commit is not None and git.has_commit(root, str(commit)):
@@ -209,7 +209,7 @@ def _checked(archive: Path) -> str:
     return top
 
 
-def _found(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[Path]:
+def _archived_files(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[Path]:
     for pattern in patterns:
         for path in sorted(folder.path.glob(pattern)):
             if path.is_file() and "__pycache__" not in path.parts:  # a run on this computer leaves one in code/

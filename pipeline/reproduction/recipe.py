@@ -138,8 +138,8 @@ def checkout(
 def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
     """The project's small files as they are now, without hidden ones, environments and results: a run without a commit
     needs its conf/ and dodo.py."""
-    told = (recipe.config.get("paths") or {}).values()
-    results = {place.absolute(), *((root / str(path)).absolute() for path in told)}
+    folders = (recipe.config.get("paths") or {}).values()
+    results = {place.absolute(), *((root / str(path)).absolute() for path in folders)}
     for here, names, files in os.walk(root):
         folder = Path(here)
         inside = [folder / name for name in names if not name.startswith(".") and name != "__pycache__"]

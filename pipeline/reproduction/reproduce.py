@@ -77,8 +77,8 @@ def reproduce(
         code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
-    told = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
-    write_json(work / "verdict.json", {**asdict(verdict), **told})
+    derived = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
+    write_json(work / "verdict.json", {**asdict(verdict), **derived})
     return verdict
 
 
@@ -157,37 +157,43 @@ def _overrides(
     recipe: Recipe, given: Sequence[str], *, root: Path, project: Path, source: str | None
 ) -> list[str]:  # fmt: skip
     """The run's own words; what says where is taken from this call, and files of the checkout by absolute path."""
-    told = {_name(word) for word in given}
-    words = _own_words(recipe, told)
+    overridden = {_name(word) for word in given}
+    words = _own_words(recipe, overridden)
     words += [word for word in given if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={_quoted(source)}")
     if (sha256 := _initial_sha256(recipe)) is not None:
         words = [*(word for word in words if not _is_of(word, ("init.sha256",))), f"init.sha256={sha256}"]
     cluster = recipe.config.get("cluster") or {}
-    if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and told & {"cluster", _MIRROR}):
+    if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # what is made again doesn't go on from a checkpoint
     for name in _ADDRESSES:
-        if not told & {"cluster", f"cluster.{name}"}:
+        if not overridden & {"cluster", f"cluster.{name}"}:
             file = (recipe.config.get("cluster") or {}).get(name)
             if file and not (project / Path(file).expanduser()).exists():  # a lab's ssh_config is no source
                 words.append(f"cluster.{name}={_quoted(str(root / file))}")
     return words
 
 
-def _own_words(recipe: Recipe, told: Collection[str]) -> list[str]:
-    """The run's words but for what ``told`` replaces. A variable of this process stands in for a secret of its name."""
-    anew = ("paths", "tracking", "dataset.source", *told)
+def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
+    """The run's words without those that set something in ``overridden``.
+
+    A variable of this process stands in for a secret of its name.
+    """
+    anew = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
-    values |= {name.rpartition(".")[2]: "''" for name in told if name.startswith("cluster.env.")}
+    values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
     return [redact.restored(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
 
 
 def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
-    """Raises PacelineError: what the run was told of a secret, which no file keeps, is neither told nor to be found."""
-    told = {_name(word) for word in given}
+    """Raises PacelineError: a secret of the run, which no file keeps, is neither given anew nor a variable here."""
+    overridden = {_name(word) for word in given}
     source = (recipe.config.get("dataset") or {}).get("source")
-    words = [*_own_words(recipe, told), *([f"dataset.source={source}"] if "dataset.source" not in told else [])]
+    words = [
+        *_own_words(recipe, overridden),
+        *([f"dataset.source={source}"] if "dataset.source" not in overridden else []),
+    ]
     untold = [word for word in words if redact.HIDDEN in word]
     if untold:
         word = untold[0].partition("=")[0]
@@ -210,12 +216,12 @@ def _is_of(word: str, names: Sequence[str]) -> bool:
 
 
 def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Where the data comes from: as this call says, else as the run was told; a path becomes absolute.
+    """Where the data comes from: as this call says, else as the run was configured; a path becomes absolute.
 
     ``roots``: a relative path is taken from the first of them that has it (the patch may have brought it along).
     """
-    told = [word.partition("=")[2] for word in given if _name(word) == "dataset.source"]
-    source = told[-1].strip("'\"") if told else (recipe.config.get("dataset") or {}).get("source")
+    sources = [word.partition("=")[2] for word in given if _name(word) == "dataset.source"]
+    source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:
         return source
     if source.startswith("step:"):
@@ -253,19 +259,19 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) ->
     hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
         with waiting(say, "looking for the run's data"):
-            found = store.find(dataset, data_dir)
-        found = found or store.fetch(dataset, data_dir)
+            pack = store.find(dataset, data_dir)
+        pack = pack or store.fetch(dataset, data_dir)
     except DataError as error:
         raise PacelineError(f"{lost}: {error.what}", hint=hint) from error
-    if found.digest != wanted:
-        item = Difference(part="data", field="digest", old=wanted, new=found.digest)
+    if pack.digest != wanted:
+        item = Difference(part="data", field="digest", old=wanted, new=pack.digest)
         raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", hint=hint)
 
 
 def _initial_sha256(recipe: Recipe) -> str | None:
     """Of the weights that the run started from; None: they were fresh."""
-    found = (recipe.config.get("init") or {}).get("sha256")
-    return str(found) if found else None
+    sha256 = (recipe.config.get("init") or {}).get("sha256")
+    return str(sha256) if sha256 else None
 
 
 def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
@@ -292,8 +298,11 @@ def _quoted(text: str) -> str:
 def _environment_changes(recipe: Recipe) -> list[Difference]:
     """What the key says of Python and libraries against what is here."""
     old = dict(recipe.parts.get("environment") or {})
-    told = (recipe.config.get("cluster") or {}).get("environment") or {}  # of its hosts, and so of these
-    new = {**content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}), **told}
+    host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}  # of its hosts, and so of these
+    new = {
+        **content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}),
+        **host_versions,
+    }
     return differences({"environment": old}, {"environment": new})
 
 

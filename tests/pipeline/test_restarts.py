@@ -54,12 +54,12 @@ def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
 
 def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> None:
     restarts = Restarts(CLUSTER)
-    assert restarts.not_asked(0.0) == ""
+    assert restarts.may_still_run(0.0) == ""
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=3, now=1000.0)
-    said = restarts.not_asked(1000.0 + CLUSTER.lease_s - 1)
+    said = restarts.may_still_run(1000.0 + CLUSTER.lease_s - 1)
     assert said.startswith(", but perhaps on a until ")
     assert said.endswith(f"(cluster.lease_s={CLUSTER.lease_s:g}), which couldn't be asked")
-    assert restarts.not_asked(1000.0 + CLUSTER.lease_s) == ""
+    assert restarts.may_still_run(1000.0 + CLUSTER.lease_s) == ""
 
 
 def test_spares_without_a_further_attempt_are_remarked_on() -> None:

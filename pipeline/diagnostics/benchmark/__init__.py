@@ -30,15 +30,15 @@ _PLOT_LIMIT_S = 120.0
 
 def settings(options: Mapping[str, str]) -> dict[str, Any]:
     """``pairs`` and ``block_s`` as they were typed. Raises UsageError."""
-    found: dict[str, Any] = {**node_module.whole_numbers(options, "pairs")}
+    parsed: dict[str, Any] = {**node_module.whole_numbers(options, "pairs")}
     if "block_s" in options:
         try:
-            found["block_s"] = float(options["block_s"])
+            parsed["block_s"] = float(options["block_s"])
         except ValueError:
-            found["block_s"] = 0.0
-        if not 0 < found["block_s"] < 3600:
+            parsed["block_s"] = 0.0
+        if not 0 < parsed["block_s"] < 3600:
             raise UsageError(f"block_s={options['block_s']} must be a number of seconds above 0")
-    return found
+    return parsed
 
 
 def measure(
@@ -54,8 +54,10 @@ def measure(
     given, loops = settings(options), against.loops(options, config, root)
     clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
-    asked = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights
-    diagnosis = node_module.Diagnosis(module=MODULE, config=asked, result=run_folder.THROUGHPUT, chosen=config.chosen)
+    settings_of_run = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights
+    diagnosis = node_module.Diagnosis(
+        module=MODULE, config=settings_of_run, result=run_folder.THROUGHPUT, chosen=config.chosen
+    )
 
     def point(number: int, cluster: Cluster) -> dict[str, Any]:
         nodes, ranks = cluster.nnodes, cluster.world_size

@@ -39,8 +39,8 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
     """
     if "against" not in options:
         return ()
-    found = tuple(options["against"].split(","))
-    for name in found:
+    names = tuple(options["against"].split(","))
+    for name in names:
         if name not in LOOPS:
             raise UsageError(f"against={name} is unknown; known are {', '.join(LOOPS)} (commas between several)")
     if not launchers.capabilities(config.cluster).is_this_computer:
@@ -56,7 +56,7 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
         )
     if not (root / SCRIPT).is_file():
         raise UsageError(f"against= needs {SCRIPT}, which is not in {root}", hint="a clone of the whole repository")
-    return found
+    return names
 
 
 def compare(
@@ -67,7 +67,7 @@ def compare(
     Raises:
         PacelineError: a launch fails; its output is in the message.
     """
-    trainer, ranks, found = config.train.trainer, config.cluster.hosts[0].nproc_per_node, []
+    trainer, ranks, comparisons = config.train.trainer, config.cluster.hosts[0].nproc_per_node, []
     for name in names:
         say(
             f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; "
@@ -84,20 +84,20 @@ def compare(
             if done.code != 0:
                 raise PacelineError(f"{SCRIPT} {' '.join(words)} failed: {(done.stderr or done.stdout).strip()}")
             figures = json.loads(result.read_text(encoding="utf-8"))
-        found.append({"loop": name, "world_size": ranks, "pack_digest": pack.digest, **figures})
-    return found
+        comparisons.append({"loop": name, "world_size": ranks, "pack_digest": pack.digest, **figures})
+    return comparisons
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def table(comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of a terminal's table; empty without a comparison."""
-    if not found:
+    if not comparisons:
         return []
     lines = [
         "against other loops on this machine's processor, launch by launch in turns",
         f"{'against':<14}{'ranks':>6}{'precision':>11}{'images/s':>11}{'theirs':>11}{'n':>4}  "
         f"{'ratio (min – max)':<23}{'of processor time':<23}",
     ]
-    for item in found:
+    for item in comparisons:
         name, rates, cpu = item["loop"], item["images_per_s"], item["cpu_s_a_step"]
         ratios = [a / b for a, b in zip(rates["paceline"], rates[name], strict=True)]
         loads = [b / a for a, b in zip(cpu["paceline"], cpu[name], strict=True)]

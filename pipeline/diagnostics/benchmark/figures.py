@@ -43,13 +43,15 @@ def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], lis
         UsageError: none of them can share the global batch.
     """
     first = cluster.hosts[0]
-    found = [replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)]
-    found += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
-    good = [one for one in found if global_batch_size % one.world_size == 0]
+    clusters = [
+        replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
+    ]
+    clusters += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
+    good = [one for one in clusters if global_batch_size % one.world_size == 0]
     left_out = [
         f"{counted(one.nnodes, 'host')} with {counted(one.world_size, 'rank')}: "
         f"they can't share a global batch of {global_batch_size}"
-        for one in found
+        for one in clusters
         if one not in good
     ]
     if not good:
@@ -66,14 +68,14 @@ def _counts(last: int) -> list[int]:
 
 def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The figures of benchmark.json's points, in their order."""
-    found: list[Row] = []
+    table_rows: list[Row] = []
     for result in results:
         own = [pair["paceline_images_per_s"] for pair in result["pairs"]]
         plain = [pair["plain_images_per_s"] for pair in result["pairs"]]
         ratios = [a / b for a, b in zip(own, plain, strict=True)]
         rate, peak = statistics.median(own), result["hardware"]["peak_flop_per_s"]
         flop_per_s = rate * result["flop_per_image"]
-        found.append(
+        table_rows.append(
             Row(
                 nodes=result["nnodes"],
                 ranks=result["world_size"],
@@ -86,12 +88,12 @@ def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
                 ratio=statistics.median(ratios),
                 ratio_min=min(ratios),
                 ratio_max=max(ratios),
-                scaling=rate / found[0].rate if found else 1.0,
+                scaling=rate / table_rows[0].rate if table_rows else 1.0,
                 flop_per_s=flop_per_s,
                 peak_share=flop_per_s / (peak * result["world_size"]) if peak else None,
             )
         )
-    return found
+    return table_rows
 
 
 def table(whole: Mapping[str, Any]) -> str:
@@ -119,13 +121,13 @@ def _spaced(lines: list[str]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _throughput(found: Sequence[Row]) -> list[str]:
+def _throughput(table_rows: Sequence[Row]) -> list[str]:
     lines = [
         "images/s over all ranks; the plain loop took turns with Paceline, block by block",
         f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
         f"{'plain loop':>12}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
     ]
-    for row in found:
+    for row in table_rows:
         ratio = f"{row.ratio:.3f} ({row.ratio_min:.3f} – {row.ratio_max:.3f})"
         share = "–" if row.peak_share is None else f"{row.peak_share:.1%}"
         lines.append(

@@ -30,12 +30,12 @@ def picture(whole: Mapping[str, Any]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    results, found = whole["points"], rows(whole["points"])
+    results, table_rows = whole["points"], rows(whole["points"])
     figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    _throughput(left, found)
-    _parts(right, results, found)
+    _throughput(left, table_rows)
+    _parts(right, results, table_rows)
     first = results[0]
     figure.suptitle(
         f"{first['model']} on {first['dataset']}, {first['precision']}, global batch {first['global_batch_size']}"
@@ -47,37 +47,37 @@ def picture(whole: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _names(found: Sequence[Row]) -> list[str]:
+def _names(table_rows: Sequence[Row]) -> list[str]:
     return [
         f"{row.nodes} host{'s' if row.nodes > 1 else ''}\n{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        for row in found
+        for row in table_rows
     ]
 
 
-def _throughput(axes: Axes, found: Sequence[Row]) -> None:
-    at = range(len(found))
-    rates = [row.rate for row in found]
-    spread = [[row.rate - row.rate_min for row in found], [row.rate_max - row.rate for row in found]]
+def _throughput(axes: Axes, table_rows: Sequence[Row]) -> None:
+    at = range(len(table_rows))
+    rates = [row.rate for row in table_rows]
+    spread = [[row.rate - row.rate_min for row in table_rows], [row.rate_max - row.rate for row in table_rows]]
     axes.bar([x - 0.2 for x in at], rates, 0.4, yerr=spread, capsize=4, color="#014f86", label="Paceline (min – max)")
-    axes.bar([x + 0.2 for x in at], [row.plain for row in found], 0.4, color="#bfc5cc", label="plain PyTorch loop")
-    ideal = [found[0].rate * row.ranks / found[0].ranks for row in found]
-    if len(found) > 1:
+    axes.bar([x + 0.2 for x in at], [row.plain for row in table_rows], 0.4, color="#bfc5cc", label="plain PyTorch loop")
+    ideal = [table_rows[0].rate * row.ranks / table_rows[0].ranks for row in table_rows]
+    if len(table_rows) > 1:
         axes.plot(at, ideal, linestyle=":", color="#e07a5f", marker=".", label="first point × ranks")
-    axes.set_xticks(list(at), _names(found))
+    axes.set_xticks(list(at), _names(table_rows))
     axes.set_ylabel("images/s, all ranks")
-    axes.set_title(f"throughput, median of n = {found[0].n}", fontsize=10)
+    axes.set_title(f"throughput, median of n = {table_rows[0].n}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_ylim(0, 1.25 * max([*ideal, *(row.rate_max for row in found), *(row.plain for row in found)]))
+    axes.set_ylim(0, 1.25 * max([*ideal, *(row.rate_max for row in table_rows), *(row.plain for row in table_rows)]))
     axes.legend(frameon=False, fontsize=9, loc="upper left")
 
 
-def _parts(axes: Axes, results: Sequence[Mapping[str, Any]], found: Sequence[Row]) -> None:
+def _parts(axes: Axes, results: Sequence[Mapping[str, Any]], table_rows: Sequence[Row]) -> None:
     base = [0.0] * len(results)
     for name, colour in _COLOURS.items():
         values = [result["parts_s"][name] * 1e3 for result in results]
         axes.bar(range(len(results)), values, 0.5, bottom=base, color=colour, label=name)
         base = [a + b for a, b in zip(base, values, strict=True)]
-    axes.set_xticks(range(len(found)), _names(found))
+    axes.set_xticks(range(len(table_rows)), _names(table_rows))
     axes.set_ylabel("ms a step")
     axes.set_title("one step taken apart", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
