@@ -17,7 +17,7 @@ from pipeline.core.tables import counted, file_size, some_names
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.base import PackSource
-    from pipeline.cluster.sync import Folder, Found
+    from pipeline.cluster.sync import Folder, TreeState
 
 
 def sync() -> None:
@@ -89,7 +89,7 @@ def _pack(*, fetches: bool) -> PackSource | None:
 
 def _compared(
     launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
-) -> list[Found]:
+) -> list[TreeState]:
     from pipeline.cluster import sync as hosts
 
     facts = launcher.probe(pack)
@@ -100,10 +100,10 @@ def _compared(
 
 def _brought(
     launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
-) -> list[Found]:
+) -> list[TreeState]:
     from pipeline.cluster import sync as hosts
 
-    found: list[Found] = []
+    found: list[TreeState] = []
     if pack is not None:
         facts = launcher.probe(pack)
         heartbeat.doing(launcher.starting)
@@ -117,7 +117,7 @@ def _brought(
     return found
 
 
-def line(found: Found, *, removed: bool) -> str:
+def line(found: TreeState, *, removed: bool) -> str:
     """What one host has of one folder."""
     count = len(found.tree.files)
     whole = f"{counted(count, 'file')}, {file_size(found.tree.total_bytes)}"
@@ -135,7 +135,7 @@ def line(found: Found, *, removed: bool) -> str:
     return f"{where}: {found.differ} of {whole} differ ({some_names(found.named, found.differ)}){more}"
 
 
-def _demand_equal(found: Sequence[Found], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
+def _demand_equal(found: Sequence[TreeState], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
     """Raises HostError where a host lacks something, or has more than ``delete`` allows.
 
     Args:

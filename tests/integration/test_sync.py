@@ -40,7 +40,7 @@ def cluster(lab: Lab) -> Iterator[Cluster]:
         on(lab, host.name, "rm -rf ~/a*workdir*")
 
 
-def brought(cluster: Cluster, source: Path, *, delete: bool = False) -> tuple[list[sync.Found], list[str]]:
+def brought(cluster: Cluster, source: Path, *, delete: bool = False) -> tuple[list[sync.TreeState], list[str]]:
     """What the hosts have then, and the lines that were said."""
     lines: list[str] = []
     with closing(sync.remote(cluster)) as launcher:

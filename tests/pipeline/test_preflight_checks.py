@@ -234,13 +234,13 @@ def test_locked_memory_does_not_matter_where_nccl_takes_no_infiniband() -> None:
 def test_a_clock_is_compared_as_ntp_does(ahead_s: float) -> None:
     """0.4 s on the way there, 0.2 s of work, 0.4 s back."""
     times = {"asked": 100.0, "began": 100.4 + ahead_s, "said": 100.6 + ahead_s, "answered": 101.0}
-    assert offset(times).ahead_s == pytest.approx(ahead_s)
+    assert offset(times).offset_s == pytest.approx(ahead_s)
     assert offset(times).error_s == pytest.approx(0.4)
 
 
 def test_a_long_way_back_makes_the_figure_worse_and_never_blames_a_right_clock() -> None:
     measured = offset({"asked": 100.0, "began": 100.1, "said": 100.2, "answered": 109.0})
-    assert measured.ahead_s == pytest.approx(-4.35)
+    assert measured.offset_s == pytest.approx(-4.35)
     assert measured.at_least_s == 0.0
 
 

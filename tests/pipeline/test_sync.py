@@ -13,7 +13,7 @@ from pipeline.cli import invocation
 from pipeline.cli.syncing import line
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.sync import Found, Tree, bringing, rsync
+from pipeline.cluster.sync import Tree, TreeState, rsync, tree_sync
 from pipeline.cluster.sync.rsync import Folder, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -100,7 +100,7 @@ def test_hosts_without_rsync_are_named(tree: Path) -> None:
             return {"a": {"rsync": True, "places": []}, "b": {"rsync": False, "places": []}}
 
     with pytest.raises(HostError, match="b: there is no rsync") as caught:
-        bringing._places(Launcher(), [], Launcher.cluster.hosts, delete=False)  # type: ignore[arg-type]
+        tree_sync._places(Launcher(), [], Launcher.cluster.hosts, delete=False)  # type: ignore[arg-type]
     assert "there: sudo apt-get install rsync" in str(caught.value)
 
 
@@ -151,7 +151,7 @@ def test_a_tree_that_differs_is_told_by_counts_and_names(tree: Path) -> None:
 def test_a_pipe_among_the_files_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "pipe")
     with pytest.raises(UsageError, match="pipe is neither a file nor a folder nor a link"):
-        bringing.tree_of(Folder(name="x", source=tree, place="/x"))
+        tree_sync.tree_of(Folder(name="x", source=tree, place="/x"))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_line_tells_what_a_host_has(change: dict[str, Any], shown: str) -> Non
     wanted = Tree(name="x", place="/x", files={"a": ("file", 600_000, "1"), "b": ("file", 600_000, "2")})
     as_wanted: dict[str, Any] = {"differ": 0, "absent": 0, "named": (), "more": 0, "more_named": (), "in_the_way": ()}
     told = {**as_wanted, **change}
-    found = Found(host="node0", tree=wanted, place="/x", sha256="0123456789abcdef0123", **told)
+    found = TreeState(host="node0", tree=wanted, place="/x", sha256="0123456789abcdef0123", **told)
     assert line(found, removed=False) == f"node0: x in /x: {shown}"
 
 

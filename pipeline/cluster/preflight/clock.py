@@ -14,15 +14,15 @@ _HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Seconds that a clock is ahead of this computer's, and by how much that may be wrong."""
+    """Seconds that a clock is ahead of this computer's (less than 0: behind), and by how much that may be wrong."""
 
-    ahead_s: float
+    offset_s: float
     error_s: float
 
     @property
     def at_least_s(self) -> float:
         """How far apart the clocks are beyond doubt."""
-        return max(0.0, abs(self.ahead_s) - self.error_s)
+        return max(0.0, abs(self.offset_s) - self.error_s)
 
 
 def offset(times: Mapping[str, float]) -> Offset:
@@ -32,7 +32,7 @@ def offset(times: Mapping[str, float]) -> Offset:
         times: unix seconds ``asked`` and ``answered`` here, ``began`` and ``said`` there.
     """
     there, back = times["began"] - times["asked"], times["said"] - times["answered"]
-    return Offset(ahead_s=(there + back) / 2, error_s=abs(there - back) / 2)
+    return Offset(offset_s=(there + back) / 2, error_s=abs(there - back) / 2)
 
 
 def times(fact: NodeFacts) -> dict[str, float] | None:
@@ -48,11 +48,11 @@ def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]
     Args:
         closer: host → times of a shorter round trip than the probe's, where there was one.
     """
-    told = {fact.host: found for fact in facts if (found := closer.get(fact.host) or times(fact))}
-    offsets = {host: offset(found) for host, found in told.items()}
+    times_by_host = {fact.host: round_trip for fact in facts if (round_trip := closer.get(fact.host) or times(fact))}
+    offsets = {host: offset(round_trip) for host, round_trip in times_by_host.items()}
     if len(offsets) > 1 and _here_is_wrong(list(offsets.values())):
-        ahead = sorted(found.ahead_s for found in offsets.values())[len(offsets) // 2]
-        seen = f"this computer's is {_apart(-ahead)} those of all hosts, which agree"
+        median_s = sorted(measured.offset_s for measured in offsets.values())[len(offsets) // 2]
+        seen = f"this computer's is {_apart(-median_s)} those of all hosts, which agree"
         hint = _HINT.replace(" there", " here")
         wanted = f"within {TOLERATED_S:g} s"
         yield Check(host=ALL, name="clock", state=State.WARNING, seen=seen, wanted=wanted, hint=hint)
@@ -63,13 +63,13 @@ def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]
 
 def _here_is_wrong(offsets: Sequence[Offset]) -> bool:
     """Whether all hosts are off by the same: then it is this computer's clock."""
-    values = [found.ahead_s for found in offsets]
-    return all(found.at_least_s > TOLERATED_S for found in offsets) and max(values) - min(values) <= TOLERATED_S
+    values = [measured.offset_s for measured in offsets]
+    return all(measured.at_least_s > TOLERATED_S for measured in offsets) and max(values) - min(values) <= TOLERATED_S
 
 
-def _judged(host: str, found: Offset) -> Check:
-    seen = f"{_apart(found.ahead_s)} this computer's (±{found.error_s:.2f} s)"
-    if found.at_least_s <= TOLERATED_S:
+def _judged(host: str, measured: Offset) -> Check:
+    seen = f"{_apart(measured.offset_s)} this computer's (±{measured.error_s:.2f} s)"
+    if measured.at_least_s <= TOLERATED_S:
         return Check(host=host, name="clock", state=State.OK, seen=seen)
     return Check(
         host=host,
@@ -81,5 +81,5 @@ def _judged(host: str, found: Offset) -> Check:
     )
 
 
-def _apart(ahead_s: float) -> str:
-    return f"{abs(ahead_s):.2f} s {'ahead of' if ahead_s >= 0 else 'behind'}"
+def _apart(offset_s: float) -> str:
+    return f"{abs(offset_s):.2f} s {'ahead of' if offset_s >= 0 else 'behind'}"

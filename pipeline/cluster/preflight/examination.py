@@ -72,13 +72,13 @@ class _Closer:
 def judge(cluster: Cluster, facts: Sequence[NodeFacts], closer: _Closer | None = None) -> list[Check]:
     """All checks of what the hosts told. Pure."""
     known = closer or _Closer()
-    asked: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+    gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
         *clock.checks(facts, known.clocks),
         *network.checks(cluster, facts),
-        *gpus.checks(cluster, facts, {**asked, **known.gpus}),
+        *gpus.checks(cluster, facts, {**gpus_probed, **known.gpus}),
         *known.checks,
     ]
 
@@ -139,7 +139,7 @@ def _rehearsed(launcher: GrantedLauncher) -> Report:
 
 
 def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _Closer:
-    asked = time.time()
+    requested = time.time()
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()
     values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
@@ -150,14 +150,14 @@ def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | Non
         if host not in values
     ]
     clocks = {
-        host: {"asked": asked, "answered": answered, "began": value["began"], "said": value["unix_time"]}
+        host: {"asked": requested, "answered": answered, "began": value["began"], "said": value["unix_time"]}
         for host, value in values.items()
     }
-    found = {host: value["gpus"] for host, value in values.items()}
-    checks = [*silent, *gpus.unanswered(cluster, found, _GPU_S)]
+    gpus_by_host = {host: value["gpus"] for host, value in values.items()}
+    checks = [*silent, *gpus.unanswered(cluster, gpus_by_host, _GPU_S)]
     for folder in shared_folder.said_to_be_shared(cluster, launcher, runs_dir):
         checks += shared_folder.checks(cluster, launcher.ask, folder)
-    return _Closer(gpus=found, clocks=clocks, checks=checks)
+    return _Closer(gpus=gpus_by_host, clocks=clocks, checks=checks)
 
 
 def table(facts: Sequence[NodeFacts]) -> str:

@@ -44,7 +44,7 @@ def parse(said: Mapping[str, str]) -> list[Gpu]:
     """nvidia-smi's answers (``gpu_state`` in agent/processors.py) as GPUs; lines that aren't whole are left out."""
     slowed = {**_slowed(said.get("throttling", "")), **_slowed(said.get("throttling, new name", ""))}
     processes = _processes(said.get("processes", ""))
-    found = []
+    parsed = []
     for line in said.get("list", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].isdecimal():
@@ -59,29 +59,29 @@ def parse(said: Mapping[str, str]) -> list[Gpu]:
                 slowed_by=slowed.get(index, ()),
                 processes=tuple(processes.get(uuid, ())),
             )
-            found.append(gpu)
-    return found
+            parsed.append(gpu)
+    return parsed
 
 
 def _slowed(text: str) -> dict[int, tuple[str, ...]]:
     """``0, 0x0000000000000020`` → {0: ("heat (software)",)}."""
-    found = {}
+    reasons = {}
     for line in text.splitlines():
         index, _, mask = (part.strip() for part in line.partition(","))
         if index.isdecimal() and mask.startswith("0x"):
             bits = int(mask, 16)
-            found[int(index)] = tuple(why for bit, why in _SLOWED_BY.items() if bits & bit)
-    return found
+            reasons[int(index)] = tuple(why for bit, why in _SLOWED_BY.items() if bits & bit)
+    return reasons
 
 
 def _processes(text: str) -> dict[str, list[Process]]:
-    found: dict[str, list[Process]] = {}
+    by_gpu: dict[str, list[Process]] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", 3)]
         if len(cells) == 4 and cells[1].isdecimal():
             uuid, pid, memory, program = cells
-            found.setdefault(uuid, []).append(Process(pid=int(pid), memory_mib=_number(memory), program=program))
-    return found
+            by_gpu.setdefault(uuid, []).append(Process(pid=int(pid), memory_mib=_number(memory), program=program))
+    return by_gpu
 
 
 def _number(cell: str) -> int | None:
@@ -124,13 +124,13 @@ def checks(
         fact.host: _visible(host, parse(said.get(fact.host) or {}))
         for host, fact in zip(cluster.hosts, facts, strict=True)
     }
-    models = {host: _models(found) for host, found in gpus.items() if found}
+    models = {host: _models(visible) for host, visible in gpus.items() if visible}
     yield from compared("GPU model", models, state=State.WARNING, hint="the slowest GPU sets the pace of all")
-    sizes = {host: [gpu.memory_mib for gpu in found if gpu.memory_mib] for host, found in gpus.items()}
-    least = {host: f"{min(found)} MiB" for host, found in sizes.items() if found}
+    sizes = {host: [gpu.memory_mib for gpu in visible if gpu.memory_mib] for host, visible in gpus.items()}
+    least = {host: f"{min(visible)} MiB" for host, visible in sizes.items() if visible}
     yield from compared("GPU memory", least, state=State.WARNING, hint="the smallest memory limits the batch of all")
-    for host, found in gpus.items():
-        for gpu in found:
+    for host, visible in gpus.items():
+        for gpu in visible:
             yield from _judged(host, gpu)
 
 

@@ -77,15 +77,15 @@ def refuse(checks: Sequence[Check], hosts: int) -> None:
 
 def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check]:
     """What another part refused, as failed checks: a HostError has a line ``  HOST: what`` for each host or thing."""
-    known, found = set(labels), []
+    known, refused = set(labels), []
     for line in error.what.splitlines()[1:] or [error.what]:
         who, separator, what = line.strip().partition(": ")
         hosts = who.split(", ")
         named = bool(separator) and known.issuperset(hosts)
         for host in hosts if named else [ALL]:
             seen = what if named else line.strip()
-            found.append(Check(host=host, name=name, state=State.FAILED, seen=seen, hint=error.hint or ""))
-    return found
+            refused.append(Check(host=host, name=name, state=State.FAILED, seen=seen, hint=error.hint or ""))
+    return refused
 
 
 def compared(

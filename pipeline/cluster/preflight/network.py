@@ -39,11 +39,11 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _own_name(fact: NodeFacts) -> Iterator[Check]:
-    """gloo and NCCL are told an interface; where none is known they take the address of the own name."""
+    """gloo and NCCL get an interface by a variable; without one they take the address of the host's own name."""
     name = fact.extra.get("system", {}).get("own_name")
     if name is None:
         return
-    told = bool(fact.interface or fact.extra.get("env"))
+    has_interface = bool(fact.interface or fact.extra.get("env"))
     if "slow_s" in name:
         yield Check(
             host=fact.host,
@@ -56,17 +56,17 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         return
     addresses = name["addresses"]
     looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
-    if (addresses and not looped) or (told and not addresses):
+    if (addresses and not looped) or (has_interface and not addresses):
         seen = f"{fact.hostname} is {', '.join(addresses) or 'not resolved, and need not be'}"
         yield Check(host=fact.host, name="host name", state=State.OK, seen=seen)
         return
     yield Check(
         host=fact.host,
         name="host name",
-        state=State.WARNING if told else State.FAILED,
+        state=State.WARNING if has_interface else State.FAILED,
         seen=f"{fact.hostname} is {', '.join(addresses) or 'not resolved'} there",
         wanted=f"{fact.address}, where the other hosts reach it",
-        hint=_in_hosts(fact) + ("" if told else ", or cluster.interface="),
+        hint=_in_hosts(fact) + ("" if has_interface else ", or cluster.interface="),
     )
 
 
@@ -80,8 +80,8 @@ def _in_hosts(fact: NodeFacts) -> str:
 
 def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
     """That of the interface which the collectives take."""
-    found: Mapping[str, Any] | None = fact.extra.get("system", {}).get("links", {}).get(fact.interface)
-    return found
+    link: Mapping[str, Any] | None = fact.extra.get("system", {}).get("links", {}).get(fact.interface)
+    return link
 
 
 def _up(host: str, state: str, where: str) -> Check:

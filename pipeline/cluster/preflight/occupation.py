@@ -33,17 +33,22 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     Args:
         attempts: how the ids of the asking run's own attempts begin, which give way to it; '': it has none.
     """
-    found = []
+    occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        told = fact.extra.get("system", {})
+        system = fact.extra.get("system", {})
         wish = claims.claim(cluster, host, attempts, "")
-        rows = [row for row in told.get("claims", []) if collide(row, wish)]
-        own = {attempts, *(row["attempts"] for row in told.get("claims", []))}  # their processes are told with them
-        said = told.get("gpus") or {} if cluster.device == "cuda" else {}
+        rows = [row for row in system.get("claims", []) if collide(row, wish)]
+        own = {
+            attempts,
+            *(row["attempts"] for row in system.get("claims", [])),
+        }  # processes of these runs are counted by the claims
+        said = system.get("gpus") or {} if cluster.device == "cuda" else {}
         processes = tuple(_processes(host, said, own - {""}))
         if rows or processes:
-            found.append(Occupation(host=fact.host, runs=tuple(str(row["words"]) for row in rows), processes=processes))
-    return found
+            occupations.append(
+                Occupation(host=fact.host, runs=tuple(str(row["words"]) for row in rows), processes=processes)
+            )
+    return occupations
 
 
 def _processes(host: Host, said: Mapping[str, str], own: set[str]) -> Iterator[str]:
@@ -72,14 +77,21 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     """For preflight, where no run is meant yet: one of one's own is named as well."""
     state = State.FAILED if claims.policy(cluster) == claims.REFUSE else State.WARNING
     return [
-        Check(host=found.host, name="occupied", state=state, seen=found.who, wanted="nobody", hint=claims.WHEN_BUSY)
-        for found in occupied(cluster, facts, "")
+        Check(
+            host=occupation.host,
+            name="occupied",
+            state=state,
+            seen=occupation.who,
+            wanted="nobody",
+            hint=claims.WHEN_BUSY,
+        )
+        for occupation in occupied(cluster, facts, "")
     ]
 
 
-def refuse(found: Sequence[Occupation], nnodes: int) -> None:
+def refuse(occupations: Sequence[Occupation], nnodes: int) -> None:
     """Raises HostError: it names who is where."""
-    if found:
-        rows = [f"  {one.host} is busy: {one.who}" for one in found]
-        head = f"{len(found)} of {counted(nnodes, 'host')} {'is' if len(found) == 1 else 'are'} busy:"
+    if occupations:
+        rows = [f"  {one.host} is busy: {one.who}" for one in occupations]
+        head = f"{len(occupations)} of {counted(nnodes, 'host')} {'is' if len(occupations) == 1 else 'are'} busy:"
         raise HostError("\n".join([head, *rows]), hint=claims.WHEN_BUSY)

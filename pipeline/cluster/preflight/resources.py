@@ -77,19 +77,19 @@ def _disk(cluster: Cluster, fact: NodeFacts) -> Check:
     return _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, f"free for {folder}", hint)
 
 
-def _shared_memory(cluster: Cluster, host: Host, found: dict[str, int]) -> Check:
+def _shared_memory(cluster: Cluster, host: Host, shm: dict[str, int]) -> Check:
     wanted = _SHARED_CUDA if cluster.device == "cuda" and host.nproc_per_node > 1 else _SHARED_CPU
     hint = "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"
-    return _at_least(host.label, "shared memory", found["free_bytes"], wanted, "free in /dev/shm", hint)
+    return _at_least(host.label, "shared memory", shm["free_bytes"], wanted, "free in /dev/shm", hint)
 
 
-def _at_least(host: str, name: str, found: int, wanted: int, what: str, hint: str) -> Check:
-    few = found < wanted
+def _at_least(host: str, name: str, measured: int, wanted: int, what: str, hint: str) -> Check:
+    few = measured < wanted
     return Check(
         host=host,
         name=name,
         state=State.WARNING if few else State.OK,
-        seen=f"{_gib(found)} {what}",
+        seen=f"{_gib(measured)} {what}",
         wanted=f"at least {_gib(wanted)}" if few else "",
         hint=hint if few else "",
     )

@@ -46,18 +46,18 @@ def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
         result: host_speed.json.
         labels: the hosts' labels by node rank.
     """
-    found = []
+    measured = []
     for number, label in enumerate(labels):
         ranks = [rank for rank in result["ranks"] if rank["node_rank"] == number]
         device = ranks[0]["device"].partition(" ")[2] or result["device"]
         on = f"{len(ranks)} × {device}"
         slowest = min(float(rank["flop_per_s"]) for rank in ranks)
-        found.append(Figure(hosts=(label,), what="matrix product", on=on, per_s=slowest))
+        measured.append(Figure(hosts=(label,), what="matrix product", on=on, per_s=slowest))
     for group in result["groups"]:
         hosts = tuple(labels[number] for number in group["nodes"])
         on = f"{group['ranks']} ranks, {result['backend']}"
-        found.append(Figure(hosts=hosts, what="all-reduce", on=on, per_s=float(group["bus_bytes_per_s"])))
-    return found
+        measured.append(Figure(hosts=hosts, what="all-reduce", on=on, per_s=float(group["bus_bytes_per_s"])))
+    return measured
 
 
 def checks(measured: Sequence[Figure], baseline: Mapping[str, float]) -> Iterator[Check]:

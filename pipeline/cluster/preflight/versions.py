@@ -62,18 +62,18 @@ _UNKNOWN = "unknown"  # of a module that no installed distribution lists among i
 _BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # more than one dot: Hydra takes it for no number
 
 
-def refuse_others(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
+def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Versions) -> None:
     """Refuse hosts whose Python or libraries are others than the key says: their weights would be others too.
 
     Args:
         key: name of a distribution (or ``python``) → version, as in key.json.
-        told: what ``cluster.environment`` says already.
+        configured: what ``cluster.environment`` says already.
 
     Raises:
         HostError: every difference, and one word that runs as the hosts are.
     """
-    found = {fact.host: differing(fact, key) for fact in facts}
-    different = {host: versions for host, versions in found.items() if versions}
+    by_host = {fact.host: differing(fact, key) for fact in facts}
+    different = {host: versions for host, versions in by_host.items() if versions}
     if not different:
         return
     rows: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def refuse_others(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> 
         what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
         rows.setdefault(what, []).append(host)
     lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
-    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(found, told))
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(by_host, configured))
 
 
 def probed(key: Versions) -> list[str]:
@@ -92,10 +92,10 @@ def probed(key: Versions) -> list[str]:
 def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
     """What one host has otherwise than the key: name → the version there, or ``absent``. What its probe can't tell is
     left out."""
-    found = {name: _there(fact, name) for name in key}
+    installed = {name: _there(fact, name) for name in key}
     return {
         name: version
-        for name, version in found.items()
+        for name, version in installed.items()
         if version and _comparable(version) != _comparable(key[name]) and (version != _UNKNOWN or key[name] == ABSENT)
     }
 
@@ -109,14 +109,14 @@ def _there(fact: NodeFacts, name: str) -> str | None:
     return there.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
 
 
-def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
+def _mend(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
     """The override that takes the hosts as they are, where all have the same versions; else what to install."""
-    same = len({tuple(sorted(versions.items())) for versions in found.values()}) == 1
+    same = len({tuple(sorted(versions.items())) for versions in by_host.values()}) == 1
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:
         return f"hosts of one run need the same versions: {others}"
-    versions = next(iter(found.values()))
-    listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**told, **versions}.items()))
+    versions = next(iter(by_host.values()))
+    listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**configured, **versions}.items()))
     word = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
     lacking = [name for name, version in versions.items() if version == ABSENT]
     but = f" (whose code can do without {', '.join(lacking)})" if lacking else ""

@@ -46,13 +46,13 @@ def folders(words: Sequence[str], *, to: str | None, workdir: str, root: Path) -
     if to is not None and not words:
         raise UsageError("to= says where files and folders go, and none is named", hint="doit sync cluster=… to=… PATH")
     base = (to if to is not None else f"{workdir}/folders").rstrip("/")
-    found = [_folder(word, base, root) for word in words]
-    for folder in found:
-        same = [other.source for other in found if other.name == folder.name]
+    named = [_folder(word, base, root) for word in words]
+    for folder in named:
+        same = [other.source for other in named if other.name == folder.name]
         if len(set(same)) > 1:
             both = " and ".join(map(str, same[:2]))
             raise UsageError(f"{both} would both go to {folder.place}; sync them one by one, with another to= each")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(named))
 
 
 def _folder(word: str, base: str, root: Path) -> Folder:
@@ -110,10 +110,10 @@ def _program() -> str:
     hint = _INSTALL.get(platform.system(), "install rsync 3.1 or newer")
     if program is None:
         raise HostError("doit sync needs rsync on this computer, and PATH has none", hint=hint)
-    told = process.run([program, "--version"]).stdout
-    version = re.match(r"rsync +version (\d+)\.(\d+)", told)
+    printed = process.run([program, "--version"]).stdout
+    version = re.match(r"rsync +version (\d+)\.(\d+)", printed)
     if version is None or (int(version[1]), int(version[2])) < (3, 1):
-        raise HostError(f"doit sync needs rsync 3.1 or newer; {program} is {told.strip()[:60]!r}", hint=hint)
+        raise HostError(f"doit sync needs rsync 3.1 or newer; {program} is {printed.strip()[:60]!r}", hint=hint)
     return program
 
 
@@ -182,8 +182,8 @@ class _Pool:
                 one.open -= 1
             elif one.child.stdout is not None and key.fd == one.child.stdout.fileno():
                 one.said = (one.said + data)[-4096:]
-                for told in _PROGRESS.findall(one.said)[-1:]:
-                    on_bytes(one.copy.host.label, one.copy.folder.name, int(told.replace(b",", b"")))
+                for sent in _PROGRESS.findall(one.said)[-1:]:
+                    on_bytes(one.copy.host.label, one.copy.folder.name, int(sent.replace(b",", b"")))
             else:
                 one.failed = (one.failed + data)[-4096:]
         over = [one for one in self.running if one.open == 0]

@@ -45,7 +45,7 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class TreeState:
     """What one host has of one tree.
 
     ``differ`` files are absent or otherwise (``absent`` of them aren't there), ``more`` are there
@@ -90,7 +90,7 @@ def tree_of(folder: Folder) -> Tree:
     return Tree(name=folder.name, place=folder.place, files=files)
 
 
-def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Host] | None = None) -> list[Found]:
+def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Host] | None = None) -> list[TreeState]:
     """What each host has of each tree. Raises HostError: a host can't be asked, or can't read what it has."""
     request: dict[str, Any] = {
         "do": "compare_trees",
@@ -100,39 +100,39 @@ def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Hos
     hosts = launcher.cluster.hosts if hosts is None else hosts
     values = launcher.demand("comparing", launcher.ask(request, hosts=hosts, timeout_s=timeout_s))
     return [
-        _found(host.label, tree, told)
+        _state_of(host.label, tree, answer)
         for host in hosts
-        for tree, told in zip(wanted, values[host.label]["trees"], strict=True)
+        for tree, answer in zip(wanted, values[host.label]["trees"], strict=True)
     ]
 
 
-def _found(host: str, tree: Tree, told: Mapping[str, Any]) -> Found:
-    named, more_named = tuple(told["named"]), tuple(told["more_named"])
-    counts = {name: int(told[name]) for name in ("differ", "absent", "more")}
-    return Found(
+def _state_of(host: str, tree: Tree, answer: Mapping[str, Any]) -> TreeState:
+    named, more_named = tuple(answer["named"]), tuple(answer["more_named"])
+    counts = {name: int(answer[name]) for name in ("differ", "absent", "more")}
+    return TreeState(
         host=host,
         tree=tree,
-        place=str(told["place"]),
+        place=str(answer["place"]),
         named=named,
         more_named=more_named,
-        in_the_way=tuple(told["in_the_way"]),
-        sha256=str(told["sha256"]),
+        in_the_way=tuple(answer["in_the_way"]),
+        sha256=str(answer["sha256"]),
         **counts,
     )
 
 
-def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> list[Found]:
+def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> list[TreeState]:
     """What each host has of a data pack, where the probe found it. Raises HostError."""
     listed = trees.listing(str(pack.path))
     files = {name: entry for name, entry in listed.items() if name != NOT_SENT}
-    found: list[Found] = []
+    states: list[TreeState] = []
     for place in dict.fromkeys(fact.pack_path for fact in facts):
         there = {fact.host for fact in facts if fact.pack_path == place}
         path = place or f"{launcher.workdir}/data/{pack.digest}"
         tree = Tree(name=f"data pack {pack.digest[:12]}", place=path, files=files)
         hosts = [host for host in launcher.cluster.hosts if host.label in there]
-        found += [replace(one, more=0) for one in compare(launcher, [tree], hosts)]  # notes of this computer's pack
-    return found
+        states += [replace(one, more=0) for one in compare(launcher, [tree], hosts)]  # notes of this computer's pack
+    return states
 
 
 def bring(
@@ -141,7 +141,7 @@ def bring(
     *,
     delete: bool,
     heartbeat: Heartbeat,
-) -> list[Found]:
+) -> list[TreeState]:
     """Send to each host what differs there, to several hosts at once; what it has afterwards.
 
     Args:
@@ -156,7 +156,7 @@ def bring(
     wanted = [tree_of(folder) for folder in folders]
     heartbeat.doing("comparing what the hosts have")
     before = compare(launcher, wanted)
-    stale = {(found.host, found.place) for found in before if found.differ or (delete and found.more)}
+    stale = {(state.host, state.place) for state in before if state.differ or (delete and state.more)}
     if not stale:
         return before
     if not delete:
@@ -169,11 +169,11 @@ def bring(
     return compare(launcher, wanted)
 
 
-def _say_removed(before: Sequence[Found], heartbeat: Heartbeat) -> None:
-    for found in before:
-        if found.more:
+def _say_removed(before: Sequence[TreeState], heartbeat: Heartbeat) -> None:
+    for state in before:
+        if state.more:
             heartbeat(
-                f"{found.host}: removed from {found.place} what isn't here: {some_names(found.more_named, found.more)}"
+                f"{state.host}: removed from {state.place} what isn't here: {some_names(state.more_named, state.more)}"
             )
 
 
@@ -190,9 +190,9 @@ def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool
         raise HostError("\n".join(["not everything could be brought:", *rows]), hint="the same command, which goes on")
 
 
-def _refuse_to_replace(before: Sequence[Found]) -> None:
+def _refuse_to_replace(before: Sequence[TreeState]) -> None:
     """Raises HostError: something there would have to go, and nobody has asked for that."""
-    rows = [f"  {found.host}: in {found.place}: {some_names(found.in_the_way)}" for found in before if found.in_the_way]
+    rows = [f"  {state.host}: in {state.place}: {some_names(state.in_the_way)}" for state in before if state.in_the_way]
     if rows:
         head = (
             "files there stand where folders belong, or folders where files do, and nothing there is removed unasked:"
