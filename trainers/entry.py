@@ -79,10 +79,10 @@ def _raising_what_can_be_recorded(run: Callable[[], None]) -> Callable[[], None]
         try:
             run()
         except BaseException as error:
-            told = recordable(error)
-            if told is error:
+            raisable = recordable(error)
+            if raisable is error:
                 raise
-            raise told.with_traceback(error.__traceback__) from None
+            raise raisable.with_traceback(error.__traceback__) from None
 
     return recorded
 

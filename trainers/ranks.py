@@ -75,18 +75,18 @@ def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
                 launches[pid], wait_s = connection, idle_s
         for pid, code in _ended():
             used = time.monotonic()
-            if (told := launches.pop(pid, None)) is not None:
-                with contextlib.suppress(OSError), told:
-                    told.sendall(json.dumps({"exit": code}).encode() + b"\n")
+            if (agent := launches.pop(pid, None)) is not None:
+                with contextlib.suppress(OSError), agent:
+                    agent.sendall(json.dumps({"exit": code}).encode() + b"\n")
 
 
 def _ended() -> list[tuple[int, int]]:
     """Process ids and exit codes (negative: the signal) of the launches that have ended."""
-    found = []
+    ended = []
     with contextlib.suppress(ChildProcessError):
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
-            found.append((waited[0], os.waitstatus_to_exitcode(waited[1])))
-    return found
+            ended.append((waited[0], os.waitstatus_to_exitcode(waited[1])))
+    return ended
 
 
 def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
@@ -178,15 +178,15 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
 def shadowed(folders: list[str]) -> list[str]:
     """Modules that are imported already, and that these folders would have given instead."""
     imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_OF_SITE)}
-    found = []
+    paths = []
     for folder in folders:
         with contextlib.suppress(OSError):
             for entry in os.listdir(folder):
                 path, name = os.path.join(folder, entry), entry.partition(".")[0]
                 is_module = entry.endswith((".py", ".pyc", ".so")) or os.path.exists(os.path.join(path, "__init__.py"))
                 if name in imported and is_module:
-                    found.append(path)
-    return found
+                    paths.append(path)
+    return paths
 
 
 _given = dict(os.environ)

@@ -120,7 +120,7 @@ def bound(address: str, port: int) -> socket.socket:
     """Listening at the address, of a name at the first that it stands for, IPv4 before IPv6, as gloo does. Raises
     OSError."""
     places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    family, kind, number, _, place = min(places, key=lambda found: found[0] != socket.AF_INET)
+    family, kind, number, _, place = min(places, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -26,12 +26,12 @@ from trainers.contract import run_folder, variables
 from trainers.core import observer
 from trainers.core.observer import (
     ABSENT,
-    ASKED,
     FOLDER,
     IMPORTED,
     MADE,
     MODULE,
     NAMES,
+    NO_STAT,
     ORIGIN,
     OUTSIDE,
     PACKAGE,
@@ -231,14 +231,14 @@ class Seen:
         of its files: it is told only where the run failed.
         """
         keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
-        found: dict[str, bool] = {}
+        was_read_by_name: dict[str, bool] = {}
         for note in self.notes:
             for name in _names(note, places, ended_well):
                 as_text = note.how == TEXT and not _is_whole(name, places)
                 if (as_text or name.rstrip("/") not in keyed) and not _is_record(name):
-                    found[name] = found.get(name, False) or note.how in (READ, TEXT)
-        parents = {f"{path}/" for name in found if not name.endswith("/") for path in Path(name).parents}
-        return [Unkeyed(name, was_read) for name, was_read in sorted(found.items()) if name not in parents]
+                    was_read_by_name[name] = was_read_by_name.get(name, False) or note.how in (READ, TEXT)
+        parents = {f"{path}/" for name in was_read_by_name if not name.endswith("/") for path in Path(name).parents}
+        return [Unkeyed(name, was_read) for name, was_read in sorted(was_read_by_name.items()) if name not in parents]
 
     def record(
         self,
@@ -265,7 +265,7 @@ class Seen:
             if os.path.realpath(path) not in counts and not _is_record(note.path):
                 digest = _digest(path, "") if note.how == TEXT else note.digest
                 files.setdefault(_shown(path, inside), [digest, _stamp(path, digest)])
-        found = {
+        fields = {
             "host": host(),
             "prefix": sys.prefix,
             "files": dict(sorted(files.items())),
@@ -276,7 +276,7 @@ class Seen:
             "variables": self.variables,
             "own_variables": self.own_variables,
         }
-        return {**found, "looked_for": self._looked_for(Path(inside), keyed)} if inside else found
+        return {**fields, "looked_for": self._looked_for(Path(inside), keyed)} if inside else fields
 
     def changed_meanwhile(self, root: Path, keyed: Mapping[str, str]) -> list[str]:
         """Of the files that the key holds those that had a content, when they were opened, that it doesn't hold.
@@ -284,12 +284,12 @@ class Seen:
         Args:
             keyed: absolute real path → sha256 at the start; at the end each is again what the key holds.
         """
-        inside, found = os.path.realpath(root), set[str]()
+        inside, altered = os.path.realpath(root), set[str]()
         for note in self.of(READ, kinds=(PROJECT, OUTSIDE)):
             path = os.path.realpath(_absolute(note, inside))
             if path in keyed and note.digest != keyed[path] and note.digest != _digest(path, note.digest):
-                found.add(_shown(path, inside))
-        return sorted(found)
+                altered.add(_shown(path, inside))
+        return sorted(altered)
 
     def _folders(self, inside: str, kinds: Collection[str]) -> dict[str, list[Any]]:
         """Digest of the names in each folder that was listed; names that the program itself has put there."""
@@ -297,14 +297,14 @@ class Seen:
         for note in self.of(WRITTEN, MADE, kinds=kinds):
             folder, _, name = _absolute(note, inside).rpartition("/")
             own.setdefault(folder, set()).add(name)
-        found: dict[str, list[Any]] = {}
+        folders: dict[str, list[Any]] = {}
         for note in self.of(NAMES, kinds=kinds):
             path = _absolute(note, inside)
             if not _is_record(f"{note.path}/"):
                 mine = sorted(own.get(path, ()))
                 without = mine if _names_digest(path, mine) == note.digest else []
-                found.setdefault(_shown(path, inside), [note.digest, without])
-        return found
+                folders.setdefault(_shown(path, inside), [note.digest, without])
+        return folders
 
     def _absent(self, places: Places | None) -> list[str]:
         """Absolute paths that were looked for in vain, and that another program than this one may make.
@@ -321,30 +321,30 @@ class Seen:
         secrets = [text for name, text in os.environ.items() if _NAMES_SECRET.search(name.upper()) and len(text) >= 8]
         runs = f"{os.path.realpath(places.run_dir.parent)}/" if places else "/"
         made = {_in_checkout(note, places) for note in self.of(WRITTEN, MADE)}
-        found = set[str]()
-        for note in self.of(ABSENT, ASKED):
+        absent = set[str]()
+        for note in self.of(ABSENT, NO_STAT):
             path = _in_checkout(note, places)
             is_made = places is not None and note.kind == WORK and (places.work / note.path).exists()
             is_passing = path.startswith(elsewhere if note.kind == OUTSIDE else runs)
             is_shown = not any(secret in path for secret in secrets) and not _is_record(path)
             if path and is_shown and not (is_made or is_passing or path in made or os.path.lexists(path)):
-                found.add(path)
-        return sorted(found)
+                absent.add(path)
+        return sorted(absent)
 
     def _looked_for(self, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
         """Patterns of names below the project, each with those that there are now."""
-        found: dict[str, list[str]] = {}
-        for note in self.of(PATTERN, ABSENT, ASKED, MODULE, WORD, THERE, kinds=(PROJECT,)):
+        names_by_pattern: dict[str, list[str]] = {}
+        for note in self.of(PATTERN, ABSENT, NO_STAT, MODULE, WORD, THERE, kinds=(PROJECT,)):
             if note.how == PATTERN:
-                found[note.path] = names(root, note.path)
+                names_by_pattern[note.path] = names(root, note.path)
             elif (note.how != MODULE or note.path.endswith(".py")) and not _is_record(note.path):
                 escaped = glob.escape(note.path)
                 there = names(root, escaped)
                 if note.how == THERE and there and str(root / note.path) not in keyed:
-                    found[escaped] = there
+                    names_by_pattern[escaped] = there
                 elif note.how != THERE and not there:  # else it was made meanwhile
-                    found[escaped] = []
-        return dict(sorted(found.items()))
+                    names_by_pattern[escaped] = []
+        return dict(sorted(names_by_pattern.items()))
 
 
 def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
@@ -388,14 +388,14 @@ def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, list[s
     shared = {name.partition(".")[0] for name in modules if "." in name}  # a namespace is of several
     own = {name.replace(".", "/") for name in modules if name not in shared} - _PACELINE
     line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(own)))})[/.]", re.MULTILINE)
-    found: dict[str, list[str]] = {}
+    distributions: dict[str, list[str]] = {}
     for folder in filter(None, path):
         for name, (version, about) in _distributions(folder).items():
             with suppress(OSError):
                 text = Path(folder, about, "RECORD").read_text(encoding="utf-8")
-                if own and name not in found and line.search(text):
-                    found[name] = [version, folder]
-    return dict(sorted(found.items()))
+                if own and name not in distributions and line.search(text):
+                    distributions[name] = [version, folder]
+    return dict(sorted(distributions.items()))
 
 
 def _other_version(known: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
@@ -419,13 +419,13 @@ def _other_version(known: Mapping[str, Sequence[str]], keyed: Collection[str]) -
 
 def _distributions(folder: str) -> dict[str, tuple[str, str]]:
     """Those in a folder: name → version and the folder that describes it, whose name has both."""
-    found = {}
+    described = {}
     with suppress(OSError):  # an archive, or a folder that isn't there
         for about in sorted(os.listdir(folder)):  # noqa: PTH208
             if about.endswith(".dist-info"):
                 name, _, version = about.removesuffix(".dist-info").partition("-")
-                found[re.sub(r"[-_.]+", "-", name).lower()] = (version, about)
-    return found
+                described[re.sub(r"[-_.]+", "-", name).lower()] = (version, about)
+    return described
 
 
 def of_host() -> list[tuple[str, str]]:
@@ -510,8 +510,8 @@ def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
             yield inside
     elif (top / rest).is_file():
         yield inside
-    elif how == ASKED and not ended_well and _holds(top / rest):
-        yield f"{inside}/"  # whether it exists was asked: Hydra does, before it lists its configurations
+    elif how == NO_STAT and not ended_well and _holds(top / rest):
+        yield f"{inside}/"  # os.path.exists: Hydra calls it before it lists its configurations
 
 
 def _is_whole(name: str, places: Places) -> bool:
@@ -523,8 +523,8 @@ def _is_whole(name: str, places: Places) -> bool:
 
 def _holds(folder: Path, *, modules: bool = False) -> bool:
     """Whether a file lies in it; ``modules``: of Python, as a package without __init__.py has them or one in it."""
-    found = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules else folder.rglob("*")
-    return any(path.is_file() for path in found)
+    files = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules else folder.rglob("*")
+    return any(path.is_file() for path in files)
 
 
 def _is_record(name: str) -> bool:
@@ -583,10 +583,10 @@ def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list
     """What a person is told: a line for files that were read, another for those that were looked for in vain."""
     lines = []
     for was_read in (True, False):
-        found = [item.path for item in unkeyed if item.was_read is was_read]
-        if found:
-            was, are, them = ("was", "isn't", "it") if len(found) == 1 else ("were", "aren't", "them")
-            what = f"{joined(found)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
+        paths = [item.path for item in unkeyed if item.was_read is was_read]
+        if paths:
+            was, are, them = ("was", "isn't", "it") if len(paths) == 1 else ("were", "aren't", "them")
+            what = f"{joined(paths)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
             lines.append(f"the key is not complete: {what}; add {them} to {field}")
     return lines
 
@@ -601,18 +601,18 @@ def outside(paths: Sequence[str], hint: str = "program.data sends {them} to the 
     )
 
 
-def joined(found: Sequence[str]) -> str:
+def joined(paths: Sequence[str]) -> str:
     """The first eight of them, in a sentence."""
-    if len(found) > 8:
-        return f"{', '.join(found[:8])} and {len(found) - 8} more"
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+    if len(paths) > 8:
+        return f"{', '.join(paths[:8])} and {len(paths) - 8} more"
+    return paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
 
 
 def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
     """The checkout, where it lies on this host: as PACELINE_PROJECT says, else the folder above that of the runs."""
-    told = os.environ.get(variables.PROJECT)
-    if told:
-        return Path(told) if Path(told).is_dir() else None
+    named = os.environ.get(variables.PROJECT)
+    if named:
+        return Path(named) if Path(named).is_dir() else None
     runs = Path(str(config.get("paths", {}).get("runs", "")))
     if runs.is_absolute() or not runs.parts or run_dir.parent.parts[-len(runs.parts) :] != runs.parts:
         return None

@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # typing takes a small process longer than all of this
     from typing import Any
 
 WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "skip"
-READ, TEXT, WRITTEN, MADE, THERE, ABSENT, ASKED = "read", "text", "written", "made", "there", "absent", "asked"
+# ABSENT: an open of a file that isn't there; NO_STAT: an os.stat of one, which opens nothing (os.path.exists)
+READ, TEXT, WRITTEN, MADE, THERE, ABSENT, NO_STAT = "read", "text", "written", "made", "there", "absent", "asked"
 MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
 VARIABLE, IMPORTED = "variable", "imported"
 HASHED_BYTES = 64 << 20  # of a larger file size and modification time count
@@ -55,13 +56,13 @@ def digest_of(path: str, as_stamp: bool = False) -> str:
         return f"{seen.st_size}:{seen.st_mtime_ns}"
     from hashlib import sha256
 
-    found, file = sha256(), _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    hashed, file = sha256(), _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         while part := os.read(file, 1 << 20):
-            found.update(part)
+            hashed.update(part)
     finally:
         os.close(file)
-    return found.hexdigest()
+    return hashed.hexdigest()
 
 
 def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
@@ -128,16 +129,16 @@ class Watch:
         folder, name = os.path.split(path)
         if path in self.files or not name or os.path.basename(folder) == "__pycache__":
             return
-        found = self.zone(folder)
-        if not is_link and (found is None or found[0] in (WORK, OUTSIDE)) and os.path.islink(path):
+        zone = self.zone(folder)
+        if not is_link and (zone is None or zone[0] in (WORK, OUTSIDE)) and os.path.islink(path):
             real = os.path.realpath(path)
             at = self.zone(os.path.dirname(real))
-            if found is None or found[0] == WORK or (at is not None and at[0] != OUTSIDE):
+            if zone is None or zone[0] == WORK or (at is not None and at[0] != OUTSIDE):
                 self.look(real, missing, is_link=True)
                 return
-        if found is None:
+        if zone is None:
             return
-        kind, inside = found
+        kind, inside = zone
         inside = inside + "/" + name if inside else name
         if kind == WORK:
             if missing and not _exists(os.path.join(folder, name)):
@@ -146,7 +147,7 @@ class Watch:
         try:
             seen = _stat(path)
         except OSError:
-            if missing in (ABSENT, ASKED) and (kind != OUTSIDE or self.absent_outside < _MOST_ABSENT):
+            if missing in (ABSENT, NO_STAT) and (kind != OUTSIDE or self.absent_outside < _MOST_ABSENT):
                 self.absent_outside += kind == OUTSIDE
                 self.note(missing, kind, inside)
             return
@@ -169,16 +170,16 @@ class Watch:
     def wrote(self, path: str, keeps: bool = False) -> None:
         """A file that this process writes from now on; one that ``keeps`` its content is read, too."""
         folder, name = os.path.split(path)
-        found = self.zone(folder)
+        zone = self.zone(folder)
         real = os.path.join(os.path.realpath(folder), name)
-        if found is None or real in self.written:
+        if zone is None or real in self.written:
             return
         if keeps and _exists(path):
             self.look(path, "")
         if len(self.written) < _MOST:
             self.written.add(real)
-        if found[0] != WORK:
-            self.note(WRITTEN, found[0], found[1] + "/" + name if found[1] else name)
+        if zone[0] != WORK:
+            self.note(WRITTEN, zone[0], zone[1] + "/" + name if zone[1] else name)
 
     def opened(self, path: str, flags: int) -> None:
         """A file is about to be opened."""
@@ -207,10 +208,10 @@ class Watch:
         last = name.rpartition(".")[2]
         ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
-            found = self.zone(folder or os.getcwd())
-            if found is not None and found[0] in (WORK, PROJECT):
+            zone = self.zone(folder or os.getcwd())
+            if zone is not None and zone[0] in (WORK, PROJECT):
                 for end in ends:
-                    self.note(MODULE, found[0], os.path.join(found[1], last + end))
+                    self.note(MODULE, zone[0], os.path.join(zone[1], last + end))
 
     def imports(self, module: str) -> None:
         """Note the top-level name of a module that is imported."""
@@ -224,7 +225,7 @@ class Watch:
             self.note(IMPORTED, OUTSIDE, top)
 
     def listed(self, path: Any, caller: str, whole: bool) -> None:
-        """The names in a folder are asked for. The copy may lack it, or modules of a package (plug-ins are found so).
+        """A program lists a folder. The copy may lack it, or modules of a package (plug-ins are found so).
 
         Args:
             caller: the source that asks; what searches for a pattern has an event of its own.
@@ -233,32 +234,32 @@ class Watch:
         if isinstance(path, int):
             return
         folder = _place(path or ".")
-        found = self.zone(folder)
-        if found is None:
+        zone = self.zone(folder)
+        if zone is None:
             return
-        if found[0] != WORK:
-            searches = found[0] == PROJECT and os.path.basename(caller) == "glob.py"
+        if zone[0] != WORK:
+            searches = zone[0] == PROJECT and os.path.basename(caller) == "glob.py"
             if not searches and not self.is_own(folder) and os.path.isdir(folder):
-                self.note(NAMES, found[0], found[1], lambda: self._names(folder))
-        elif found[1] and not _exists(folder):
-            self.note(FOLDER, WORK, found[1] + "/")
-        elif found[1] and whole and _exists(os.path.join(folder, "__init__.py")):
-            self.note(PACKAGE, WORK, found[1] + "/")
+                self.note(NAMES, zone[0], zone[1], lambda: self._names(folder))
+        elif zone[1] and not _exists(folder):
+            self.note(FOLDER, WORK, zone[1] + "/")
+        elif zone[1] and whole and _exists(os.path.join(folder, "__init__.py")):
+            self.note(PACKAGE, WORK, zone[1] + "/")
 
     def _names(self, folder: str) -> str:
         with self.unobserved:
             return digest_of_names(folder)
 
     def matched(self, pattern: str) -> None:
-        """The names that match a pattern are asked for."""
+        """A program looks for the names that match a pattern."""
         parts = os.path.normpath(_place(pattern)).split("/")
         at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
         folder = "/".join(parts[:at]) or "/"
-        found = self.zone(folder)
-        if found is None or found[0] not in (WORK, PROJECT) or not at:
+        zone = self.zone(folder)
+        if zone is None or zone[0] not in (WORK, PROJECT) or not at:
             return
-        if found[1] or "**" not in parts:  # of the whole checkout it takes long
-            self.note(PATTERN, found[0], os.path.join(found[1], *parts[at:]))
+        if zone[1] or "**" not in parts:  # of the whole checkout it takes long
+            self.note(PATTERN, zone[0], os.path.join(zone[1], *parts[at:]))
 
     def words(self, values: Any, cwd: Any) -> None:
         """Files that the command line of a started program names: it reads them, and no hook is in it."""
@@ -274,13 +275,13 @@ class Watch:
         """The kind of zone that a source which reads a variable lies in; OUTSIDE for libraries and Paceline."""
         if _is_standard(source):
             return OUTSIDE
-        found = self.zone(os.path.dirname(os.path.abspath(source)))
-        return OUTSIDE if found is None or (found[1] + "/").startswith("trainers/") else found[0]
+        zone = self.zone(os.path.dirname(os.path.abspath(source)))
+        return OUTSIDE if zone is None or (zone[1] + "/").startswith("trainers/") else zone[0]
 
     def source(self, path: str) -> None:
         """A source of the run's own copy is opened, and not by an import: code that sees its own text sees comments,
         which the key lacks. What libraries and tracebacks read for themselves decides nothing."""
-        found = self.zone(os.path.dirname(path))
+        zone = self.zone(os.path.dirname(path))
         frame: Any = sys._getframe(3)
         while frame is not None and _is_standard(frame.f_code.co_filename):
             if os.path.basename(frame.f_code.co_filename) in (
@@ -291,11 +292,11 @@ class Watch:
             ):
                 return
             frame = frame.f_back
-        if frame is None or found is None:
+        if frame is None or zone is None:
             return
         who = self.zone(os.path.dirname(os.path.abspath(frame.f_code.co_filename)))
         if who is not None and not (who[0] == WORK and (who[1] + "/").startswith("trainers/")):
-            self.note(TEXT, found[0], os.path.join(found[1], os.path.basename(path)))
+            self.note(TEXT, zone[0], os.path.join(zone[1], os.path.basename(path)))
 
 
 def _is_standard(file: str) -> bool:
@@ -320,7 +321,7 @@ def _place(path: Any) -> str:
 
 
 def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
-    """The audit hook. What is asked for again, or lies where nobody looks, costs a look into a set."""
+    """The audit hook. A path that was seen before, or lies in no zone, costs a look into a set."""
     seen: set[str] = set()
     skipped, busy = watch.skipped, watch.busy
 
@@ -431,9 +432,9 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
             real = os.path.realpath(place)
             if not real.startswith(watch.made) or not watch.made:
                 watch.made = (*watch.made[-_MOST:], real + "/")
-                found = watch.zone(os.path.dirname(real))
-                if found is not None and found[0] != WORK:
-                    watch.note(MADE, found[0], os.path.join(found[1], os.path.basename(real)))
+                zone = watch.zone(os.path.dirname(real))
+                if zone is not None and zone[0] != WORK:
+                    watch.note(MADE, zone[0], os.path.join(zone[1], os.path.basename(real)))
 
     return {
         "os.listdir": listed,
@@ -467,13 +468,13 @@ def watch_stat(watch: Watch) -> None:
 
     def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
         try:
-            found = _stat(path, *args, **options)
+            status = _stat(path, *args, **options)
         except FileNotFoundError:
-            looked(path, options, ASKED)
+            looked(path, options, NO_STAT)
             raise
         if type(path) is not int and path not in known:
             looked(path, options, THERE)
-        return found
+        return status
 
     def looked(path: Any, options: dict[str, Any], how: str) -> None:
         try:
@@ -483,14 +484,14 @@ def watch_stat(watch: Watch) -> None:
                 known.clear()
             known.add(path)
             place = _place(path)
-            if how == ASKED:
-                watch.look(place, ASKED)
+            if how == NO_STAT:
+                watch.look(place, NO_STAT)
                 return
-            found = watch.zone(os.path.dirname(place))
-            if found is None or found[0] != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):
+            zone = watch.zone(os.path.dirname(place))
+            if zone is None or zone[0] != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):
                 return
             if os.path.basename(place) and not watch.is_own(place):
-                watch.note(THERE, PROJECT, os.path.join(found[1], os.path.basename(place)))
+                watch.note(THERE, PROJECT, os.path.join(zone[1], os.path.basename(place)))
         except Exception:
             known.clear()
 
@@ -555,9 +556,9 @@ def watch_variables(watch: Watch) -> None:
         return get(self, name)
 
     def names(self: Any) -> Iterator[Any]:
-        found = [*names_of(self)]
-        copied[:] = found[::-1]
-        return iter(found)
+        variables = [*names_of(self)]
+        copied[:] = variables[::-1]
+        return iter(variables)
 
     environ.__getitem__, environ.__iter__ = read, names
 
@@ -585,8 +586,8 @@ def leave_project(zones: Iterable[tuple[str, str]]) -> None:
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:
-        found = watch.zone(os.path.realpath(entry)) if entry else None
-        return found is None or found[0] in (WORK, OUTSIDE)
+        zone = watch.zone(os.path.realpath(entry)) if entry else None
+        return zone is None or zone[0] in (WORK, OUTSIDE)
 
     sys.path[:] = [entry for entry in sys.path if stays(entry)]
     sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in _owner(one).__module__]
@@ -626,15 +627,15 @@ def compile_anew() -> None:
 
 def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
     """Note from here on. ``report`` is the folder of the notes."""
-    found = Watch(zones, report)
-    sys.addaudithook(hook_of(found))
-    watch_stat(found)
-    watch_open(found)
-    watch_variables(found)
+    watcher = Watch(zones, report)
+    sys.addaudithook(hook_of(watcher))
+    watch_stat(watcher)
+    watch_open(watcher)
+    watch_variables(watcher)
     # first: importlib.import_module, by which plug-ins are loaded, raises no event
-    sys.meta_path.insert(0, Finder(lambda name, _: found.imports(name)))
+    sys.meta_path.insert(0, Finder(lambda name, _: watcher.imports(name)))
     # last: modules that are nowhere, however they are imported
-    sys.meta_path.append(Finder(lambda name, path: found.module(name, sys.path if path is None else path)))
+    sys.meta_path.append(Finder(lambda name, path: watcher.module(name, sys.path if path is None else path)))
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bool, in_copy: bool) -> None:

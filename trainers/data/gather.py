@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_AHEAD = 2  # batches: one travels to the device while the next is gathered
+_PREFETCHED = 2  # batches: one travels to the device while the next is gathered
 
 Rows = tuple[Tensor, Tensor]
 
@@ -47,13 +47,13 @@ class RowReader(ABC):
         """The batches that will be taken from now on."""
         self._upcoming = iter(batches)
         self._begun.clear()
-        self._go_ahead()
+        self._prefetch()
 
     def take(self, wanted: Wanted) -> Rows:
         """The rows; read here and now where another batch was expected. Raises TrainerError."""
         if self._begun and self._begun[0][0].equals(wanted):
             rows = self._begun.popleft()[1]()
-            self._go_ahead()
+            self._prefetch()
         else:
             rows = self._begin(wanted)()
         images, labels = (item.to(self._device, non_blocking=True) for item in rows)
@@ -64,8 +64,8 @@ class RowReader(ABC):
         self._upcoming = iter(())
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _go_ahead(self) -> None:
-        while len(self._begun) < _AHEAD and (wanted := next(self._upcoming, None)) is not None:
+    def _prefetch(self) -> None:
+        while len(self._begun) < _PREFETCHED and (wanted := next(self._upcoming, None)) is not None:
             self._begun.append((wanted, self._begin(wanted)))
 
     @abstractmethod

@@ -33,11 +33,11 @@ def build(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Au
     """
     if config.augmentation is None:
         return None
-    found = targets.load(config.augmentation)
-    made: Any = found(**config.augmentation_args) if inspect.isclass(found) else found
+    target = targets.load(config.augmentation)
+    made: Any = target(**config.augmentation_args) if inspect.isclass(target) else target
     called = made.forward if isinstance(made, nn.Module) else made
-    if not inspect.isclass(found):
-        made = functools.partial(found, **config.augmentation_args)
+    if not inspect.isclass(target):
+        made = functools.partial(target, **config.augmentation_args)
     whole_batches = "seeds" in inspect.signature(called).parameters
     augmentation = functools.partial(_with_seeds if whole_batches else _one_by_one, made, config.augmentation)
     images = torch.zeros(_TRIED, manifest.channels, manifest.height, manifest.width, dtype=torch.uint8, device=device)

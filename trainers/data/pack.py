@@ -191,8 +191,8 @@ class PackWatch:
         return None
 
     def _stamps(self) -> list[tuple[int, int, int]]:
-        found = [os.fstat(descriptor) for descriptor in self._files.values()]
-        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]
+        stats = [os.fstat(descriptor) for descriptor in self._files.values()]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
 
 def set_aside(damage: DamagedPackError) -> TrainerError:

@@ -19,10 +19,10 @@ from torch._C._distributed_c10d import Store
 
 from trainers.distributed.process_group import Node
 
-_LOOK_S = 0.5  # between two looks whether another rank was told
+_LOOK_S = 0.5  # between two looks whether another rank got the signal
 _POLL_S = 0.01
 _PATIENCE_S = 30.0  # with the other ranks; whoever sent the signal has killed this process by then
-_ASKED = "paceline/terminate"
+_STORE_KEY = "paceline/terminate"
 
 
 class Termination:
@@ -33,7 +33,7 @@ class Termination:
         self._store, self._ranks = node.store, node.ranks
         self._changed = threading.Condition()
         self._begun = finished
-        self._asked, self._last = False, -1  # -1: not agreed on yet
+        self._requested, self._last = False, -1  # -1: not agreed on yet
         self._ending = False
 
     def __enter__(self) -> Termination:
@@ -59,7 +59,7 @@ class Termination:
     def may_begin(self, step: int) -> bool:
         """Whether the step behind ``step`` finished ones is to be done. Waits while the ranks agree on the last one."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._asked or self._last >= 0)
+            self._changed.wait_for(lambda: not self._requested or self._last >= 0)
             if 0 <= self._last <= step:
                 return False
             self._begun = step + 1
@@ -74,20 +74,20 @@ class Termination:
         while not self._ending:
             ready, _, _ = select.select([self._pipe[0]], [], [], None if self._store is None else _LOOK_S)
             signalled = bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
-            if signalled or (not self._ending and self._asked_elsewhere()):
+            if signalled or (not self._ending and self._requested_elsewhere()):
                 self._agree()
                 return
 
-    def _asked_elsewhere(self) -> bool:
+    def _requested_elsewhere(self) -> bool:
         try:
-            return self._store is not None and self._store.check([_ASKED])
+            return self._store is not None and self._store.check([_STORE_KEY])
         except RuntimeError:  # torch raises DistError, whose base this is: the store's host is gone
             self._store = None
             return False
 
     def _agree(self) -> None:
         with self._changed:
-            self._asked, begun = True, self._begun
+            self._requested, begun = True, self._begun
         last = begun if self._store is None else self._largest(self._store, begun)
         with self._changed:
             self._last = last
@@ -95,11 +95,11 @@ class Termination:
 
     def _largest(self, store: Store, begun: int) -> int:
         """What the ranks have begun at most; what this one has where another is silent, or the store is gone."""
-        keys = [f"{_ASKED}/{rank}" for rank in range(self._ranks.world_size)]
+        keys = [f"{_STORE_KEY}/{rank}" for rank in range(self._ranks.world_size)]
         until = time.monotonic() + _PATIENCE_S
         try:
             store.set(keys[self._ranks.rank], str(begun))
-            store.set(_ASKED, "")
+            store.set(_STORE_KEY, "")
             while not self._ending and time.monotonic() < until:
                 if store.check(keys):
                     return max(int(store.get(key)) for key in keys)

@@ -53,7 +53,9 @@ class TorchvisionConfig(ModelConfig):
         spec = importlib.util.find_spec("torchvision")
         folder = Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")] if folder is not None else []
-        return sorted(told or name for text in texts for told, name in re.findall(_BUILDER, text, re.MULTILINE))
+        return sorted(
+            registered or name for text in texts for registered, name in re.findall(_BUILDER, text, re.MULTILINE)
+        )
 
 
 def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
@@ -89,10 +91,10 @@ def _builder(arch: str) -> Callable[..., nn.Module]:
             f"{install('torchvision')}"
         ) from error
     try:
-        found: Callable[..., nn.Module] = get_model_builder(arch)
+        builder: Callable[..., nn.Module] = get_model_builder(arch)
     except ValueError as error:
         raise ConfigError(f"model.arch={arch} is not in the torchvision of host {socket.gethostname()}") from error
-    return found
+    return builder
 
 
 def _sized(arch: str, image: ImageShape) -> dict[str, Any]:

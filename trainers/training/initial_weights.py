@@ -74,9 +74,9 @@ def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num
 def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
     """The tensors of a file by name, how it had to be read, and its sha256. Raises TrainerError."""
     try:
-        found_sha256 = sha256_file(path)
-        if sha256 is not None and found_sha256 != sha256:
-            raise TrainerError(f"{path}, the weights of {said}, was altered: sha256 {found_sha256}, not {sha256}")
+        actual_sha256 = sha256_file(path)
+        if sha256 is not None and actual_sha256 != sha256:
+            raise TrainerError(f"{path}, the weights of {said}, was altered: sha256 {actual_sha256}, not {sha256}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise TrainerError(f"{path}, the weights of {said}, can't be read ({error.strerror})") from error
@@ -87,7 +87,7 @@ def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], 
             "network is: torch.save(network.state_dict(), 'weights.pt')"
         ) from error
     weights, notes = unwrapped(content, said)
-    return weights, notes, found_sha256
+    return weights, notes, actual_sha256
 
 
 def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
