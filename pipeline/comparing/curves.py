@@ -140,7 +140,7 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             parts[-1].append(_point(x, finite))
-        elif values and parts[-1]:
+        elif values and parts[-1]:  # only NaN or infinite here: the drawn line is interrupted
             parts.append([])
     return Band(
         label=group.label,

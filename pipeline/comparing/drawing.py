@@ -186,6 +186,7 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
 # ----------------------------------------------------------------------------------------------- graph
 def graph(nodes: Sequence[Node]) -> str:
     """Boxes from left to right, each in the column after all that it needs; ``nodes`` stand after their needs."""
+    # a box stands one column behind the last of its needs, which come before it in ``nodes``
     depth: dict[str, int] = {}
     for node in nodes:
         depth[node.name] = 1 + max((depth[need] for need in node.needs), default=-1)

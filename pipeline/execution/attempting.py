@@ -170,6 +170,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
     """One attempt; where one of a run that has begun finds hosts silent, spares take their places, or they are waited
     for. Raises HostError: neither helps."""
     services, watchers = work.services, _watchers(work, number, notes=notes)
+    # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
     waits = Waits(restarts.cluster.restart_wait_s) if restarts.begun and services.hosts is None else Waits(0.0)
     while True:
         work.say.doing(waits.doing or "asking the hosts")
@@ -181,6 +182,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
             return
         except HostError as error:
             lines = restarts.replace(error.hosts) if restarts.replaces else []
+            # spares go before waiting: they compute at once
             if not lines and error.hosts and (again_s := waits.next(time.monotonic())) is not None:
                 if not waits.doing:
                     until = f"{clock(time.time() + waits.limit_s)} (cluster.restart_wait_s={waits.limit_s:g})"

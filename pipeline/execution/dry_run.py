@@ -245,7 +245,9 @@ def commands(plan: LaunchPlan) -> str:
 def text(trials: Sequence[PlannedRun]) -> str:
     """For a terminal: one trial with every step, or a line a trial; then the commands of the first one to run."""
     lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
-    launched = next((item for item in trials if not _step(item, "train").done), None)
+    launched = next(
+        (item for item in trials if any(step.name == "train" and not step.done for step in item.steps)), None
+    )
     if launched is None:
         return "\n".join([*lines, "nothing would be launched"])
     plan = launched.launch
@@ -337,7 +339,3 @@ def _label(step: Step, key: str) -> str:
 
 def _escaped(label: str) -> str:
     return label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace("\n", "<br/>")
-
-
-def _step(item: PlannedRun, name: str) -> Step:
-    return next(step for step in item.steps if step.name == name)

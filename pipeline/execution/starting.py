@@ -145,6 +145,7 @@ def _named(config: RunConfig, root: Path) -> Start:
         if path.suffix.lower() not in _ENDINGS:
             raise UsageError(f"{init.said}: a file of weights ends in {', '.join(_ENDINGS)}", hint=_AS_PT)
         return Start(said=init.said, sha256=weights.sha256_of_saved(path, config.data_dir), path=path)
+    # a file of that name was looked for first, so these two are names of something else
     if _PUBLISHED.fullmatch(text):
         arch = getattr(config.train.model, "arch", None)
         if config.train.model.name != "torchvision" or arch is None:

@@ -62,13 +62,9 @@ def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
             args = {name: settings[name] for name in fields if isinstance(settings.get(name), Mapping)}
             ordered[section] = {
                 **settings,
-                **{name: dict(sorted(value.items(), key=_name)) for name, value in args.items()},
+                **{name: dict(sorted(value.items(), key=lambda item: str(item[0]))) for name, value in args.items()},
             }
     return ordered
-
-
-def _name(item: tuple[Any, Any]) -> str:
-    return str(item[0])
 
 
 _LATER = {

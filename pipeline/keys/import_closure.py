@@ -266,6 +266,7 @@ class _Walk:
         if item.name in self._seen:
             return False
         top, _, rest = item.name.partition(".")
+        # a text that looks like a module's name counts only where the project has such a module
         if item.kind == "named" and not self._is_own(top):
             return False
         counts = item.kind in ("needed", "optional")
@@ -279,6 +280,7 @@ class _Walk:
         if counts and installed is not None and (library := self._library(installed.bases)):
             where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
             raise _refused(path, item, where, "install its project without -e, then the same command")
+        # sources first: a namespace may be shared by the project and an installed distribution
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
         if item.kind == "named":

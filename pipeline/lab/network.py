@@ -66,6 +66,7 @@ def connect(lab: Lab) -> None:
     for host in lab.hosts:
         lines.append(f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}")
         ports.append(f"link set {host.name} master br0 up")
+    # one batch for all links instead of a process for each
     command("ip", "-batch", "-", stdin="\n".join(lines))
     command("ip", "-n", lab.switch, "-batch", "-", stdin="\n".join(ports))
     for host in lab.hosts:

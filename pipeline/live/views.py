@@ -166,7 +166,7 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
     names = [*state.hosts]
     if len(names) > most:
         first = sorted(names, key=lambda name: (not state.hosts[name].over, state.hosts[name].step))[: max(1, most - 1)]
-        names = [name for name in names if name in set(first)]
+        names = [name for name in names if name in set(first)]  # back in their order, so that lines don't jump
     longest = max(4, *(cell_len(printable(name)) for name in state.hosts))
     name_width = min(_MOST_NAME, longest, max(_LEAST_NAME, width - 2 - _STATE))
     columns = _columns(width, name_width)

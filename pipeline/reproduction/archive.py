@@ -177,6 +177,7 @@ def _checked(archive: Path) -> str:
             top = top or member.name.partition("/")[0]
             _refuse_misfit(archive, member, top, seen)
             seen.add(member.name.casefold())
+            # hashed block by block: an archive may hold weights of any size
             name, digest = member.name.removeprefix(f"{top}/"), hashlib.sha256()
             if name == MANIFEST:
                 written = b"".join(member.blocks())
@@ -190,7 +191,7 @@ def _checked(archive: Path) -> str:
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
             hint="doit export run=KEY once more where the run's folder is",
         )
-    del by_name[MANIFEST]
+    del by_name[MANIFEST]  # it can't list its own sha256
     manifest = documents.open_sealed(written)
     files = manifest.get("files")
     if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):

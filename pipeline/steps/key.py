@@ -95,6 +95,7 @@ def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
     files = [path for path in paths if os.path.isfile(path) and path not in inputs]  # noqa: PTH113  (no error if too long)
     scripts = [path for path in [*files, *(inputs if runs_python else [])] if path.suffix == ".py" and path.is_file()]
     modules = [step.function.partition(":")[0]] if step.function else [*_modules(words, root)]
+    # empty, but not left out: whatever runs Python has its version in the key
     closures = [import_closure(root, modules)] if modules or runs_python else []
     closures += [import_closure(root, (), script=_entry(path, root)) for path in scripts]
     others = [path for path in files if path.suffix != ".py" and path.is_relative_to(root)]

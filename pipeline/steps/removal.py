@@ -30,6 +30,7 @@ def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]
     made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
+    # what stays keeps the steps that it was made of, and these keep theirs: repeat until nothing is added
     while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
         stays |= more
     going = {path: "nothing needs it" for path in made if path not in stays}

@@ -95,6 +95,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
+    # what it read besides its key (record["dependencies"]), and the values of the variables that it read
     keyed = key.parts["environment"]
     took = record.get("dependencies") or {}
     changed = dependencies.changed(took, root, keyed)

@@ -152,7 +152,7 @@ class _Conductor:
                         self.sweep.source.watch(self.schedule.running)
                 self._record_missed()
             except BaseException:
-                signals.hold()
+                signals.hold()  # a second Ctrl-C doesn't interrupt the ending of the trials
                 self.stop.tell(signals.caught or "an error")
                 self._end_all()
                 raise
@@ -179,7 +179,7 @@ class _Conductor:
 
     def _handle(self, event: _Event) -> None:
         start, outcome = event.start, event.outcome
-        if outcome is None:
+        if outcome is None:  # trained: the next trial may take the slot while this one is evaluated and recorded
             self.schedule.freed(start.slot)
             return
         if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause in DECIDED):

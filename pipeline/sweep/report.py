@@ -170,6 +170,7 @@ def _columns(configurations: Sequence[Group]) -> list[str]:
 def _cell(value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
+    # few digits for what is large, scientific notation for what would be 0.0000
     of_mean = tiny if 0 < abs(value.mean) < _TINY else figure
     of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else of_mean
     spread = "" if value.std is None else f" ± {of_spread(value.std)}"

@@ -130,6 +130,7 @@ class Watch:
         if path in self.files or not name or os.path.basename(folder) == "__pycache__":
             return
         zone = self.zone(folder)
+        # a link counts as the file that it leads to, unless it leads from outside of the project to outside of it
         if not is_link and (zone is None or zone[0] in (WORK, OUTSIDE)) and os.path.islink(path):
             real = os.path.realpath(path)
             at = self.zone(os.path.dirname(real))

@@ -104,6 +104,7 @@ def run(settings: Settings, output: Path | None) -> None:
         pairs = _pairs(node, infos, sizes, settings.iterations)
         if node.is_rank_zero and output is not None:
             write_json(output, _result(node, infos, rows, pairs))
+        # written before it is judged: wrong sums are to be looked at, too
         wrong = [f"{row.size_bytes} bytes: {row.wrong_elements} elements" for row in rows if row.wrong_elements]
         wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
         if wrong:

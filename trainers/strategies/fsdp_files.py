@@ -59,6 +59,7 @@ def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | No
             return f"{path.name} differs in {', '.join(sorted(stored.keys() ^ content.keys())[:3])}"
         for name, (first, rows, part) in stored.items():
             own = content[name]
+            # rows that the stored slice and this rank's have in common; start >= stop: none
             start, stop = max(first, own.first), min(first + len(part), own.first + len(own.local))
             if rows != own.rows or (start < stop and part.shape[1:] != own.local.shape[1:]):
                 return f"{name} has {rows} rows of {[*part.shape[1:]]}, and here {own.rows} of {[*own.local.shape[1:]]}"

@@ -21,6 +21,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         ConfigError: a pattern matches no parameter, or nothing would be left to train.
     """
     names = [name for name, _ in model.named_parameters()]
+    # a pattern with a typo would train what was to stay, and nobody would notice
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(

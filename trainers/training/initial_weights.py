@@ -106,6 +106,7 @@ def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         held = ", ".join(map(str, weights)) if weights else type(content).__name__
         raise TrainerError(f"{said} holds no state dict (names with tensors) but {held[:200]}")
+    # wrappers nest: DistributedDataParallel around a compiled network gives module._orig_mod.
     while prefix := next((item for item in _PREFIXES if all(name.startswith(item) for name in weights)), None):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
         notes.append(f"without the prefix {prefix!r}")
@@ -142,6 +143,7 @@ def fit(
             f"{said} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; take "
             "one of its earlier checkpoints"
         )
+    # nothing is copied before all is checked: a refused file leaves the network as it was
     for name in taken:
         own[name].copy_(weights[name])
     return Initial(

@@ -164,6 +164,7 @@ class Trainer:
         self.throughput.restart()
         with Termination(self.node, self.step) as termination:
             while not (self.pruned or self._is_over):
+                # after SIGTERM all ranks stop behind the same step, so their checkpoint is of one step
                 if not termination.may_begin(self.step):
                     self._save_at_once(began)
                     termination.end()

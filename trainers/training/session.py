@@ -217,6 +217,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
     closes = seen is not None and trainer.node.ranks.local_rank == 0
+    # one record a host, by its local rank 0; every rank takes part, as gathering is a collective
     records = trainer.node.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
     if records is None:
         return
@@ -239,6 +240,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
     nodes = [json.loads(record) for record in records if record]
     if nodes:
+        # the file is the record of rank 0's host; those of other hosts stand in it under "nodes"
         unkeyed = {path: how for node in nodes for path, how in sorted(node.pop("unkeyed").items())}
         if unkeyed:
             summary["unkeyed"] = unkeyed

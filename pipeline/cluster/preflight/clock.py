@@ -51,6 +51,7 @@ def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]
     times_by_host = {fact.host: round_trip for fact in facts if (round_trip := closer.get(fact.host) or times(fact))}
     offsets = {host: offset(round_trip) for host, round_trip in times_by_host.items()}
     if len(offsets) > 1 and _here_is_wrong(list(offsets.values())):
+        # all hosts agree, so their median says how far this computer is off
         median_s = sorted(measured.offset_s for measured in offsets.values())[len(offsets) // 2]
         seen = f"this computer's is {_apart(-median_s)} those of all hosts, which agree"
         hint = _HINT.replace(" there", " here")

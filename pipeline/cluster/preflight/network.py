@@ -55,6 +55,7 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         )
         return
     addresses = name["addresses"]
+    # Debian's installer maps the own name to 127.0.1.1: gloo would then announce an address nobody else reaches
     looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
     if (addresses and not looped) or (has_interface and not addresses):
         seen = f"{fact.hostname} is {', '.join(addresses) or 'not resolved, and need not be'}"

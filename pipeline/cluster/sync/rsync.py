@@ -137,7 +137,7 @@ def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, s
         while waiting or pool.running:
             while waiting and len(pool.running) < AT_ONCE:
                 copy = waiting.popleft()
-                if copy.host.label not in failures:
+                if copy.host.label not in failures:  # one failure a host is enough: its other folders would fail alike
                     pool.begin(copy, delete=delete)
             for one in pool.ended(on_bytes):
                 if one.child.returncode != 0:
