@@ -44,7 +44,7 @@ def run_entry(run: Callable[[], None]) -> None:
     ranks = read_ranks()  # before anybody's model may change the environment
     try:
         # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
-        record(_raising_what_can_be_recorded(run))()
+        record(_with_recordable_errors(run))()
     except (ConfigError, TrainerError) as error:
         if ranks.local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
@@ -72,7 +72,7 @@ def _note_running() -> Path | None:
     return path
 
 
-def _raising_what_can_be_recorded(run: Callable[[], None]) -> Callable[[], None]:
+def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
     """torch's ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text."""
 
     def recorded() -> None:

@@ -43,13 +43,13 @@ class PackageData(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def of_modules(readings: Mapping[str, Reading], lying: Mapping[str, str]) -> PackageData:
-    """The data of modules, by their paths in the snapshot; ``lying``: where each lies. Raises OSError."""
+def of_modules(readings: Mapping[str, Reading], places_by_name: Mapping[str, str]) -> PackageData:
+    """The data of modules, by their paths in the snapshot; ``places_by_name``: where each lies. Raises OSError."""
     candidates: dict[str, Path] = {}
     for name, reading in sorted(readings.items()):
         if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):
             continue
-        folder, inside = Path(lying[name]).parent, name.rpartition("/")[0]
+        folder, inside = Path(places_by_name[name]).parent, name.rpartition("/")[0]
         if inside and name.endswith("/__init__.py"):
             candidates |= {f"{inside}/{path.relative_to(folder).as_posix()}": path for path in _below(folder)}
         for path in _named(reading, folder):
@@ -149,10 +149,10 @@ def import_closure(
     data = of_modules(walk.readings_by_path, walk.places)
     digests = {path: reading.digest for path, reading in walk.readings_by_path.items()}
     digests |= {name: sha256_file(path) for name, path in data.files.items()}
-    lying = {name: Path(place) for name, place in walk.places.items()} | data.files
+    sources = {name: Path(place) for name, place in walk.places.items()} | data.files
     return Closure(
         digests=dict(sorted(digests.items())),
-        sources={name: lying[name] for name in sorted(digests)},
+        sources={name: sources[name] for name in sorted(digests)},
         versions=walk.versions(),
         unresolved=tuple(sorted(walk.unresolved)),
         left_out=data.left_out,

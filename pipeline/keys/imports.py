@@ -78,7 +78,7 @@ _GIVEN = sys.stdlib_module_names | {"__main__"}
 _RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
 
 
-_TELLING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
+_IMPORTING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
 """What ``_of`` looks at, of the tens of thousands of nodes that a project's sources have."""
 
 
@@ -95,7 +95,7 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
     package = module if is_package else module.rpartition(".")[0]
     by_name: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
-        for item in _of(node, package, module) if isinstance(node, _TELLING) else ():
+        for item in _of(node, package, module) if isinstance(node, _IMPORTING) else ():
             kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
             known = by_name.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
@@ -113,10 +113,10 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
             waiting += [(item, guarded) for item in node.orelse]
             continue
         inside = guarded or (isinstance(node, _FORGIVERS) and _forgives(node))
-        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if _may_tell(item)]
+        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if _may_import(item)]
 
 
-def _may_tell(node: ast.AST) -> bool:
+def _may_import(node: ast.AST) -> bool:
     """A docstring may begin with a module's name, and is no import of it."""
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)

@@ -58,7 +58,7 @@ def reproduce(
     """
     recipe = read(folder, root)
     _say_what_differs(recipe, say)
-    _refuse_untold(recipe, overrides)
+    _refuse_missing_secrets(recipe, overrides)
     if (hardware := _other_hardware(recipe, overrides)) is not None:
         say(f"  hardware     {hardware}: equal bits can't be promised, so metrics are compared within their spread")
     runs_dir = work / "runs"
@@ -186,7 +186,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     return [redact.restored(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
 
 
-def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
+def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
     """Raises PacelineError: a secret of the run, which no file keeps, is neither given anew nor a variable here."""
     overridden = {_name(word) for word in given}
     source = (recipe.config.get("dataset") or {}).get("source")
@@ -194,12 +194,12 @@ def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
         *_own_words(recipe, overridden),
         *([f"dataset.source={source}"] if "dataset.source" not in overridden else []),
     ]
-    untold = [word for word in words if redact.HIDDEN in word]
-    if untold:
-        word = untold[0].partition("=")[0]
+    hidden = [word for word in words if redact.HIDDEN in word]
+    if hidden:
+        word = hidden[0].partition("=")[0]
         name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
         raise PacelineError(
-            f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(untold)}",
+            f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(hidden)}",
             hint=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
             f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
         )

@@ -344,11 +344,11 @@ def test_secrets_are_told_anew_by_the_environment_or_named(tmp_path: Path, monke
     monkeypatch.delenv("API_TOKEN", raising=False)
     monkeypatch.setenv("PROXY", "http://bob:pw@h:1")
     with pytest.raises(PacelineError, match=r"to be told anew: \+\+cluster\.env\.API_TOKEN=\*\*\*\n") as caught:
-        reproduce._refuse_untold(made, [])
+        reproduce._refuse_missing_secrets(made, [])
     assert "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}', with the value in" in str(caught.value)
-    reproduce._refuse_untold(made, ["++cluster.env.API_TOKEN=abc"])
+    reproduce._refuse_missing_secrets(made, ["++cluster.env.API_TOKEN=abc"])
     monkeypatch.setenv("API_TOKEN", "abc")
-    reproduce._refuse_untold(made, [])
+    reproduce._refuse_missing_secrets(made, [])
     told: dict[str, Any] = {"root": tmp_path, "project": tmp_path, "source": None}
     assert reproduce._overrides(made, [], **told) == [
         "seed=1",

@@ -132,7 +132,7 @@ def fit(
     own = network.state_dict()
     head = _head(own, weights, num_classes)
     left_out = [name for name in weights if name not in own and name.startswith(_AUXILIARY)]
-    if misfits := _what_does_not_fit(own, weights, {*head, *left_out}):
+    if misfits := _misfits(own, weights, {*head, *left_out}):
         raise TrainerError(
             f"{said} doesn't fit the network; tensors {misfits}. The network has to be the one that they were trained "
             "in, but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
@@ -166,7 +166,7 @@ def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes:
     return [name for name in own if name in names] if len({name.rpartition(".")[0] for name in names}) == 1 else []
 
 
-def _what_does_not_fit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
+def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
     """In words; '' where everything fits. Counters that files of before 2018 lack are nothing that a network needs."""
     missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
     extra = [name for name in weights if name not in own and name not in spared]
