@@ -1,7 +1,7 @@
 """What attempts that are over have left on hosts: which of it may go, and why the rest stays.
 
 A host removes what its controller could not (the link was down, the controller was killed) once somebody asks it. The
-host says what nothing there uses any more (pipeline/cluster/agent/running/staging.py); here stands what is wanted.
+host says what nothing there uses any more (pipeline/cluster/agent/running/leftovers.py); here stands what is wanted.
 """
 
 from __future__ import annotations

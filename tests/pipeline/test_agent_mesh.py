@@ -57,13 +57,13 @@ def test_a_damaged_record_stops_mesh_and_undo_takes_what_carries_the_mark(
 def test_a_record_with_a_key_that_is_no_text_is_damaged(ssh: Path) -> None:
     ssh.mkdir()
     (ssh / "paceline-mesh.json").write_text('{"made_key": true}')
-    with pytest.raises(mesh.Damaged, match="made_key is True"):
-        mesh.recorded()
+    with pytest.raises(mesh.DamagedRecord, match="made_key is True"):
+        mesh.read_record()
 
 
 def test_undo_takes_lines_that_somebody_has_edited_and_no_others(ssh: Path, said: dict[str, Any]) -> None:
     ssh.mkdir()
-    mesh.note(authorized_keys=[OURS, OURS.replace("ours", "more")], known_hosts=["b ssh-ed25519 AAAAb"])
+    mesh.add_to_record(authorized_keys=[OURS, OURS.replace("ours", "more")], known_hosts=["b ssh-ed25519 AAAAb"])
     others = f"ssh-ed25519 AAAAown me\n# {OURS}\n"
     (ssh / "authorized_keys").write_text(f"{others}no-pty {OURS}\n{OURS.replace('ours', 'more')}\r\n")
     (ssh / "known_hosts").write_text("a ssh-ed25519 AAAAb\r\nb ssh-ed25519 AAAAb\r\n")
@@ -83,8 +83,8 @@ def test_keys_with_the_mark_go_where_the_record_is_gone(ssh: Path, said: dict[st
 
 def test_the_record_appears_whole_and_keeps_what_it_had(ssh: Path) -> None:
     ssh.mkdir()
-    mesh.note(made_key="ssh-ed25519 A")
-    mesh.note(known_hosts=["b ssh-ed25519 B"])
+    mesh.add_to_record(made_key="ssh-ed25519 A")
+    mesh.add_to_record(known_hosts=["b ssh-ed25519 B"])
     assert json.loads((ssh / "paceline-mesh.json").read_text()) == {
         "made_key": "ssh-ed25519 A",
         "known_hosts": ["b ssh-ed25519 B"],
@@ -162,9 +162,11 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_the_command_that_shows_it
 def test_the_plain_name_has_to_do_where_port_and_user_are_the_usual_ones(
     monkeypatch: pytest.MonkeyPatch, port: int, reached: str, expected: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(mesh, "login_words", lambda target: target["address"])
+    monkeypatch.setattr(mesh, "name_for_login", lambda target: target["address"])
     monkeypatch.setattr(
-        mesh, "login", lambda *words: "" if reached in ("both", "exact" if "-p" in words else "plain") else "refused"
+        mesh,
+        "login_error",
+        lambda *words: "" if reached in ("both", "exact" if "-p" in words else "plain") else "refused",
     )
     target = {"label": "b", "name": "b", "user": getpass.getuser(), "address": "10.0.0.2", "port": port}
-    assert mesh.try_login(target) == expected
+    assert mesh.login_errors(target) == expected

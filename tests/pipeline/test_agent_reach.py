@@ -28,7 +28,7 @@ def checked(among: list[dict[str, Any]], *numbers: int, late: int | None = None)
     def one(number: int) -> dict[str, Any]:
         if number == late:
             time.sleep(4 * reach.RETRY_S)
-        return reach.check(among, number, HELLO, ANSWER)
+        return reach.check_reach(among, number, HELLO, ANSWER)
 
     with ThreadPoolExecutor(len(numbers)) as pool:
         return list(pool.map(one, numbers))
@@ -67,14 +67,14 @@ def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatc
 
 
 def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, seen = reach.Check.step, list[int]()
+    step, seen = reach.ReachCheck.step, list[int]()
 
-    def counted(self: reach.Check) -> None:
+    def counted(self: reach.ReachCheck) -> None:
         seen.append(len(self.active))
         step(self)
 
     monkeypatch.setattr(reach, "AT_ONCE", 2)
-    monkeypatch.setattr(reach.Check, "step", counted)
+    monkeypatch.setattr(reach.ReachCheck, "step", counted)
     assert checked(nodes(6), *range(6)) == [{"taken": {}, "failed": []}] * 6
     assert max(seen) == 2
 
@@ -92,8 +92,8 @@ def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_lis
     two[1]["address"] = "both"
     known = {"both": [(socket.AF_INET, ("127.0.0.2", 0)), (socket.AF_INET, ("255.255.255.255", 0))]}
     alone = [(socket.AF_INET, ("127.0.0.1", 0))]
-    monkeypatch.setattr(reach.Names, "places", lambda _, address: known.get(address, alone))
-    monkeypatch.setattr(reach, "listening", lambda _, port: [socket.create_server(("127.0.0.2", port))])
+    monkeypatch.setattr(reach.Resolver, "places", lambda _, address: known.get(address, alone))
+    monkeypatch.setattr(reach, "open_listeners", lambda _, port: [socket.create_server(("127.0.0.2", port))])
     two[0]["ports"] = []
     assert checked(two, 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
 

@@ -71,7 +71,7 @@ def test_a_node_whose_first_node_has_ended_does_not_wait_for_the_lease_of_a_cont
         (tmp_path / name).touch()
     one = Supervisor({"run_id": "r", "nodes": [node], "lease_s": 600.0}, node)
     monkeypatch.setattr(one.lease, "look", lambda: silent_s)
-    monkeypatch.setattr(one.meeting, "left_s", lambda: left_s)
+    monkeypatch.setattr(one.rendezvous, "left_s", lambda: left_s)
     one.look()
     assert (one.end_at is not None) == ends
     assert ("torchrun of the first node has ended" in one.reason) == ends

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cluster import leftover
 from pipeline.cluster.agent import node
-from pipeline.cluster.agent.running import processes, staging
+from pipeline.cluster.agent.running import leftovers, processes
 from pipeline.cluster.leftover import Left, why_stays
 from pipeline.runs import journal
 from trainers.contract import variables
@@ -77,12 +77,12 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
     rank = subprocess.Popen(["sleep", "60"], env={variables.NODE: "of this test:0"}, start_new_session=True)
     try:
-        rows = {row["name"].partition("/")[0]: row for row in staging.attempts_left(str(tmp_path), me)}
+        rows = {row["name"].partition("/")[0]: row for row in leftovers.attempts_left(str(tmp_path), me)}
         assert set(rows) == {name for name, unused in expected.items() if unused}
         assert [rows[name]["holds_outputs"] for name in sorted(rows)] == [False, True, False]
         names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
         registry = tmp_path / "agents"
-        staging.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
+        leftovers.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
     finally:
         rank.kill()
         rank.wait()
@@ -106,7 +106,7 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
     (made / "checkpoints" / "half").mkdir(parents=True)
     (made / file).parent.mkdir(exist_ok=True)
     (made / file).write_text("weights")
-    assert staging.holds_outputs(str(made)) == wanted
+    assert leftovers.holds_outputs(str(made)) == wanted
 
 
 def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Left:

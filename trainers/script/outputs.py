@@ -178,8 +178,8 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
 
 
 def _why_not(path: Path, top: str) -> str:
-    """The agent says the same (pipeline/cluster/agent/staging.py). A link that leads nowhere lacks nothing. Raises
-    OSError."""
+    """The agent says the same (pipeline/cluster/agent/running/staging.py). A link that leads nowhere lacks nothing.
+    Raises OSError."""
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
         return LEADS_OUT
     mode = path.stat().st_mode

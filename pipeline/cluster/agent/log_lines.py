@@ -34,9 +34,9 @@ class Rules:
         while moved:
             moved = False
             for pattern, _ in self._rules:
-                for found in pattern.finditer(text):
-                    if found.start() < at < found.end():
-                        at, moved = found.start(), True
+                for match in pattern.finditer(text):
+                    if match.start() < at < match.end():
+                        at, moved = match.start(), True
         return at
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "standing": "running.registry",
     "collect": "running.staging",
     "clean": "running.staging",
-    "clear": "running.staging",
+    "clear": "running.leftovers",
     "put_pack": "running.staging",
     "find_environment": "host.environments",
     "make_environment": "host.environments",

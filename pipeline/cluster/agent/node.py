@@ -79,12 +79,12 @@ def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
     """ssh address and port of the next few nodes, as their identities tell: what an isolated node tries to reach."""
     all_nodes = request["nodes"]
     at = [other["identity"] for other in all_nodes].index(node["identity"])
-    found = []
+    peers = []
     for other in [*all_nodes[at + 1 :], *all_nodes[:at]][:PEERS]:
         address, _, port = other["identity"].split(" ")[1].rpartition(":")
         if port != "0":
-            found.append((address, int(port)))
-    return found
+            peers.append((address, int(port)))
+    return peers
 
 
 def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:

@@ -14,7 +14,7 @@ import time
 from ..running.claims import seen
 from ..wire import Json, in_thread, say
 from .processors import gpu_state
-from .reach import plain
+from .reach import encoded_name
 
 NAME_S = 1.0  # how long the look-up of the own name may take; nothing else here waits for anybody
 _SENTINEL = ".paceline-shared-%s"
@@ -44,13 +44,13 @@ def facts(gpu_s: float) -> Json:
     return {**read, "own_name": dict(name) if resolved.is_set() else {"slow_s": NAME_S}}
 
 
-def resolve_own_name(found: Json, resolved: threading.Event) -> None:
+def resolve_own_name(own_name: Json, resolved: threading.Event) -> None:
     """The addresses of this host's own name, as a program here would find them; none: it doesn't resolve."""
     try:
-        answers = socket.getaddrinfo(plain(socket.gethostname()), None, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(encoded_name(socket.gethostname()), None, type=socket.SOCK_STREAM)
     except OSError:
         answers = []
-    found["addresses"] = sorted({str(address[0]) for *_, address in answers})
+    own_name["addresses"] = sorted({str(address[0]) for *_, address in answers})
     resolved.set()
 
 
@@ -68,14 +68,14 @@ def shared_memory(folder: str = "/dev/shm") -> Json | None:
     """Size and free bytes of the file system for shared memory."""
     if not os.path.isdir(folder):
         return None
-    found = os.statvfs(folder)
-    return {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    disk = os.statvfs(folder)
+    return {"size_bytes": disk.f_frsize * disk.f_blocks, "free_bytes": disk.f_frsize * disk.f_bavail}
 
 
 def memory_available(table: str = "/proc/meminfo") -> int | None:
     """Bytes that new processes could take without swapping."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", text(table), re.MULTILINE)
-    return int(found.group(1)) << 10 if found else None
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", text(table), re.MULTILINE)
+    return int(match.group(1)) << 10 if match else None
 
 
 def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json:
@@ -117,22 +117,22 @@ def limit_and_use(folder: str, limit: str, use: str) -> list[tuple[int, int]]:
     most, used = text(f"{folder}/{limit}"), text(f"{folder}/{use}")
     if not (most.isdecimal() and used.isdecimal() and int(most) < 1 << 60):
         return []
-    told: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", text(f"{folder}/memory.stat"), re.MULTILINE))
-    idle = int(told.get("total_inactive_file", told.get("inactive_file", "0")))
+    counters: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", text(f"{folder}/memory.stat"), re.MULTILINE))
+    idle = int(counters.get("total_inactive_file", counters.get("inactive_file", "0")))
     return [(int(most), max(0, int(used) - idle))]
 
 
 def links(root: str = "/sys/class/net") -> Json:
     """Interface → state (``up``, ``down``, ``unknown``), MTU, and Mbit/s where the driver tells."""
-    found = {}
+    interfaces = {}
     for folder in glob.glob(f"{root}/*/"):
         speed = text(f"{folder}speed")  # an error, or -1, while the link is down
-        found[os.path.basename(folder[:-1])] = {
+        interfaces[os.path.basename(folder[:-1])] = {
             "state": text(f"{folder}operstate") or "unknown",
             "mtu": number(text(f"{folder}mtu")),
             "speed_mbit": int(speed) if speed.isdecimal() else None,
         }
-    return found
+    return interfaces
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
@@ -162,8 +162,8 @@ def netdev_of(device: str, folder: str, port: str) -> str | None:
     if named:
         return named
     for place in sorted(glob.glob(f"{device}/device/net/*")):
-        found = text(f"{place}/dev_port") or "0"
-        if found.isdecimal() and int(found) + 1 == number(port):
+        index = text(f"{place}/dev_port") or "0"
+        if index.isdecimal() and int(index) + 1 == number(port):
             return os.path.basename(place)
     return None
 
@@ -175,8 +175,8 @@ def text(path: str) -> str:
     return ""
 
 
-def number(told: str) -> int | None:
-    return int(told) if told.isdecimal() else None
+def number(digits: str) -> int | None:
+    return int(digits) if digits.isdecimal() else None
 
 
 def examine(request: Json) -> None:

@@ -27,16 +27,16 @@ MARK = "(doit mesh)"  # what the comment of every public key ends with that was 
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
 
-def path(name: str = "") -> str:
+def ssh_path(name: str = "") -> str:
     return os.path.join(os.path.expanduser("~/.ssh"), name) if name else os.path.expanduser("~/.ssh")
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def home_lock() -> Iterator[None]:
     """One node at a time changes a home that several share."""
     import fcntl
 
-    with open(path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
+    with open(ssh_path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -53,8 +53,8 @@ def mesh_offer(request: Json) -> None:
                 "it has no ssh and ssh-keygen; install OpenSSH's client there (apt install openssh-client)"
             )
         make_folder()
-        with alone():
-            recorded()  # raises SystemExit where it is damaged: what is added then couldn't be undone
+        with home_lock():
+            read_record()  # raises SystemExit where it is damaged: what is added then couldn't be undone
             made = make_key()
     say(
         user=getpass.getuser(),
@@ -63,47 +63,47 @@ def mesh_offer(request: Json) -> None:
         public_key=public_key(),
         made=made,
         host_keys=host_keys(address, port),
-        warnings=warnings(),
+        warnings=sshd_warnings(),
     )
 
 
 def make_folder() -> None:
     """~/.ssh for its owner alone. Raises SystemExit: something else is in its place, or of a file that is added to."""
-    place = path()
+    place = ssh_path()
     if os.path.lexists(place) and not os.path.isdir(place):
         kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
         raise SystemExit(f"~/.ssh there is {kind}; move it away{THERE}mv ~/.ssh ~/.ssh.old")
     os.makedirs(place, mode=0o700, exist_ok=True)
     os.chmod(place, 0o700)
     for name in (AUTHORIZED, KNOWN):  # before a host has added anything
-        if os.path.isdir(path(name)):
+        if os.path.isdir(ssh_path(name)):
             raise SystemExit(f"~/.ssh/{name} there is a folder; move it away{THERE}mv ~/.ssh/{name} ~/.ssh/{name}.old")
 
 
 def make_key() -> bool:
     """A key pair without a passphrase where there is none; whether one was made."""
-    if os.path.exists(path(KEY)):
+    if os.path.exists(ssh_path(KEY)):
         return False
     comment = f"{getpass.getuser()}@{os.uname().nodename}"
-    keygen("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path(KEY))
-    note(made_key=public_key())
+    run_keygen("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", ssh_path(KEY))
+    add_to_record(made_key=public_key())
     return True
 
 
 def public_key() -> str:
     """Type and key as text, without the comment; '' where there is none. Raises SystemExit: ssh can't use it."""
-    if not os.path.exists(path(KEY)):
+    if not os.path.exists(ssh_path(KEY)):
         return ""
-    status = os.stat(path(KEY))
+    status = os.stat(ssh_path(KEY))
     if status.st_mode & 0o077 and status.st_uid == os.getuid():
         mode = f"{status.st_mode & 0o777:o}"
         raise SystemExit(
             f"~/.ssh/{KEY} there is open to others (mode {mode}), so ssh doesn't use it{THERE}chmod 600 ~/.ssh/{KEY}"
         )
-    done = keygen("-y", "-P", "", "-f", path(KEY), check=False)
-    found = _PUBLIC.match(done.stdout)
-    if found is not None:
-        return found.group(0)
+    done = run_keygen("-y", "-P", "", "-f", ssh_path(KEY), check=False)
+    match = _PUBLIC.match(done.stdout)
+    if match is not None:
+        return match.group(0)
     why = ((done.stderr or done.stdout).strip().splitlines()[-1:] or ["no public key"])[0]
     if "passphrase" not in why:
         raise SystemExit(
@@ -116,7 +116,7 @@ def public_key() -> str:
     )
 
 
-def keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         ["ssh-keygen", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )
@@ -132,8 +132,8 @@ def host_keys(address: str, port: int) -> list[str]:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15, check=False
         )
-        found = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
-        keys = sorted({match.group(0) for line in found if (match := _PUBLIC.match(line))})
+        scanned = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
+        keys = sorted({match.group(0) for line in scanned if (match := _PUBLIC.match(line))})
         if keys:
             return keys
     texts = []
@@ -143,7 +143,7 @@ def host_keys(address: str, port: int) -> list[str]:
     return sorted({match.group(0) for text in texts if (match := _PUBLIC.match(text))})
 
 
-def warnings() -> list[str]:
+def sshd_warnings() -> list[str]:
     """Why sshd would pass over ~/.ssh here (its StrictModes), as far as the files tell."""
     home = os.path.expanduser("~")
     mode = os.stat(home).st_mode & 0o777
@@ -158,16 +158,17 @@ def mesh_accept(request: Json) -> None:
 
     ``keys``: public keys with a comment. ``known``: how a host may be called (``names``) and the keys of its server.
     """
-    with alone():
-        keys = append(AUTHORIZED, missing_keys(request["keys"]))
+    with home_lock():
+        keys = append_lines(AUTHORIZED, missing_keys(request["keys"]))
         wanted, conflicts = missing_hosts(request["known"])
-        hosts = append(KNOWN, wanted)
+        hosts = append_lines(KNOWN, wanted)
     say(keys=keys, hosts=hosts, conflicts=conflicts)
 
 
 def missing_keys(keys: list[str]) -> list[str]:
     """Those that no line of authorized_keys has, with options before it or without."""
-    there = {word for line in lines_of(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
+    # every word of a line: options before the key may hold spaces in quotes
+    there = {word for line in read_lines(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
     return [line for line in dict.fromkeys(keys) if line.split()[1] not in there]
 
 
@@ -188,34 +189,34 @@ def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
 
 def known_keys(name: str) -> set[str]:
     """The keys that known_hosts has for a name, hashed or not."""
-    if not os.path.exists(path(KNOWN)):
+    if not os.path.exists(ssh_path(KNOWN)):
         return set()
-    done = keygen("-F", name, "-f", path(KNOWN), check=False)
+    done = run_keygen("-F", name, "-f", ssh_path(KNOWN), check=False)
     lines = (line for line in done.stdout.splitlines() if not line.startswith("#"))
     return {match.group(0) for line in lines if (match := _PUBLIC.search(line))}
 
 
-def append(name: str, lines: list[str]) -> int:
+def append_lines(name: str, lines: list[str]) -> int:
     """Add lines to a file of ~/.ssh and write down that they are ours; how many."""
     if lines:
-        note(**{name: [*recorded().get(name, []), *lines]})
-        replace(name, [*lines_of(name), *lines])
-    elif os.path.exists(path(name)):
-        os.chmod(path(name), 0o600)
+        add_to_record(**{name: [*read_record().get(name, []), *lines]})
+        write_lines(name, [*read_lines(name), *lines])
+    elif os.path.exists(ssh_path(name)):
+        os.chmod(ssh_path(name), 0o600)
     return len(lines)
 
 
-def lines_of(name: str) -> list[str]:
+def read_lines(name: str) -> list[str]:
     try:
-        with open(path(name), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return file.read().removesuffix("\n").split("\n") if os.path.getsize(path(name)) else []
+        with open(ssh_path(name), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return file.read().removesuffix("\n").split("\n") if os.path.getsize(ssh_path(name)) else []
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def replace(name: str, lines: Iterable[str]) -> None:
+def write_lines(name: str, lines: Iterable[str]) -> None:
     """Write a file of ~/.ssh whole, for its owner alone, also where it is a link to somewhere else."""
-    place = os.path.realpath(path(name))
+    place = os.path.realpath(ssh_path(name))
     temporary = f"{place}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
@@ -225,37 +226,37 @@ def replace(name: str, lines: Iterable[str]) -> None:
     os.replace(temporary, place)
 
 
-class Damaged(SystemExit):
+class DamagedRecord(SystemExit):
     """The record can't tell what was added."""
 
 
-def recorded() -> Json:
+def read_record() -> Json:
     """What was added here; {}: nothing. Raises Damaged."""
     try:
-        with open(path(RECORD), encoding="utf-8") as file:
+        with open(ssh_path(RECORD), encoding="utf-8") as file:
             value = json.load(file)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise Damaged(damaged(str(error))) from None
+        raise DamagedRecord(damaged_record(str(error))) from None
     texts = [value.get(name, []) for name in (AUTHORIZED, KNOWN)] if isinstance(value, dict) else [None]
     if not all(isinstance(lines, list) and all(isinstance(line, str) for line in lines) for lines in texts):
-        raise Damaged(damaged(f"no lists of lines in {json.dumps(value)[:200]}"))
+        raise DamagedRecord(damaged_record(f"no lists of lines in {json.dumps(value)[:200]}"))
     if not isinstance(value.get("made_key", ""), str):
-        raise Damaged(damaged(f"made_key is {value['made_key']!r}"))
+        raise DamagedRecord(damaged_record(f"made_key is {value['made_key']!r}"))
     return dict(value)
 
 
-def damaged(why: str) -> str:
+def damaged_record(why: str) -> str:
     return (
         f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh undo=1 with "
         f"the same words, which takes back the keys that carry the mark {MARK}"
     )
 
 
-def note(**fields: object) -> None:
+def add_to_record(**fields: object) -> None:
     """Before a change, not after it: what is killed between the two can still be undone."""
-    replace(RECORD, [json.dumps({**recorded(), **fields})])
+    write_lines(RECORD, [json.dumps({**read_record(), **fields})])
 
 
 # ---------------------------------------------------------------------------------------------- undo
@@ -264,56 +265,58 @@ def mesh_undo(_: Json) -> None:
 
     Where the record is damaged or gone: the public keys that carry our mark; ``lost`` says why nothing else.
     """
-    if not (os.path.lexists(path(RECORD)) or marked()):
+    if not (os.path.lexists(ssh_path(RECORD)) or marked_lines()):
         say(keys=0, hosts=0, key_removed=False, lost="")
         return
-    with alone():
-        record, lost = left_of_record()
+    with home_lock():
+        record, lost = lines_to_remove()
         ours = bool(record.get("made_key")) and record["made_key"] == public_key()  # may raise: nothing is changed yet
-        counts = [take_back(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
+        counts = [remove_lines(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
         for name in [KEY, f"{KEY}.pub"] if ours else []:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path(name))
+                os.unlink(ssh_path(name))
         with contextlib.suppress(FileNotFoundError):
             if lost:
-                os.replace(path(RECORD), path(f"{RECORD}.damaged"))
+                os.replace(ssh_path(RECORD), ssh_path(f"{RECORD}.damaged"))
         for name in (RECORD, "paceline-mesh.lock"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path(name))
+                os.unlink(ssh_path(name))
     say(keys=counts[0], hosts=counts[1], key_removed=ours, lost=lost)
 
 
-def left_of_record() -> tuple[Json, str]:
+def lines_to_remove() -> tuple[Json, str]:
     """What is to be taken back, and what became of the record where it can't tell that."""
     try:
-        record = recorded()
-    except Damaged:
-        return {AUTHORIZED: marked()}, f"was damaged and is now ~/.ssh/{RECORD}.damaged"
-    return (record, "") if record or not marked() else ({AUTHORIZED: marked()}, "is gone")
+        record = read_record()
+    except DamagedRecord:
+        return {AUTHORIZED: marked_lines()}, f"was damaged and is now ~/.ssh/{RECORD}.damaged"
+    return (record, "") if record or not marked_lines() else ({AUTHORIZED: marked_lines()}, "is gone")
 
 
-def marked() -> list[str]:
+def marked_lines() -> list[str]:
     """The lines of authorized_keys that carry our mark."""
-    return [line for line in lines_of(AUTHORIZED) if line.rstrip().endswith(MARK)]
+    return [line for line in read_lines(AUTHORIZED) if line.rstrip().endswith(MARK)]
 
 
-def take_back(name: str, ours: list[str]) -> int:
+def remove_lines(name: str, ours: list[str]) -> int:
     """Each of these lines once, from the end; a file that then is empty goes too."""
-    lines = lines_of(name)
+    lines = read_lines(name)
     before = len(lines)
     for line in ours:
-        found = [number for number, other in enumerate(lines) if is_still(line, other, with_options=name == AUTHORIZED)]
-        if found:
-            del lines[found[-1]]
+        matches = [
+            number for number, other in enumerate(lines) if is_our_line(line, other, with_options=name == AUTHORIZED)
+        ]
+        if matches:
+            del lines[matches[-1]]  # the last one: ours were appended
     if len(lines) != before:
         if lines:
-            replace(name, lines)
+            write_lines(name, lines)
         else:
-            os.unlink(path(name))
+            os.unlink(ssh_path(name))
     return before - len(lines)
 
 
-def is_still(line: str, other: str, *, with_options: bool) -> bool:
+def is_our_line(line: str, other: str, *, with_options: bool) -> bool:
     """Whether ``other`` is a line of ours, also where an editor has changed its end, or somebody has put options before
     the key: it still lets the same one in."""
     if other.rstrip() == line.rstrip():
@@ -347,32 +350,32 @@ def mesh_try(request: Json) -> None:
     if shutil.which("ssh") is None:
         raise SystemExit("it has no ssh; install OpenSSH's client there (apt install openssh-client)")
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        tried = list(pool.map(lambda target: (target["label"], *try_login(target)), request["targets"]))
+        tried = list(pool.map(lambda target: (target["label"], *login_errors(target)), request["targets"]))
     say(
         failures={label: why for label, why, _ in tried if why},
         exact={label: plain for label, _, plain in tried if plain},
     )
 
 
-def try_login(target: Json) -> tuple[str, str]:
+def login_errors(target: Json) -> tuple[str, str]:
     """Why ssh doesn't get there, and why `ssh NAME` alone doesn't; '' when it does.
 
     Both have to do where port and user are those that ssh takes by itself. Elsewhere the plain name needs an entry of
     this node's own ssh configuration.
     """
-    exact = login("-p", str(target["port"]), "-l", target["user"], "--", target["address"])
+    exact = login_error("-p", str(target["port"]), "-l", target["user"], "--", target["address"])
     if exact:
         return exact, ""
-    name = login_words(target)
-    plain = login("--", name)
+    name = name_for_login(target)
+    plain = login_error("--", name)
     words = f"`ssh {name}`: {plain}" if plain else ""
     usual = target["port"] == 22 and target["user"] == getpass.getuser()
     return (words, "") if usual else ("", words)
 
 
-def login_words(target: Json) -> str:
+def name_for_login(target: Json) -> str:
     """The name by which this node calls the other one: that of cluster.hosts where it means anything here."""
-    for line in said_of(target["name"]):
+    for line in ssh_options_of(target["name"]):
         if line.startswith("hostname "):
             try:
                 socket.getaddrinfo(line.partition(" ")[2], None)
@@ -382,7 +385,7 @@ def login_words(target: Json) -> str:
     return str(target["address"])
 
 
-def said_of(name: str) -> list[str]:
+def ssh_options_of(name: str) -> list[str]:
     """What this node's ssh configuration makes of a name."""
     words = ["ssh", "-G", "--", name]
     try:
@@ -400,7 +403,7 @@ def said_of(name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def login(*words: str) -> str:
+def login_error(*words: str) -> str:
     """Why ``ssh`` doesn't get there; '' when it does."""
     options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
     try:

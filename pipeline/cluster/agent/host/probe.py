@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 
 from ..node import address_and_port, from_environment, identity, machine, sha256
+from ..running.leftovers import look_after
 from ..running.processes import LINUX
-from ..running.staging import free_bytes, holds_pack, look_after
+from ..running.staging import free_bytes, holds_pack
 from ..running.warm import warm_up
 from ..wire import Json, say
 from .checks import certificates, facts
@@ -23,9 +24,9 @@ from .processors import count_cpus, count_gpus, hardware
 
 def interfaces() -> dict[str, str]:
     """Every address of this node with the interface that holds it (Linux; elsewhere empty)."""
-    found: dict[str, str] = {}
+    by_address: dict[str, str] = {}
     if not LINUX:
-        return found
+        return by_address
     import fcntl
     import struct
 
@@ -34,12 +35,12 @@ def interfaces() -> dict[str, str]:
             with contextlib.suppress(OSError):  # interfaces without an IPv4 address
                 question = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe_socket.fileno(), 0x8915, question)  # SIOCGIFADDR
-                found[socket.inet_ntoa(answer[20:24])] = name
+                by_address[socket.inet_ntoa(answer[20:24])] = name
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
         for line in table:
             digits, *_, name = line.split()
-            found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
-    return found
+            by_address[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    return by_address
 
 
 def free_ports(count: int) -> list[int]:
@@ -74,15 +75,15 @@ def packages(named: list[str]) -> dict[str, str]:
 
     Of ``named``, what no index gave has the digest of its content behind the version, as in the run's key.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
         for name in os.listdir(folder):
             project, version = distribution_of(name)
             label = normal(project)
             if version:
-                found[label] = version + (content(os.path.join(folder, name)) if label in wanted else "")
-    return dict(sorted(found.items()))
+                versions[label] = version + (content(os.path.join(folder, name)) if label in wanted else "")
+    return dict(sorted(versions.items()))
 
 
 def content(folder: str) -> str:
@@ -92,8 +93,8 @@ def content(folder: str) -> str:
     lines: list[str] = []
     with contextlib.suppress(OSError), open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
         lines = file.read().splitlines()
-    told = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
-    digest = sha256("\n".join(told).encode())
+    files = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
+    digest = sha256("\n".join(files).encode())
     return f" (content {digest[:12]})"
 
 
@@ -150,11 +151,11 @@ def version_of_module(name: str, path: list[str]) -> str:
     from importlib.metadata import distributions
 
     begin = name.replace(".", "/")
-    for found in distributions(path=path):
-        files = found.read_text("RECORD") or ""
-        told = (found.read_text("top_level.txt") or "").split()
-        if re.search(rf"^{re.escape(begin)}[/.]", files, re.MULTILINE) or (not files and name in told):
-            return found.version
+    for distribution in distributions(path=path):
+        files = distribution.read_text("RECORD") or ""
+        top_level = (distribution.read_text("top_level.txt") or "").split()
+        if re.search(rf"^{re.escape(begin)}[/.]", files, re.MULTILINE) or (not files and name in top_level):
+            return distribution.version
     return "unknown"
 
 
@@ -168,7 +169,7 @@ def numa(system: str = "/sys") -> bool:
         folders = [os.path.dirname(path) for path in vendors if text_of(path) == "0x10de"]
         nodes = {text_of(os.path.join(folder, "numa_node")) for folder in folders}
         cores = [cores_of(text_of(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
-        return bool(cores) and all(found & os.sched_getaffinity(0) for found in cores)
+        return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
     except (AttributeError, OSError, ValueError):  # a node of -1 has no folder; macOS tells no affinity
         return False
 

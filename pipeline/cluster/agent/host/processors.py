@@ -87,8 +87,8 @@ def owner(pid: str) -> str:
         return ""
     mark = b""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:  # of one's own processes
-        found = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
-        mark = found.group(1) if found else b""
+        match = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
+        mark = match.group(1) if match else b""
     started = boot + ticks / os.sysconf("SC_CLK_TCK")
     from ..running.claims import user_name  # not before: the controller counts devices with this module
 
@@ -129,8 +129,8 @@ def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
 
 def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
     """The two groups of each line that matches, in these files."""
-    found: list[tuple[str, str]] = []
+    fields: list[tuple[str, str]] = []
     for path in sorted(paths):
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            found += re.findall(pattern, file.read(), re.MULTILINE)
-    return found
+            fields += re.findall(pattern, file.read(), re.MULTILINE)
+    return fields

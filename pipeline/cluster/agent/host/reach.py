@@ -40,10 +40,10 @@ WHOLE = "whole"
 def reach(request: Json) -> None:
     """Answers with what this node could not listen on, and what it could not reach."""
     me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
-    say(**check(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
+    say(**check_reach(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
 
 
-def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
+def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
     """Listen at the own ports and connect to those of all others, at once.
 
     Args:
@@ -51,14 +51,14 @@ def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0
         answer: what only a node of this check knows to say to that; then its number follows.
         slow_s: what a login may take.
     """
-    one = Check(nodes, me, hello, answer, LIMIT_S + slow_s)
+    one = ReachCheck(nodes, me, hello, answer, LIMIT_S + slow_s)
     try:
         return one.run()
     finally:
         one.close()
 
 
-class Check:
+class ReachCheck:
     """What one node hears of the others."""
 
     def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
@@ -66,7 +66,7 @@ class Check:
         self.others = [*range(me + 1, len(nodes)), *range(me)]  # or all would ask the first one at once
         self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # nobody came yet
         self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
-        self.names = Names()
+        self.names = Resolver()
         self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
         self.greeted: set[socket.socket] = set()  # others that close the connection in a moment
         self.active: list[Dial] = []
@@ -101,7 +101,7 @@ class Check:
     def step(self) -> None:
         """Handle what has happened, or look at the clock."""
         for key, _ in self.selector.select(LOOK_S):
-            if is_open(key.fileobj):
+            if is_open(key.fileobj):  # an event before this one may have closed it
                 key.data()
         for dial in self.active:
             dial.look()
@@ -111,7 +111,7 @@ class Check:
         taken: dict[int, str] = {}
         for port in self.nodes[self.me]["ports"]:
             try:
-                listeners = listening(self.nodes[self.me]["address"], port)
+                listeners = open_listeners(self.nodes[self.me]["address"], port)
             except OSError as error:
                 taken[port] = error.strerror or str(error)
                 self.awaited -= {(other, port) for other in self.others}
@@ -129,7 +129,7 @@ class Check:
 
     def serve(self, guest: socket.socket, said: bytearray) -> None:
         """Answer one connection, which the other side closes then; whoever says something else gets nothing."""
-        data = received(guest)
+        data = receive_now(guest)
         if data is None:
             return
         said += data
@@ -175,13 +175,13 @@ class Dial:
     and their word of it is lost, connections open, and the first gradients are waited for in vain.
     """
 
-    def __init__(self, check: Check, node: int, port: int, *, large: bool) -> None:
+    def __init__(self, check: ReachCheck, node: int, port: int, *, large: bool) -> None:
         self.check, self.node, self.port, self.large = check, node, port, large
         self.address = check.nodes[node]["address"]
         self.why, self.silent, self.over = "", 0, False
         self.socket: socket.socket | None = None
         self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
-        self.connected = self.found = self.refused = False
+        self.connected = self.resolved = self.refused = False
         self.until = self.began = self.again_at = self.sent_at = 0.0
 
     def begin(self) -> None:
@@ -189,7 +189,7 @@ class Dial:
         self.try_again()
 
     def try_again(self) -> None:
-        self.began, self.again_at, self.found, self.refused = time.monotonic(), 0.0, False, False
+        self.began, self.again_at, self.resolved, self.refused = time.monotonic(), 0.0, False, False
         self.look()
 
     def look(self) -> None:
@@ -206,14 +206,14 @@ class Dial:
         elif now - self.began >= CONNECT_S:
             self.silent += now - self.began < CONNECT_S + LATE_S
             self.failed(f"timed out after {TRIES * CONNECT_S:g} s", final=self.silent == TRIES)
-        elif not self.found:
+        elif not self.resolved:
             self.look_up()
 
     def look_up(self) -> None:
         places = self.check.names.places(self.address)
         if places is None:
             return
-        self.found = True
+        self.resolved = True
         if isinstance(places, Exception):
             self.failed(unresolved(places), final=True)
         else:
@@ -226,7 +226,7 @@ class Dial:
         try:
             self.socket = socket.socket(family, socket.SOCK_STREAM)
             self.socket.setblocking(False)
-            code = self.socket.connect_ex((place[0], self.port, *place[2:]))  # type: ignore[index]
+            code = self.socket.connect_ex((place[0], self.port, *place[2:]))  # type: ignore[index]  # [2:]: IPv6's scope
         except OSError as error:
             code = error.errno or errno.EIO
         if code in (0, errno.EINPROGRESS) and self.socket is not None:
@@ -259,7 +259,7 @@ class Dial:
     def recognise(self, said: bytearray) -> None:
         """Whether it is the node that answers; else what does."""
         assert self.socket is not None
-        data = received(self.socket)
+        data = receive_now(self.socket)
         if data is None:
             return
         said += data
@@ -306,7 +306,7 @@ def is_open(one: object) -> bool:
     return isinstance(one, socket.socket) and one.fileno() >= 0
 
 
-def received(one: socket.socket) -> bytes | None:
+def receive_now(one: socket.socket) -> bytes | None:
     """What has come; b'': the other side has closed it; None: nothing yet."""
     try:
         return one.recv(len(LARGE))
@@ -324,7 +324,7 @@ RESOLVE_LOOK_S = 0.02
 UNRESOLVED = "can't resolve it: "
 
 
-class Names:
+class Resolver:
     """What addresses stand for. A name is looked up in a thread: a name server may not answer for long."""
 
     def __init__(self) -> None:
@@ -335,27 +335,27 @@ class Names:
         if address not in self.known:
             self.known[address] = None
             try:
-                self.known[address] = places(address.encode("ascii"), socket.AI_NUMERICHOST)
+                self.known[address] = resolve(address.encode("ascii"), socket.AI_NUMERICHOST)
             except (OSError, UnicodeError):  # it is a name
                 in_thread(self._look_up, address, on_error=lambda _: None)
         return self.known[address]
 
     def _look_up(self, address: str) -> None:
         try:
-            self.known[address] = places(address)
+            self.known[address] = resolve(address)
         except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
             self.known[address] = error
 
     def why(self, address: str) -> str:
         """Why this node can't look an address up; empty: it can."""
-        while (found := self.places(address)) is None:
+        while (resolved := self.places(address)) is None:
             time.sleep(RESOLVE_LOOK_S)
-        return unresolved(found) if isinstance(found, Exception) else ""
+        return unresolved(resolved) if isinstance(resolved, Exception) else ""
 
 
-def places(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
-    found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, place) for family, _, _, _, place in found]
+def resolve(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
+    answers = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, place) for family, _, _, _, place in answers]
 
 
 def unresolved(error: Exception) -> str:
@@ -363,32 +363,32 @@ def unresolved(error: Exception) -> str:
     return f"{UNRESOLVED}{getattr(error, 'strerror', None) or error}"
 
 
-def listening(address: str, port: int) -> list[socket.socket]:
+def open_listeners(address: str, port: int) -> list[socket.socket]:
     """At the node's address; at all of them where it is none of its own interfaces (behind a NAT), or is none at all,
     which those who connect will tell. Raises OSError: another program has the port."""
     try:
-        return bound(address, port)
+        return bind_listeners(address, port)
     except (OSError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise
-        return bound(None, port)
+        return bind_listeners(None, port)
 
 
-def plain(name: str) -> str | bytes:
+def encoded_name(name: str) -> str | bytes:
     """For ``getaddrinfo``: of a text it makes a name of the Internet's first, with modules that take long to import."""
     return name.encode("ascii") if name.isascii() else name
 
 
-def bound(address: str | None, port: int) -> list[socket.socket]:
+def bind_listeners(address: str | None, port: int) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
-        found = socket.getaddrinfo(
-            plain(address) if address else None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        addresses = socket.getaddrinfo(
+            encoded_name(address) if address else None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listeners = []
-        for family, kind, number, _, place in found:
+        for family, kind, number, _, place in addresses:
             listener = stack.enter_context(socket.socket(family, kind, number))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
+            if family == socket.AF_INET6:  # or it would take the port of the IPv4 address, too
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.setblocking(False)
             listener.bind(place)

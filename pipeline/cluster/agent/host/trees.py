@@ -73,28 +73,28 @@ def tree_digest(entries: Mapping[str, Entry]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def difference(wanted: Mapping[str, Entry], found: Mapping[str, Entry]) -> Json:
-    """How ``found`` differs, and what of it is as wanted: counts, some names, the digest
-    of the wanted names there."""
-    other = sorted(name for name in wanted if found.get(name) != wanted[name])
-    more = sorted(name for name in found if name not in wanted)
+def difference(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> Json:
+    """How the files that are ``present`` differ from those wanted: counts, some names, the digest of the wanted names
+    that are there."""
+    other = sorted(name for name in wanted if present.get(name) != wanted[name])
+    more = sorted(name for name in present if name not in wanted)
     return {
         "differ": len(other),
-        "absent": sum(name not in found for name in other),
+        "absent": sum(name not in present for name in other),
         "named": other[:SHOWN],
         "more": len(more),
         "more_named": more[:SHOWN],
-        "in_the_way": in_the_way(wanted, found)[:SHOWN],
-        "sha256": tree_digest({name: found[name] for name in wanted if name in found}),
+        "in_the_way": in_the_way(wanted, present)[:SHOWN],
+        "sha256": tree_digest({name: present[name] for name in wanted if name in present}),
     }
 
 
-def in_the_way(wanted: Mapping[str, Entry], found: Mapping[str, Entry]) -> list[str]:
+def in_the_way(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> list[str]:
     """What is here and can't stay beside what is wanted: files and links where a folder belongs, folders where a file
     does."""
     folders = {parent for name in wanted for parent in parents(name)}
-    full = {parent for name in found for parent in parents(name)}
-    return sorted({name for name in found if name in folders} | {name for name in wanted if name in full})
+    full = {parent for name in present for parent in parents(name)}
+    return sorted({name for name in present if name in folders} | {name for name in wanted if name in full})
 
 
 def parents(name: str) -> Iterator[str]:

@@ -43,9 +43,9 @@ class UsageSampler:
             in_thread(self._ask_gpus, on_error=lambda _: None)
         if now - self._at < EVERY_S:
             return self._last
-        found, memory = counters(), memory_bytes()
-        if found is not None and self._before is not None and memory is not None:
-            cpu, received_per_s, sent_per_s = between(self._before, found, now - self._at)
+        counted, memory = counters(), memory_bytes()
+        if counted is not None and self._before is not None and memory is not None:
+            cpu, received_per_s, sent_per_s = between(self._before, counted, now - self._at)
             used, free = disk(self._folder)
             self._last = Usage(
                 cpu=cpu,
@@ -53,13 +53,13 @@ class UsageSampler:
                 memory_total_bytes=memory[1],
                 received_per_s=received_per_s,
                 sent_per_s=sent_per_s,
-                received_bytes=found[2],
-                sent_bytes=found[3],
+                received_bytes=counted[2],
+                sent_bytes=counted[3],
                 disk_bytes=used,
                 disk_free_bytes=free,
                 gpus=self._gpus,
             )
-        self._before, self._at = found, now
+        self._before, self._at = counted, now
         return self._last
 
     def _ask_gpus(self) -> None:
@@ -116,10 +116,10 @@ def memory_bytes() -> tuple[int, int] | None:
 def disk(folder: str) -> tuple[int, int]:
     """Bytes in use and still free for users other than root, on the disk of a folder; 0 where that is unknown."""
     try:
-        found = shutil.disk_usage(folder)
+        usage = shutil.disk_usage(folder)
     except OSError:
         return 0, 0
-    return found.used, found.free
+    return usage.used, usage.free
 
 
 def processor_time(line: str) -> tuple[int, int]:
@@ -142,9 +142,9 @@ def traffic(text: str) -> tuple[int, int]:
 
 def gpus(text: str) -> tuple[Gpu, ...]:
     """Each GPU, from nvidia-smi's lines (percent and MiB); one without figures is left out."""
-    found = []
+    samples = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             busy, used, total = (float(word) for word in line.split(","))
-            found.append(Gpu(busy / 100, int(used * 2**20), int(total * 2**20)))
-    return tuple(found)
+            samples.append(Gpu(busy / 100, int(used * 2**20), int(total * 2**20)))
+    return tuple(samples)

@@ -110,8 +110,8 @@ def locked(folder: str) -> Iterator[int]:
 
 def holder(descriptor: int) -> str:
     """Whose process has a lock (flock) on this, in words, by the kernel's table of locks."""
-    found = os.fstat(descriptor)
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
         for line in table:
             words = line.split()
@@ -132,9 +132,9 @@ def process_words(pid: str) -> str:
 
 def unusable(place: int) -> str:
     """Why only its owner can put a claim there."""
-    found = os.fstat(place)
-    mode = f"{stat.S_IMODE(found.st_mode):04o}, and needs {_MODE:o}"
-    return f"it belongs to {user_name(found.st_uid)} and has mode {mode}; {_MENDS}"
+    status = os.fstat(place)
+    mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
+    return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_MENDS}"
 
 
 def living(place: int) -> list[Json]:
@@ -157,8 +157,8 @@ def read_claim(name: str, place: int) -> Json | None:
     claim."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(name)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -173,7 +173,7 @@ def read_claim(name: str, place: int) -> Json | None:
             "group": str(value["group"]),
             "what": printable(str(value["what"])),
             "since": since,
-            "user": user_name(found.st_uid),
+            "user": user_name(status.st_uid),
         }
     finally:
         os.close(descriptor)

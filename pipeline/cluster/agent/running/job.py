@@ -95,13 +95,13 @@ class JobNode:
 
     def facts(self) -> Json:
         """What the probe tells, by the name that the scheduler has for this node and the address others use."""
-        found: Json = {}
-        probe({**self.request["probe"], "local": True}, found.update)
+        facts: Json = {}
+        probe({**self.request["probe"], "local": True}, facts.update)
         held = {name: address for address, name in reversed(list(interfaces().items()))}
         chosen = held.get(self.request["interface"] or "")
         address = chosen or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
-        return {**found, "host": self.name, "identity": self.identity, "address": address}
+        return {**facts, "host": self.name, "identity": self.identity, "address": address}
 
     def next_order(self) -> tuple[int, Json] | None:
         """The first order for this life of the job that wasn't taken, with how many are taken then; None: no more."""
@@ -121,11 +121,11 @@ class JobNode:
         self.patience_s, since = patience_s, time.monotonic()
         orders = Silence(os.path.join(self.folder, "orders"))
         while min(orders.look(), time.monotonic() - since) < self.patience_s:
-            found = self.next_order()
-            if found is None:
+            numbered = self.next_order()
+            if numbered is None:
                 time.sleep(POLL_S)
                 continue
-            self.taken, order = found
+            self.taken, order = numbered
             if "leave" in order:
                 return
             if "start" in order:
@@ -134,8 +134,12 @@ class JobNode:
 
     def run(self, start: Json, secrets: Json) -> int:
         """torchrun of one start, to the end of all it owns; how that ended is told. Returns its exit code."""
-        told = {"identity": self.identity, "env_passed": self.request["env_passed"], "hide": secrets.get("hide", [])}
-        request = {**start, **told}
+        node_fields = {
+            "identity": self.identity,
+            "env_passed": self.request["env_passed"],
+            "hide": secrets.get("hide", []),
+        }
+        request = {**start, **node_fields}
         node = own_node(request)
         node["env"] = {**node["env"], **secrets.get("env", {})}
         left, ended = end_attempts(request), None
@@ -161,10 +165,10 @@ class JobNode:
     def listen(self, run_id: str, node: Json, supervisor: Supervisor, over: threading.Event) -> None:
         """End the run when the controller asks for that; look at the ranks when it asks for that."""
         while not over.wait(POLL_S):
-            found = self.next_order()
-            if found is None:
+            numbered = self.next_order()
+            if numbered is None:
                 continue
-            number, order = found
+            number, order = numbered
             if "look" in order:
                 self.taken = number
                 in_thread(self.look, run_id, node, order["look"], on_error=lambda _: None)
@@ -183,17 +187,17 @@ class JobNode:
         usage, beats = UsageSampler(node["run_dir"]), Beats(node)
         while not over.wait(BEAT_S):
             beat = {"ranks": as_json(beats.read()), "usage": as_json(usage.look())}
-            told = json.dumps({"run_id": run_id, "beat": time.time(), **beat})
+            line = json.dumps({"run_id": run_id, "beat": time.time(), **beat})
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
-                file.write(told)
+                file.write(line)
                 file.truncate()
 
 
 def supervise(supervisor: Supervisor) -> Json:
     """Run it to its end; what it answered to the start."""
-    told, tell = os.pipe()
+    answer_end, tell = os.pipe()
     supervisor.run(tell)
-    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+    with os.fdopen(answer_end, "r", encoding="utf-8") as pipe:
         text = pipe.read()
     answer: Json = json.loads(text) if text else {}
     return answer

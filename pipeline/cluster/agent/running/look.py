@@ -54,16 +54,16 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     """What can be seen of each rank of this node; where ``peers`` (address, port) are named, only whether these ssh
     servers answer. None: without stacks, for which ranks that train would get a signal."""
     if peers:
-        return NodeLook("", peers=tuple(_answers(str(address), int(str(port))) for address, port in peers))
+        return NodeLook("", peers=tuple(_try_ssh_server(str(address), int(str(port))) for address, port in peers))
     beats = read_beats(node)
     _looked[0] = time.monotonic()
-    begun = [_stat(beat.pid) for _, beat in beats]
+    begun = [_state_and_cpu_s(beat.pid) for _, beat in beats]  # processor time is counted from here, over WINDOW_S
     sizes = [_ask_for_stacks(folder, beat) if peers is not None else None for folder, beat in beats]
     dumps = [request_dump(folder, beat.rank) if peers is not None else None for folder, beat in beats]
     until = time.monotonic() + DUMP_S
     time.sleep(WINDOW_S)
     _looked[0] = time.monotonic()
-    ranks = [_seen(*beats[n], begun[n], sizes[n]) for n in range(len(beats))]
+    ranks = [_look_at_rank(*beats[n], begun[n], sizes[n]) for n in range(len(beats))]
     if not any(rank.state in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
         ranks = [
             rank._replace(nccl=read_dump(dump, until) if dump is not None else ())
@@ -72,10 +72,10 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     return NodeLook("", ranks=tuple(ranks))
 
 
-def _seen(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | None) -> RankLook:
-    state, cpu_s = _stat(beat.pid)
-    stack = _frames(os.path.join(folder, STACKS), size) if size is not None else []
-    stack = stack or (_py_spy(beat.pid) if state in _STOPPED else [])
+def _look_at_rank(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | None) -> RankLook:
+    state, cpu_s = _state_and_cpu_s(beat.pid)
+    stack = _innermost_frames(os.path.join(folder, STACKS), size) if size is not None else []
+    stack = stack or (_frames_by_py_spy(beat.pid) if state in _STOPPED else [])
     return RankLook(
         beat=beat,
         host="",
@@ -83,15 +83,15 @@ def _seen(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | Non
         cpu=round(max(0.0, cpu_s - begun[1]) / WINDOW_S, 2),
         sleeps_in=_first_line(f"/proc/{beat.pid}/wchan"),
         stack=tuple(stack),
-        sockets=tuple(_sockets(beat.pid)),
+        sockets=tuple(_stuck_sockets(beat.pid)),
     )
 
 
-def _stat(pid: int) -> tuple[str, float]:
+def _state_and_cpu_s(pid: int) -> tuple[str, float]:
     """State letter of the main thread ("" where it can't be told), processor seconds of all threads."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+            fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces and brackets
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return "", 0.0
 
@@ -118,10 +118,10 @@ def _ask_for_stacks(folder: str, beat: RankBeat) -> int | None:
 def _catches(pid: int, number: int) -> bool:
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)  # signals are counted from 1, bits from 0
 
 
-def _frames(path: str, size: int) -> list[str]:
+def _innermost_frames(path: str, size: int) -> list[str]:
     """``file:line in function`` of the main thread, the innermost first: faulthandler writes that thread last."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -130,12 +130,12 @@ def _frames(path: str, size: int) -> list[str]:
     except OSError:
         return []
     last = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]
-    found = (_FRAME.match(line) for line in last.splitlines())
-    return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in found if frame][:MOST_FRAMES]
+    matches = (_FRAME.match(line) for line in last.splitlines())
+    return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:MOST_FRAMES]
 
 
-def _py_spy(pid: int) -> list[str]:
-    """The same of a process that can't write them itself (it is stopped), where py-spy is installed."""
+def _frames_by_py_spy(pid: int) -> list[str]:
+    """``_innermost_frames`` of a process that can't write them itself (it is stopped), where py-spy is installed."""
     program = shutil.which("py-spy")
     if program is None:
         return []
@@ -143,12 +143,12 @@ def _py_spy(pid: int) -> list[str]:
         argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=5, check=False)
         main = done.stdout.rpartition("MainThread")[2].partition("\nThread ")[0]
-        found = (_PY_SPY.match(line) for line in main.splitlines())
-        return [f"{frame[2]}:{frame[3]} in {frame[1]}" for frame in found if frame][:MOST_FRAMES]
+        matches = (_PY_SPY.match(line) for line in main.splitlines())
+        return [f"{frame[2]}:{frame[3]} in {frame[1]}" for frame in matches if frame][:MOST_FRAMES]
     return []
 
 
-def _sockets(pid: int) -> list[Socket]:
+def _stuck_sockets(pid: int) -> list[Socket]:
     """The TCP connections of a process to other hosts on which something waits to be sent, is sent again, or has come
     and isn't read."""
     inodes = set()
@@ -160,16 +160,17 @@ def _sockets(pid: int) -> list[Socket]:
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/net/{table}") as file:
             for fields in (line.split() for line in file.readlines()[1:]):
+                # columns: 2 remote address, 3 state, 4 send:receive queue, 6 retransmits, 9 inode
                 if fields[3] != _ESTABLISHED or f"socket:[{fields[9]}]" not in inodes:
                     continue
                 (unsent, unread), again = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
                 if unsent or again or unread:
-                    peer = _address(fields[2])
+                    peer = _ip_address(fields[2])
                     rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=again, unread_bytes=unread))
     return rows
 
 
-def _address(text: str) -> str:
+def _ip_address(text: str) -> str:
     """``0100007F:1F90`` → 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
     words = text.partition(":")[0]
     data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
@@ -178,7 +179,7 @@ def _address(text: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
-def _answers(address: str, port: int) -> str:
+def _try_ssh_server(address: str, port: int) -> str:
     """``answers``: an ssh server introduces itself; ``silent``: it only takes the connection; ``refuses``;
     ``unreachable``."""
     try:
@@ -202,7 +203,7 @@ SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long 
 
 def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
     """The beat of each rank that can be read, with the folder of its files."""
-    found = []
+    beats = []
     ranks = os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*")
     for path in sorted(glob.glob(os.path.join(ranks, FILE))):
         with contextlib.suppress(OSError, struct.error, ValueError):
@@ -219,15 +220,15 @@ def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
                 collectives=collectives,
                 own_s=round(own_ns / 1e9, 3),
             )
-            found.append((folder, beat))
-    return found
+            beats.append((folder, beat))
+    return beats
 
 
 def newest_checkpoint(run_dir: str) -> int:
     """The step of the newest checkpoint that is whole, 0 without one: the .json beside it is written last."""
     sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
-    found = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
-    return max((int(name[1]) for name in found if name), default=0)
+    matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
+    return max((int(name[1]) for name in matches if name), default=0)
 
 
 def newest_change(run_dir: str) -> int:
@@ -273,8 +274,8 @@ class Beats:
     def _of_script(self, beat: RankBeat, wrote: bool) -> RankBeat:
         pid, now = beat.pid, time.monotonic()
         at, before = self._known.get(pid, (now, {}))
-        works = {one: _work(one, main=one == pid) for one in _tree(pid)}
-        moved = wrote or not before or (_moved(before, works, now - at) and not looked_since(at))
+        works = {one: _work_of(one, main=one == pid) for one in _pids_of_tree(pid)}
+        moved = wrote or not before or (_has_worked(before, works, now - at) and not looked_since(at))
         moves, since = self._moves.get(pid, (0, now))
         self._known[pid] = now, works
         moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
@@ -299,7 +300,7 @@ class _Work:
 _NONE = _Work(0.0, 0, 0, ready=False)
 
 
-def _moved(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
+def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
     """Whether the processes of a rank have worked between two looks."""
     pairs = [(before.get(pid, _NONE), work) for pid, work in now.items()]
     cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
@@ -311,32 +312,32 @@ def _moved(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> 
     )
 
 
-def _tree(pid: int) -> list[int]:
+def _pids_of_tree(pid: int) -> list[int]:
     """A process and those that it has started (its own alone where the kernel doesn't list children)."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for one in pids:  # grows meanwhile: children of children follow
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
                 with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
-        if len(found) > _LARGEST_TREE:
+                    pids += map(int, file.read().split())
+        if len(pids) > _LARGEST_TREE:
             break
-    return found
+    return pids
 
 
-def _work(pid: int, *, main: bool) -> _Work:
+def _work_of(pid: int, *, main: bool) -> _Work:
     """``main``: it is the rank itself, whose wake-ups count."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         ticks = sum(map(int, fields[11:15]))  # its own and those of children that have ended
-        amount = int(fields[9]) + sum(_numbers(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
-        wakes = sum(_numbers(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if main else 0
+        amount = int(fields[9]) + sum(_numbers_in(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
+        wakes = sum(_numbers_in(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if main else 0
         return _Work(ticks / os.sysconf("SC_CLK_TCK"), amount, wakes, ready=fields[0] == "R")
     return _NONE
 
 
-def _numbers(path: str, *names: str) -> list[int]:
+def _numbers_in(path: str, *names: str) -> list[int]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = [line.split(":") for line in file]
@@ -389,31 +390,31 @@ def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
     ``time.monotonic``)."""
     while True:
         with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
-            return _rows(_Plain(file).load())
+            return _collectives_of(_Plain(file).load())
         if time.monotonic() >= until:
             return ()
         time.sleep(_POLL_S)
 
 
-def _rows(told: Json) -> tuple[Collectives, ...]:
+def _collectives_of(dump: Json) -> tuple[Collectives, ...]:
     rows = []
-    for group, status in told["pg_status"].items():
+    for group, status in dump["pg_status"].items():
         given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
         if given <= 0:
             continue
         waits = [
             entry
-            for entry in told["entries"]
+            for entry in dump["entries"]
             if str(entry["process_group"][0]) == str(group)
             and entry["collective_seq_id"] == ended + 1
             and not entry["is_p2p"]
         ]
-        which = _entry(waits[-1]) if waits else {}
+        which = _next_collective(waits[-1]) if waits else {}
         rows.append(Collectives(group=str(group), given=given, ended=max(ended, 0), **which))
     return tuple(rows)
 
 
-def _entry(entry: Json) -> dict[str, str]:
+def _next_collective(entry: Json) -> dict[str, str]:
     name = str(entry["profiling_name"]).rpartition(":")[2]
     sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
     kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))

@@ -75,7 +75,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
         )
         rows = (line.split() for line in ps.stdout.splitlines())
         return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
-    found: set[int] = set()
+    pids: set[int] = set()
     sessions: dict[int, str] = {}
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -88,25 +88,26 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
             sessions[pid] = fields[3]
             children.setdefault(int(fields[1]), []).append(pid)
             if state_dir and pid != os.getpid() and writes_in(pid, [state_dir]):
-                found.add(pid)
+                pids.add(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 variables_of_it = environ.read().split(b"\0")
             if any(carries(variable, mark) for variable in variables_of_it) or (
                 any(variable.startswith(_OF_RANKS) for variable in variables_of_it) and holds(pid, mark)
             ):
-                found.add(pid)
+                pids.add(pid)
         except OSError:
             continue
     own = str(os.getsid(0))
     if Orphans.adopter == os.getpid():
-        found.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
-    begun = [*found]
+        pids.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
+    begun = [*pids]  # whose children are still to be added
     while begun:
-        new = [pid for pid in children.get(begun.pop(), []) if pid not in found and pid != os.getpid()]
-        found.update(new)
+        new = [pid for pid in children.get(begun.pop(), []) if pid not in pids and pid != os.getpid()]
+        pids.update(new)
         begun += new
-    mine = {sessions[pid] for pid in found} - {own}
-    return found | {pid for pid, session in sessions.items() if session in mine}
+    # what has dropped the mark and lost its parent shows by its session; this process's own may hold others'
+    mine = {sessions[pid] for pid in pids} - {own}
+    return pids | {pid for pid, session in sessions.items() if session in mine}
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
@@ -136,7 +137,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 def works_in(folders: list[str]) -> dict[int, str]:
     """Find processes without a terminal that stand or write in one of ``folders``, and what the list of processes shows
     of them (Linux)."""
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
         pid = int(name)
@@ -146,8 +147,8 @@ def works_in(folders: list[str]) -> dict[int, str]:
             if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
                 continue
             if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
-                found[pid] = command_of(pid)
-    return found
+                commands[pid] = command_of(pid)
+    return commands
 
 
 def command_of(pid: int) -> str:

@@ -75,9 +75,9 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
     if failed is None and code and text.strip():  # else there is nothing to add to how it ended
         failed = {"code": code, "unix_time": printed}
     by_exception = failed is not None and failed["code"] == 1
-    found = last_traceback(text, by_exception)
-    if found is not None:
-        return {"unix_time": printed, "message": found[0], "traceback": found[1]}
+    uncaught = last_traceback(text, by_exception)
+    if uncaught is not None:
+        return {"unix_time": printed, "message": uncaught[0], "traceback": uncaught[1]}
     text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
     if failed is None:
         return None
@@ -122,8 +122,8 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
 def fatal_signal(text: str) -> int:
     """The signal, as a negative exit code, that faulthandler told of on stderr; 0 where it told of none."""
     names = "|".join(map(re.escape, FATAL))
-    found = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
-    return -FATAL[found[-1]] if found else 0
+    signals = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
+    return -FATAL[signals[-1]] if signals else 0
 
 
 def crash_stack(text: str) -> str:

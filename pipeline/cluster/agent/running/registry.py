@@ -20,15 +20,15 @@ def entries(request: Json) -> list[tuple[str, Json]]:
     me = identity(request)
     registry = os.path.expanduser(request["registry"])
     paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
-    found = ((path, read_json(path)) for path in paths)
-    return [(path, entry) for path, entry in found if isinstance(entry, dict) and entry.get("identity") == me]
+    pairs = ((path, read_json(path)) for path in paths)
+    return [(path, entry) for path, entry in pairs if isinstance(entry, dict) and entry.get("identity") == me]
 
 
 def own_entries(request: Json) -> list[tuple[str, Json]]:
     """The supervisors of one run folder's attempts, whose ids and marks have a common prefix."""
     begin = request["attempts"]
-    found = entries(request)
-    return [item for item in found if all(str(item[1].get(name)).startswith(begin) for name in ("run_id", "mark"))]
+    registered = entries(request)
+    return [item for item in registered if all(str(item[1].get(name)).startswith(begin) for name in ("run_id", "mark"))]
 
 
 def tombstone_path(request: Json, run_id: str) -> str:
@@ -58,8 +58,8 @@ def doubtful(entry: Json) -> dict[int, str]:
     return works_in([os.path.join(entry["run_dir"], name) for name in names]) if entry.get("run_dir") else {}
 
 
-def shown(found: dict[int, str]) -> str:
-    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(found.items()))
+def in_words(commands: dict[int, str]) -> str:
+    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(commands.items()))
 
 
 def stop(request: Json) -> None:
@@ -68,7 +68,9 @@ def stop(request: Json) -> None:
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
         write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
     left = [f"process {pid}" for pid in sorted(end_attempts(request))]
-    in_doubt = [f"{shown(found)} in its folder" for _, entry in own_entries(request) if (found := doubtful(entry))]
+    in_doubt = [
+        f"{in_words(commands)} in its folder" for _, entry in own_entries(request) if (commands := doubtful(entry))
+    ]
     say(left=[*left, *in_doubt])
 
 

@@ -80,10 +80,10 @@ def expand_part(part: str) -> list[str]:
 
 def numbers_of(ranges: str) -> list[str]:
     """``001-003,7`` → 001, 002, 003, 7: as wide as they are written."""
-    found: list[str] = []
+    numbers: list[str] = []
     for item in ranges.split(","):
         low, dash, high = item.partition("-")
         if not low.isdigit() or (dash and not high.isdigit()):
             raise ValueError(f"{item!r} is no range of numbers")
-        found += [str(value).zfill(len(low)) for value in range(int(low), int(high or low) + 1)]
-    return found
+        numbers += [str(value).zfill(len(low)) for value in range(int(low), int(high or low) + 1)]
+    return numbers

@@ -1,5 +1,4 @@
-"""Folders of runs and data packs on this node: laid down whole, sent back, and removed. What attempts have left there
-is told by the probe, and removed where the controller says so."""
+"""Folders of runs and data packs on this node: laid down whole, sent back, and removed."""
 
 from __future__ import annotations
 
@@ -14,12 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from trainers.contract import run_folder
-
-from ..node import identity, own_node
+from ..node import own_node
 from ..wire import TYPE_CHECKING, Json, read_json, say
-from .processes import find_processes, start_time
-from .registry import LONGEST_START_S, forget_dead
+from .processes import start_time
+from .registry import forget_dead
 
 if TYPE_CHECKING:
     import tarfile
@@ -60,8 +57,8 @@ def free_bytes(folder: str) -> int:
 
 def no_inodes(folder: str) -> bool:
     """Whether its disk takes no further file, however many bytes are free."""
-    found = os.statvfs(folder)
-    return found.f_files > 0 and found.f_favail == 0
+    status = os.statvfs(folder)
+    return status.f_files > 0 and status.f_favail == 0
 
 
 def room_in(folder: str) -> str:
@@ -168,14 +165,14 @@ class Incoming:
     """A stream that tells the controller each second how many bytes of it have come."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.bytes, self.told = stream, 0, time.monotonic()
+        self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(size)
         self.bytes += len(data)
         now = time.monotonic()
-        if now - self.told >= _TELL_S:
-            self.told = now
+        if now - self.reported_at >= _TELL_S:
+            self.reported_at = now
             say(received=self.bytes)
         return data
 
@@ -312,8 +309,8 @@ def collect(request: Json) -> None:
     unsent: dict[str, str] = {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:  # of a hard link, too
         for pattern in patterns:
-            for found in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
-                for name, kind in below(run_dir, os.path.relpath(found, run_dir), unsent):
+            for matched in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
+                for name, kind in below(run_dir, os.path.relpath(matched, run_dir), unsent):
                     send(archive, run_dir, name, kind, is_wanted, unsent)
     sys.stdout.buffer.flush()
     if until_s is None and any(why not in NO_FILES for why in unsent.values()):
@@ -407,104 +404,3 @@ def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
                 if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp_of(path):
                     total += os.path.getsize(path)
     return total
-
-
-# What attempts that are over have left on this node: told by the probe, removed where the controller says so.
-
-
-HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
-MOST_ROWS = 200
-
-
-def look_after(request: Json, workdir: str) -> list[Json]:
-    """For a launcher that sends files: try whether they can be written, and tell what ``left`` finds."""
-    if not request.get("writes"):
-        return []
-    try_writing(workdir)
-    forget_dead(request)
-    return attempts_left(workdir, identity(request))
-
-
-def attempts_left(workdir: str, me: str) -> list[Json]:
-    """A row for each folder of an attempt that nothing here uses.
-
-    ``idle_s``: since the last write or the last beat of a controller. ``holds_outputs``: a controller may want to fetch
-    something, as there is a file among the checkpoints, or this node's part has ended well.
-    """
-    folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
-    unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_left(f)]
-    return [
-        {
-            "name": run_name_of(folder),
-            "idle_s": idle_s(folder),
-            "holds_outputs": holds_outputs(folder),
-            "bytes": size_bytes(folder),
-        }
-        for folder in unused[:MOST_ROWS]
-    ]
-
-
-def run_name_of(folder: str) -> str:
-    """``RUN ID/node0``."""
-    return "/".join(folder.split("/")[-2:])
-
-
-def is_run_name(name: str) -> bool:
-    return re.fullmatch(r"\w[\w.-]*/node\d+", name) is not None
-
-
-def is_in_use(folder: str, me: str) -> bool:
-    """Whether an agent or a rank of it lives, it may just be starting, or a controller was heard of a moment ago.
-
-    Of a host that shares this home only the age is known.
-    """
-    entry = read_json(os.path.join(folder, "agent", "agent.json"))
-    if not isinstance(entry, dict):
-        return idle_s(folder) < LONGEST_START_S
-    if start_time(entry["pid"]) == entry["born"]:
-        return True
-    if entry["identity"] != me:
-        return idle_s(folder) < FOREIGN_S
-    return bool(find_processes(entry["mark"], entry["state_dir"])) or idle_s(folder) < HEARD_S
-
-
-def holds_outputs(folder: str) -> bool:
-    ended = read_json(os.path.join(folder, "agent", "exit.json"))
-    if isinstance(ended, dict) and ended.get("code") == 0:
-        return True
-    # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
-    if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
-        return True
-    return any(map(wrote_there, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
-
-
-def wrote_there(place: str) -> bool:
-    """Whether a script has written in its working directory."""
-    given = read_json(os.path.join(place, run_folder.GIVEN))
-    run_dir = os.path.dirname(os.path.dirname(place))
-    return size_of_new(os.path.join(place, run_folder.CODE), run_dir, given if isinstance(given, dict) else {}) > 0
-
-
-def size_bytes(folder: str) -> int:
-    found = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found += os.lstat(os.path.join(place, name)).st_size
-    return found
-
-
-def clear(request: Json) -> None:
-    """Remove the named folders of this node, unless something uses them now; and what no process owns any more."""
-    workdir, me = os.path.expanduser(request["workdir"]), identity(request)
-    removed = []
-    for name in request["folders"].get(me, []):
-        folder = os.path.join(workdir, "runs", name)
-        if is_run_name(name) and os.path.isdir(folder) and not is_in_use(folder, me):
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # it isn't empty
-                os.rmdir(os.path.dirname(folder))
-            removed += [] if os.path.isdir(folder) else [name]
-    remove_half_unpacked(workdir)
-    forget_dead(request)
-    say(removed=removed)

@@ -13,7 +13,7 @@ from ..reasons import THERE
 from ..wire import Json, say, touch
 from .claims import Claim, claim_for_run
 from .processes import Orphans
-from .registry import doubtful, end_attempts, outdated, own_entries, shown, tombstone_path
+from .registry import doubtful, end_attempts, in_words, outdated, own_entries, tombstone_path
 from .staging import remove_left, remove_ours, settle_pack, unpack
 from .supervisor import Supervisor
 
@@ -39,16 +39,17 @@ def start(request: Json) -> None:
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
     lay_out(node)
-    told, tell = os.pipe()
+    answer_end, tell = os.pipe()
+    # forked twice: the supervisor leads no session, so it never gets a terminal, and init waits for its end
     if os.fork() == 0:
-        os.close(told)
+        os.close(answer_end)
         os.setsid()
         if os.fork() == 0:
             supervise_forever(request, node, tell, claim)
         os._exit(0)
     os.close(tell)
     os.wait()
-    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+    with os.fdopen(answer_end, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
 
@@ -56,11 +57,11 @@ def start(request: Json) -> None:
 def refuse_doubtful(request: Json) -> None:
     """Raises SystemExit: one of them lives, and would write beside the attempt that is about to start."""
     for _, entry in own_entries(request):
-        if found := doubtful(entry):
-            pids = " ".join(map(str, found))
+        if commands := doubtful(entry):
+            pids = " ".join(map(str, commands))
             raise SystemExit(
-                f"an earlier attempt of this run was killed, and {shown(found)} may be what it left: without the mark "
-                f"of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
+                f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
+                f"mark of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
             )
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 
 from trainers.contract import variables
 
-from ..host.reach import plain
+from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
 from ..node import from_environment, peers_of
 from ..reasons import FULL, full_disk, reason
@@ -66,7 +66,7 @@ class Supervisor:
         self.early_before: dict[int, int] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.lease = Silence(self.path("lease"))
-        self.meeting = Rendezvous(request.get("meeting"), first=node["node_rank"] == 0)
+        self.rendezvous = Rendezvous(request.get("meeting"), first=node["node_rank"] == 0)
         self.stops = Stops()
         self.memory = OutOfMemory()
 
@@ -248,7 +248,7 @@ class Supervisor:
         silent_s = self.lease.look()
         if silent_s > lease_s:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
-        elif silent_s > BEAT_STALE_S and self.meeting.left_s() > LEFT_S:
+        elif silent_s > BEAT_STALE_S and self.rendezvous.left_s() > LEFT_S:
             self.end("torchrun of the first node has ended, and the controller is not there to end this one")
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
@@ -284,7 +284,7 @@ class Supervisor:
         if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
-        rows += [f"- | {text}" for text in (*self.meeting.news(), *self.stops.news())]
+        rows += [f"- | {text}" for text in (*self.rendezvous.news(), *self.stops.news())]
         if self.escaped:
             rows.append(f"- | {_OUTLIVED}{self.escaped}")
             self.outlived, self.escaped = [*self.outlived, self.escaped], ""
@@ -295,9 +295,9 @@ class Supervisor:
             rows.append(f"- | {text}")
             self.early_exits.read(text)
             self.code = int(ended[1]) if (ended := _ENDED.fullmatch(text)) else self.code
-            found = _FAILED.search(text)
-            if found:
-                code, local_rank, pid = map(int, found.groups())
+            failure = _FAILED.search(text)
+            if failure:
+                code, local_rank, pid = map(int, failure.groups())
                 self.failed.setdefault(local_rank, {"code": code, "pid": pid, "unix_time": time.time()})
         if rows:
             with open(self.path("log"), "a", encoding="utf-8") as log:
@@ -326,7 +326,7 @@ class Supervisor:
 
     def errors(self) -> list[Json]:
         """Each rank's own error: from torch's error file, else from its stderr and exit code."""
-        found: dict[int, Json] = {}
+        by_rank: dict[int, Json] = {}
         early = {rank: {"code": code, "unix_time": time.time()} for rank, code in self.early_exits.ranks().items()}
         failed = {**early, **self.failed}
         for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
@@ -335,9 +335,9 @@ class Supervisor:
             if error is None and (local_rank in failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
             if error is not None:
-                told = self.memory.explain(tellable(error, self.hide))
-                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **told}
-        return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+                explained = self.memory.explain(tellable(error, self.hide))
+                by_rank[local_rank] = {"rank": self.node["first_rank"] + local_rank, **explained}
+        return sorted(by_rank.values(), key=lambda error: float(error["unix_time"]))
 
 
 def shown(pids: set[int]) -> str:
@@ -351,7 +351,7 @@ def shown(pids: set[int]) -> str:
 
 def answers(address: str, port: int) -> bool:
     try:
-        socket.create_connection((plain(address), port), timeout=PEER_TRY_S).close()  # type: ignore[arg-type]
+        socket.create_connection((encoded_name(address), port), timeout=PEER_TRY_S).close()  # type: ignore[arg-type]
     except OSError:
         return False
     return True

@@ -111,8 +111,8 @@ def _connected(name: str) -> socket.socket | None:
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
     """Process, user and group at the other end."""
-    found = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return found[0], found[1], found[2]
+    credentials = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return credentials[0], credentials[1], credentials[2]
 
 
 class Launch:
@@ -197,10 +197,10 @@ def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launc
     """
     connection = _reached(_name(env), env) if LINUX and argv[0] == sys.executable else None
     if connection is not None:
-        told = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
+        order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
         try:
-            sent = socket.send_fds(connection, [told], [output, output])
-            connection.sendall(told[sent:])
+            sent = socket.send_fds(connection, [order], [output, output])
+            connection.sendall(order[sent:])
         except OSError:
             connection.close()
         else:

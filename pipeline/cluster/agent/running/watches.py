@@ -34,8 +34,8 @@ class Silence:
 
     def state(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
-            found = os.stat(self.path)
-            return found.st_mtime_ns, found.st_ino
+            status = os.stat(self.path)
+            return status.st_mtime_ns, status.st_ino
         return None
 
     def look(self) -> float:
@@ -82,10 +82,10 @@ class Stops:
 
 def process_tree(root: int) -> list[int]:
     """``root`` and what its main thread, and theirs, have started; no more than that where the system doesn't tell."""
-    found = [root]
-    for pid in found:
-        found += children_of(pid)
-    return found
+    pids = [root]
+    for pid in pids:  # grows meanwhile: children of children follow
+        pids += children_of(pid)
+    return pids
 
 
 def children_of(pid: int) -> set[int]:
@@ -109,7 +109,7 @@ def process_state(pid: int) -> str:
 # torchrun tells the first one's exit code while it ends the others, and all of them in the table of its last words.
 
 
-_TOLD = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
+_CLOSING = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
 _CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 
 
@@ -118,39 +118,41 @@ class EarlyExits:
 
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
-        self._told: set[int] = set()
+        self._ended_by_others: set[int] = set()
         self._codes: dict[int, int] = {}
         self._begun: set[int] | None = None  # once the end of all has come: the ranks that had begun by then
 
     def read(self, line: str) -> None:
         """A line of torchrun's."""
-        found, code = _TOLD.search(line), _CODE.match(line)
-        if found:
-            self._told.add(int(found[1]))
+        closing, code = _CLOSING.search(line), _CODE.match(line)
+        if closing:
+            self._ended_by_others.add(int(closing[1]))
         if code:
             self._codes[int(code[2])] = int(code[1])
 
     @property
     def torchrun_ends_others(self) -> bool:
         """Whether it has seen a failure, and will tell of it when the other ranks are gone."""
-        return bool(self._told)
+        return bool(self._ended_by_others)
 
     def about_to_end_all(self) -> None:
         """Whoever is alive now is told to end by the agent."""
         if self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
-        self._told |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
+        self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
 
     def torchrun_ended(self, code: int) -> None:
         """Where a signal of somebody else's ended torchrun, the same may have ended ranks, and nobody knows."""
         if code < 0 and self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
-            self._told |= self._begun
+            self._ended_by_others |= self._begun
 
     def ranks(self) -> dict[int, int]:
         """Local ranks that have ended by themselves, with their exit codes; 0 also where torchrun has told of none."""
-        found = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
-        ended = ((rank, pid) for rank, pid in found if pid not in self._told and start_time(pid) is None)
+        unfinished = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
+        ended = (
+            (rank, pid) for rank, pid in unfinished if pid not in self._ended_by_others and start_time(pid) is None
+        )
         return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
@@ -162,7 +164,7 @@ class EarlyExits:
 # Whether the kernel has ended processes for want of memory, as its counters tell: its log is not for everybody.
 
 
-MENDS = "fewer ranks, a smaller batch, or a larger limit for the group (docker run --memory=…)"
+MEMORY_HINT = "fewer ranks, a smaller batch, or a larger limit for the group (docker run --memory=…)"
 
 
 class OutOfMemory:
@@ -181,20 +183,20 @@ class OutOfMemory:
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
         in_group, on_host = (
-            increase(self.before[0], oom_kills(self.group)),
-            increase(self.before[1], oom_kills(self.host)),
+            counter_increase(self.before[0], oom_kills(self.group)),
+            counter_increase(self.before[1], oom_kills(self.host)),
         )
         if in_group:
-            return f"{message}: the kernel ended it, as its control group had no memory left; {MENDS}"
+            return f"{message}: the kernel ended it, as its control group had no memory left; {MEMORY_HINT}"
         if in_group is None and on_host:
-            return f"{message}: the kernel ended a process there, as the host had no memory left; {MENDS}"
+            return f"{message}: the kernel ended a process there, as the host had no memory left; {MEMORY_HINT}"
         if in_group is None and on_host is None:
             return message
         where = "on that host" if in_group is None else "in its control group"
         return f"{message}; the kernel has counted no out-of-memory kill {where}"
 
     def explain(self, error: Json) -> Json:
-        """The same of a rank's error."""
+        """A rank's error with its message ``explained``."""
         return {**error, "message": self.explained(str(error["message"]))}
 
 
@@ -202,11 +204,11 @@ def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
     """The file of this process's control group that counts; '': there is none. Versions 1 and 2 of Linux' interface."""
     with contextlib.suppress(OSError), open(own, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split(":", 2) for line in file]
-        found = {name: path for _, names, path in rows for name in names.split(",")}
-        if "memory" in found:
-            return f"{root}/memory{found['memory']}/memory.oom_control"
-        if "" in found:
-            return f"{root}{found['']}/memory.events"
+        paths = {name: path for _, names, path in rows for name in names.split(",")}
+        if "memory" in paths:
+            return f"{root}/memory{paths['memory']}/memory.oom_control"
+        if "" in paths:
+            return f"{root}{paths['']}/memory.events"
     return ""
 
 
@@ -217,7 +219,7 @@ def oom_kills(path: str) -> int | None:
     return None
 
 
-def increase(before: int | None, after: int | None) -> int | None:
+def counter_increase(before: int | None, after: int | None) -> int | None:
     """None where one of the two could not be read."""
     return None if before is None or after is None else after - before
 
@@ -230,7 +232,7 @@ def increase(before: int | None, after: int | None) -> int | None:
 RENDEZVOUS_LOOK_S = 0.5
 UNANSWERED_S = 3.0  # until it is said, then
 AGAIN_S = 30.0  # from one time to the next
-ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"
+ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"  # as the kernel's table has them
 
 
 class Rendezvous:
@@ -250,11 +252,11 @@ class Rendezvous:
         if self.place is None or now - self.looked < RENDEZVOUS_LOOK_S:
             return []
         self.looked = now
-        where, found = "{}:{}".format(*self.place), self.states(self.place)
-        if (LISTEN if self.first else ESTABLISHED) in found:
+        where, states = "{}:{}".format(*self.place), self.states(self.place)
+        if (LISTEN if self.first else ESTABLISHED) in states:
             self.met, self.place = self.place, None
             return [f"paceline: torchrun is at {where}, where the hosts meet"]
-        if SYN_SENT not in found:
+        if SYN_SENT not in states:
             self.trying = None
             return []
         self.trying = self.trying or now
@@ -271,8 +273,9 @@ class Rendezvous:
         """
         if self.first or self.met is None:
             return 0.0
-        found = self.states(self.met)
-        if CLOSE_WAIT not in found or ESTABLISHED in found:
+        states = self.states(self.met)
+        # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
+        if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
             return 0.0
         now = time.monotonic()
@@ -281,20 +284,20 @@ class Rendezvous:
 
     def states(self, place: list[str | int]) -> set[str]:
         """Of this host's connections to the place; on the first node of the sockets at that port."""
-        address, port = hexadecimal(str(place[0])), f":{int(place[1]):04X}"
-        found = set()
+        address, port = address_in_table(str(place[0])), f":{int(place[1]):04X}"
+        states = set()
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
             with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
                 for line in lines:
                     _, local, remote, state, *_ = line.split()
                     if self.first and local.endswith(port):
-                        found.add(state)
+                        states.add(state)
                     if not self.first and remote.endswith(f"{address}{port}"):
-                        found.add(state)
-        return found
+                        states.add(state)
+        return states
 
 
-def hexadecimal(address: str) -> str:
+def address_in_table(address: str) -> str:
     """As the table shows it, in words of the processor's byte order; an IPv4 address also ends the IPv6 one that maps
     it. Empty for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
