@@ -81,7 +81,7 @@ def finish_all(place: Path, words: list[str], run: Path) -> None:
     sys.path.insert(0, str(ROOT))
     from pipeline.core import documents
     from pipeline.runs import result as results
-    from pipeline.sweep import expand
+    from pipeline.sweep.expand import expand
 
     for trial in expand(words[1:], root=ROOT, local_gpus=0).trials:
         assert trial.run is not None

@@ -22,9 +22,9 @@ class PacelineLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
+        from pipeline.cli.commands.sweep import run_jobs
         from pipeline.cli.loader import leave
         from pipeline.cli.output import outlive_reader
-        from pipeline.cli.sweeping import run_jobs
         from pipeline.core import masking
 
         masking.outlive(outlive_reader)

@@ -20,7 +20,8 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline.cli import clone, commands  # noqa: E402
+from pipeline.cli import clone  # noqa: E402
+from pipeline.cli.commands import train  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import for_verb, leave  # noqa: E402
 from pipeline.cli.output import outlive_reader  # noqa: E402
@@ -49,7 +50,7 @@ def main(config: DictConfig) -> None:
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
     try:
-        commands.train_all(session)
+        train.train_all(session)
     except PacelineError as error:
         leave(error)
     except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)

@@ -5,14 +5,19 @@ A shell asks at every Tab, so nothing is imported but what the word at hand need
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import get_type_hints
 
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import groups
+from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
+from pipeline.core.specs import State
 
 _OF_DOIT = ("help", "list", "tabcompletion")
 
@@ -27,12 +32,12 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
     *before, current = [*line.split(), ""] if line[-1:].isspace() else line.split()
     verb = next((word for word in before[1:] if word in VERBS), None)
     if verb is None or before[1:2] == ["help"]:
-        found: Iterable[str] = (*VERBS, *_OF_DOIT)
+        words: Iterable[str] = (*VERBS, *_OF_DOIT)
     elif "=" in current:
-        found = _values(verb, before, current, root)
+        words = _values(verb, before, current, root)
     else:
-        found = (*_names(verb, current, root), *_keys(verb, before, root))
-    return sorted({word for word in found if word.startswith(current)})
+        words = (*_names(verb, current, root), *_keys(verb, before, root))
+    return sorted({word for word in words if word.startswith(current)})
 
 
 def _names(verb: str, current: str, root: Path) -> Iterator[str]:
@@ -80,8 +85,6 @@ def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> I
     elif name == "sweep":
         yield from (path.name for path in runs.glob("sweeps/*"))
     elif form == "STATE":
-        from pipeline.core.specs import State
-
         yield from State
     elif form == "1" or "|" in form:
         yield from form.split("|")
@@ -89,34 +92,29 @@ def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> I
 
 def _fields(section: str) -> dict[str, str]:
     """The fields of a section, whatever option is chosen, with their types."""
-    import dataclasses
-    from contextlib import suppress
-    from typing import get_type_hints
+    from pipeline.config import schema  # half a Tab's time: for names of fields alone
 
-    from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
-    from pipeline.core.errors import UsageError
-
-    classes = [get_type_hints(RootConfig).get(section)]
-    classes += PROGRAMS.values() if section == "program" else ()
-    if section in OPTIONS:
-        for name in OPTIONS[section].names():
+    classes = [get_type_hints(schema.RootConfig).get(section)]
+    classes += schema.PROGRAMS.values() if section == "program" else ()
+    if section in schema.OPTIONS:
+        for name in schema.OPTIONS[section].names():
             with suppress(UsageError):
-                classes.append(OPTIONS[section].settings(name))
+                classes.append(schema.OPTIONS[section].settings(name))
     return {
         item.name: getattr(item.type, "__name__", str(item.type))
         for settings in classes
         if isinstance(settings, type) and dataclasses.is_dataclass(settings)
         for item in dataclasses.fields(settings)
-        if not (item.name == "name" and section in OPTIONS)
+        if not (item.name == "name" and section in schema.OPTIONS)
     }
 
 
 def _main(shell: str, line: str) -> None:
-    found = candidates(line)
+    words = candidates(line)
     typed = line.split()[-1] if line.split() and not line[-1].isspace() else ""
     if shell == "bash":  # it takes what stands behind the = for a word of its own
-        found = [word[typed.rfind("=") + 1 :] for word in found]
-    print("\n".join(found))
+        words = [word[typed.rfind("=") + 1 :] for word in words]
+    print("\n".join(words))
 
 
 if __name__ == "__main__":

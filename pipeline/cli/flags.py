@@ -32,7 +32,7 @@ _SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "de
 _ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 
 
-def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
+def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
     """Hand a training with options of Hydra's over to Hydra's command line; refuse what doit doesn't know.
 
     Args:
@@ -43,19 +43,19 @@ def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[
         UsageError: an option that doit or the verb doesn't take, or one that stands after the verb.
     """
     _refuse_elsewhere(argv)
-    _refuse_dashed(argv, asked, loader_options)
-    words = " ".join(shlex.quote(word) for word in asked.overrides)
+    _refuse_dashed(argv, invocation, loader_options)
+    words = " ".join(shlex.quote(word) for word in invocation.overrides)
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
         of_hydra = word.partition("=")[0] in _OF_HYDRA or after in _SHORT.get(word, ())
-        if not of_hydra or asked.verb is None:
+        if not of_hydra or invocation.verb is None:
             continue
-        if asked.verb == "train":
+        if invocation.verb == "train":
             process.replace([sys.executable, "-m", "pipeline", *(item for item in argv if item != "train")])
         hint = f"doit sweep {words}" if word in ("--multirun", "-m") else f"doit config {words}, or doit train {word} …"
         raise UsageError(
-            f"{word} is an option of Hydra's command line, which doit {asked.verb} doesn't take", hint=hint
+            f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take", hint=hint
         )
-    _refuse_unknown(argv, asked.verb, loader_options)
+    _refuse_unknown(argv, invocation.verb, loader_options)
 
 
 def _refuse_elsewhere(argv: Sequence[str]) -> None:
@@ -70,9 +70,9 @@ def _refuse_elsewhere(argv: Sequence[str]) -> None:
             )
 
 
-def _refuse_dashed(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
+def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
     """Raises UsageError: an override as most scripts take them, ``--epochs=3`` or ``--epochs 3``."""
-    if asked.verb is None:
+    if invocation.verb is None:
         return
     known = {*_OF_HYDRA, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
@@ -83,9 +83,9 @@ def _refuse_dashed(argv: Sequence[str], asked: Invocation, loader_options: Seque
             continue
         if "=" not in word and after and after not in VERBS and not after.startswith("-") and "=" not in after:
             value = after
-        meant = _meant(name[2:].replace("-", "_"), value, asked.verb)
-        hint = f"doit {asked.verb} {meant}" if meant else f"doit help {asked.verb}"
-        raise UsageError(f"{word}: options and overrides of doit {asked.verb} have no dashes", hint=hint)
+        meant = _meant(name[2:].replace("-", "_"), value, invocation.verb)
+        hint = f"doit {invocation.verb} {meant}" if meant else f"doit help {invocation.verb}"
+        raise UsageError(f"{word}: options and overrides of doit {invocation.verb} have no dashes", hint=hint)
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:
@@ -109,15 +109,14 @@ def _meant(name: str, value: str, verb: str) -> str | None:
         return f"{name}={value or 1}"
     if not VERBS[verb].composes:
         return None
-    from pipeline.config import compose  # Hydra, for this error alone
-    from pipeline.config.unknown_key import UnknownKeyError
+    from pipeline.config import compose, unknown_key  # Hydra, for this error alone
 
     word = f"{name}={value or 'VALUE'}"
     try:
         compose.compose_config([word])
-    except UnknownKeyError as error:
+    except unknown_key.UnknownKeyError as error:
         return error.meant
-    except UsageError:  # the name is right, and so the value is wrong or wasn't told
+    except UsageError:  # the name is right, and so the value is wrong or missing
         return word
     return word
 

@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 
+from doit.cmd_base import DodoTaskLoader
+from doit.plugin import PluginDict
 from doit.version import VERSION
 
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
+from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 
@@ -20,8 +23,8 @@ _WIDTH = 110
 _FLAGS = ("-h", "--help")
 
 
-def asked(argv: Sequence[str]) -> str | None:
-    """The text that the words after ``doit`` ask for, or None where they ask for something else.
+def requested(argv: Sequence[str]) -> str | None:
+    """The help that the words after ``doit`` ask for, or None where they ask for something else.
 
     Raises:
         UsageError: help is asked for a command that doesn't exist.
@@ -119,8 +122,6 @@ def _options(name: str, verb: Verb) -> list[str]:
 
 
 def _groups() -> Iterator[str]:
-    from pipeline.config.groups import groups
-
     yield "Overrides: GROUP=OPTION, with these groups (* marks the default):"
     for group in groups():
         if set(group.options) == {group.default}:
@@ -148,9 +149,6 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _of_doit(name: str) -> str:
     """doit's own page of one of its commands."""
-    from doit.cmd_base import DodoTaskLoader
-    from doit.plugin import PluginDict
-
     commands = PluginDict(COMMANDS)
     text: str = COMMANDS[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
     return text

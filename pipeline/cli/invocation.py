@@ -1,4 +1,4 @@
-"""What the person typed: the verb, the Hydra overrides in their order, and the verb's own options.
+"""What was typed: the verb, the Hydra overrides in their order, and the verb's own options.
 
 doit keeps ``key=value`` words as variables without order and takes a bare ``~key`` for a task, so the words
 are read from the command line itself.
@@ -10,11 +10,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from pipeline.cli.verbs import VERBS
+from pipeline.config.override_words import NAME_A_SCRIPT, quoted_run
 from pipeline.core.errors import UsageError, nearest
+from pipeline.core.printable import hydra_value
 
 QUIET, USUAL, VERBOSE = range(3)
 
@@ -25,8 +28,8 @@ _TROUBLE = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 
 def verbosity() -> int:
     """0 shows warnings, errors and the end alone, 1 (without it) what is usual, 2 also what torchrun itself says."""
-    told, _ = taken_out(sys.argv[1:])
-    return USUAL if told is None else told
+    level, _ = taken_out(sys.argv[1:])
+    return USUAL if level is None else level
 
 
 def is_wanted(text: str) -> bool:
@@ -35,8 +38,8 @@ def is_wanted(text: str) -> bool:
 
 
 def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The level that the words tell (the last one counts; None: none), and the words without it. A level that isn't
-    there is left in place, for who refuses it."""
+    """The verbosity among the words (the last one counts; None: none), and the words without it. A level that doesn't
+    exist is left in place, for who refuses it."""
     level, rest, left = None, list[str](), [*words]
     while left:
         word = left.pop(0)
@@ -60,8 +63,8 @@ def is_on(options: Mapping[str, str], name: str) -> bool:
 
 def at_once() -> int:
     """How many steps may run side by side: doit's own option -n, 1 without it."""
-    told = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
-    return max(1, int(told[1])) if told else 1
+    match = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
+    return max(1, int(match[1])) if match else 1
 
 
 _AGAIN = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short ones may stand together
@@ -89,9 +92,9 @@ def is_override(word: str) -> bool:
 
 
 def typed_runs_dir(argv: Sequence[str]) -> str:
-    """The folder of runs as far as it can be told before the words are composed."""
-    told = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
-    return os.path.expanduser(told[-1]) if told else "runs"  # noqa: PTH111  (Path's raises where no such user is)
+    """The folder of runs, as far as it is known before the words are composed."""
+    named = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
+    return os.path.expanduser(named[-1]) if named else "runs"  # noqa: PTH111  (Path's raises where no such user is)
 
 
 def parse(argv: Sequence[str]) -> Invocation:
@@ -131,3 +134,67 @@ def parse(argv: Sequence[str]) -> Invocation:
 def _option(word: str, verb: str) -> str:
     """The name that a word sets, without the verb's own in front: ``preflight.deep=1`` is ``deep=1``."""
     return word.partition("=")[0].removeprefix(f"{verb}.")
+
+
+# ------------------------------------------------------------------------- overrides about a script
+_PATHS = ("program.script", "program.data")
+_TEXTS = ("program.args", "program.env")
+_PART = r"[^\s,\[\]{}'\"]*"
+_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+_RESUME = r"\{resume:[^\s,{}'\"]+\}"
+_UNQUOTED = re.compile(rf"{_QUOTED}|({_PART}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_PART})+)")
+_OF_A_SCRIPT = tuple(f"{field}=" for field in NAME_A_SCRIPT)
+_NAMES_ANOTHER = ("program.workdir=", "experiment=")
+_PLAIN = re.compile(r"[\w./-]+")
+
+
+def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ...]:
+    """Overrides as people type them in ``folder``, made into what Hydra reads in the project ``root``.
+
+    They come back with {run} in quotes, which Hydra takes for a mapping otherwise; and with a script or data that lies
+    where the command was typed by its path from the project's folder, and that folder as its working directory.
+
+    Raises UsageError: a word about Hydra itself.
+    """
+    for word in words:
+        _refuse_hydra(word)
+    placed = [quoted_run(_quoted(_placed(word, folder, root))) for word in words]
+    return (*placed, *_workdir(placed, folder, root))
+
+
+def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
+    """``program.workdir`` for who names a script of the project in a folder below it: a script opens what lies there.
+    Where an experiment names the script the run is the same from every folder."""
+    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_OF_A_SCRIPT)]
+    if not named or folder == root or not folder.is_relative_to(root):
+        return []
+    if named[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_NAMES_ANOTHER) for word in words):
+        return []
+    inside = folder.relative_to(root).as_posix()
+    quoted = inside.replace("\\", "\\\\").replace("'", "\\'")
+    return [f"program.workdir={inside}" if _PLAIN.fullmatch(inside) else f"program.workdir='{quoted}'"]
+
+
+def _refuse_hydra(word: str) -> None:
+    """They are composed, and nothing reads them: a run's folder, its log and its process are Paceline's."""
+    if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):
+        raise UsageError(
+            f"{word} sets Hydra's own application, of which doit takes the configuration alone",
+            hint="paths.runs=FOLDER says where runs lie; doit sweep takes several values",
+        )
+
+
+def _placed(word: str, folder: Path, root: Path) -> str:
+    field, _, typed = word.partition("=")
+    value = typed.strip("'\"")
+    if folder == root or field not in _PATHS or Path(value).is_absolute() or not (folder / value).exists():
+        return word
+    path = Path(os.path.abspath(folder / value))  # noqa: PTH100
+    return f"{field}={hydra_value(str(path.relative_to(root) if path.is_relative_to(root) else path))}"
+
+
+def _quoted(word: str) -> str:
+    field, equals, value = word.partition("=")
+    if not field.lstrip("+").startswith(_TEXTS) or (field.endswith("program.args") and value.startswith("{resume:")):
+        return word
+    return f"{field}{equals}{_UNQUOTED.sub(lambda match: repr(match[1]) if match[1] else match[0], value)}"

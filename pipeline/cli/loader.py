@@ -24,8 +24,9 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli import clone, flags, invocation  # noqa: E402
 from pipeline.cli.invocation import taken_out  # noqa: E402
+from pipeline.cli.output import as_typed, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -61,8 +62,6 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if not invocation.HELP_WORDS.isdisjoint(sys.argv):
                 _answer_help()
             if any(word.startswith("-") for word in sys.argv[1:]):
-                from pipeline.cli import flags
-
                 flags.check(sys.argv[1:], self._invocation, self.cmd_options)
         except PacelineError as error:
             leave(error)
@@ -101,15 +100,13 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def _outlive(self) -> None:
         """A run isn't ended by a reader of its output that has seen enough."""
         if self._invocation.verb is not None and VERBS[self._invocation.verb].goes_on:
-            from pipeline.cli import output
-
-            masking.outlive(output.outlive_reader)
+            masking.outlive(outlive_reader)
 
     def _compose(self) -> None:
         """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""
         verb = self._invocation.verb
         if verb is not None and VERBS[verb].composes:
-            from pipeline.cli.session import session
+            from pipeline.cli.session import session  # what composes: not for `doit list` and help
 
             try:
                 session().refuse_wrong_words()
@@ -126,18 +123,13 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> Non
             continue
         if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
             raise invalid(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
-        if verb is not None:
-            from pipeline.cli import flags
-
-            if meant := flags.without_equals(word, "" if after in names else after, verb):
-                raise invalid(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
+        if verb is not None and (meant := flags.without_equals(word, "" if after in names else after, verb)):
+            raise invalid(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
         raise invalid(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
 
 
 def invalid(text: str) -> InvalidCommand:
     """doit prints it as it is."""
-    from pipeline.cli.output import as_typed
-
     return InvalidCommand(as_typed(text))
 
 
@@ -153,14 +145,13 @@ def _is_target(tasks: list[Task], word: str) -> bool:
 
 
 def _answer_help() -> None:
-    """Print what was asked for, if it was help, and end."""
-    from pipeline.cli import help as pages
-    from pipeline.cli import output
+    """Print the help that the words ask for, if they do, and end."""
+    from pipeline.cli import help as pages  # a call without such a word needs none of its imports
 
-    text = pages.asked(sys.argv[1:])
+    text = pages.requested(sys.argv[1:])
     if text is not None:
         try:
-            print(output.as_typed(text), flush=True)
+            print(as_typed(text), flush=True)
         except OSError as error:
             leave(error)
         raise SystemExit(0)
@@ -168,7 +159,7 @@ def _answer_help() -> None:
 
 def for_verb(error: PacelineError, verb: str) -> PacelineError:
     """An unknown key may have been meant as an option of the verb, or of another one."""
-    from pipeline.config.unknown_key import UnknownKeyError
+    from pipeline.config.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
 
     if not isinstance(error, UnknownKeyError):
         return error
@@ -220,8 +211,6 @@ def leave_if_interrupted() -> None:
 
 def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
-    from pipeline.cli.output import as_typed
-
     unread = unexpected.nobody_reads(error)
     if unread or isinstance(error, masking.OutputError):
         masking.silence(1)

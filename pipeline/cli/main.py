@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from pipeline.cli.output import as_typed
 from pipeline.core.processes import signals
 
 signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
 
+import importlib.util  # noqa: E402
+import keyword  # noqa: E402
 import os  # noqa: E402
+import re  # noqa: E402
+import shlex  # noqa: E402
+import shutil  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from pipeline.cli import clone, new_project  # noqa: E402
+from doit.doit_cmd import DoitMain  # noqa: E402
+
+from pipeline.cli import clone  # noqa: E402
+from pipeline.cli import help as pages  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
-from pipeline.cli.output import TYPED  # noqa: E402
+from pipeline.cli.output import TYPED, as_typed  # noqa: E402
 from pipeline.core import places  # noqa: E402
-from pipeline.core.errors import PacelineError  # noqa: E402
+from pipeline.core.errors import PacelineError, UsageError, os_reason  # noqa: E402
+from pipeline.core.files import temporary_prefix  # noqa: E402
+
+TEMPLATE = places.HOME / "pipeline" / "template"
+"""The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
+
+NAME_THERE = "my_project"
+_TAKEN = {"conf", "data", "dodo", "runs", "tests"}
 
 
 def main() -> int:
@@ -24,7 +39,7 @@ def main() -> int:
     os.environ[TYPED] = "paceline"
     try:
         if words[:1] == ["init"]:
-            print(new_project.init(words[1:]), flush=True)
+            print(init(words[1:]), flush=True)
             return 0
         here = places.enclosing(Path.cwd())
         if here is None:
@@ -34,22 +49,97 @@ def main() -> int:
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:
         leave(error)
-    from doit.doit_cmd import DoitMain
-
     code: int = DoitMain().run(words)
     return code
 
 
 def _without_project(words: list[str]) -> int:
     """Help alone. Raises UsageError."""
-    from pipeline.cli import help as pages
-
-    text = pages.asked(words or ["help"])
+    text = pages.requested(words or ["help"])
     if text is None:
         raise clone.no_project()
     text = as_typed(text)
     print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
+
+
+# ------------------------------------------------------------------------------------------- a new project
+def init(words: Sequence[str]) -> str:
+    """Make the project that the words behind ``init`` name, whole or not at all; what to say of it.
+
+    Raises:
+        UsageError: not one word, a name that can't be a package's, or a folder that holds something.
+        PacelineError: the folder can't be written.
+    """
+    if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
+        raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
+    folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
+    refuse_name(folder.name)
+    try:
+        _refuse_taken(folder)
+        _write(folder)
+    except OSError as error:
+        hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
+        raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
+    there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
+    steps = [*there, "paceline train experiment=example", "paceline ui"]
+    return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
+
+
+def _refuse_taken(folder: Path) -> None:
+    """Raises UsageError: something stands there. OSError: nobody may look."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is there already, and holds something", hint="another name, or an empty folder")
+
+
+def refuse_name(name: str) -> None:
+    """Raises UsageError: ``import name`` would not find the project's package, or not that alone."""
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
+        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {_near(name)}")
+    if name in _TAKEN:
+        raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")
+    spec = importlib.util.find_spec(name)
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin):  # else any folder of that name
+        raise UsageError(f"there is a module {name} in this Python already", hint=f"paceline init my_{name}")
+
+
+def _near(name: str) -> str:
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+    return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
+
+
+def _write(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / temporary_prefix(f".{folder.name}")
+    try:
+        for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
+            name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")
+            target = temporary / name.replace(NAME_THERE, folder.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
+        if folder.is_dir():
+            _fill(folder, temporary)
+        else:
+            temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, made: Path) -> None:
+    """Move all of ``made`` into an empty folder, which stays: a shell may stand in it. ``dodo.py`` comes last, as it
+    is what makes a folder a project."""
+    moved: list[Path] = []
+    try:
+        for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):
+            moved.append(item.rename(folder / item.name))
+        made.rmdir()
+    except BaseException:
+        for item in moved:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+        raise
 
 
 if __name__ == "__main__":

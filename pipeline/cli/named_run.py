@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import earlier, launchers, starts
+from pipeline.config import compose
 from pipeline.config.cluster import build_cluster
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
@@ -44,7 +45,9 @@ _OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 
 
-def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def configuration(
+    invocation: Invocation, resolved: Mapping[str, Any], root: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration and the words of the run that ``run=KEY`` names; of ``resolved`` where runs lie, and where its
     data lies and it is recorded if a word says so.
 
@@ -53,35 +56,35 @@ def configuration(asked: Invocation, resolved: Mapping[str, Any], root: Path) ->
             by what conf/ and the words say.
         AlteredError: its key.json or config.json isn't what was written.
     """
-    for word in asked.overrides:
+    for word in invocation.overrides:
         if not word.lstrip("+").startswith(_WHERE):
             raise UsageError(
-                f"doit {asked.verb} run=… takes no {word!r}: the run has its own configuration",
-                hint=f"doit {asked.verb} with all words of the run and this one, in place of run=",
+                f"doit {invocation.verb} run=… takes no {word!r}: the run has its own configuration",
+                hint=f"doit {invocation.verb} with all words of the run and this one, in place of run=",
             )
-    folder = index.find(root / expanded(resolved["paths"]["runs"], "paths.runs"), asked.options["run"])
+    folder = index.find(root / expanded(resolved["paths"]["runs"], "paths.runs"), invocation.options["run"])
     try:
         own = documents.read(folder.path / run_folder.CONFIG)
     except (documents.DamagedError, OSError) as error:
         raise UsageError(
             f"{folder.path / run_folder.CONFIG} can't be read, so only its words tell of run {folder.key}: {error}",
-            hint=f"doit {asked.verb} with the words that it was trained with, in place of run=",
+            hint=f"doit {invocation.verb} with the words that it was trained with, in place of run=",
         ) from error
     folder.refuse_altered_config()
-    if asked.verb == "attach":
-        now = _composed(folder, asked)
+    if invocation.verb == "attach":
+        now = _composed(folder, invocation)
         own = {name: value for name, value in own.items() if name not in _NOT_OF_THE_RUN}
         merged = {**resolved, "tracking": now["tracking"], **own, "cluster": _attached(folder, now["cluster"])}
     else:  # nothing is reached or started
         merged = {**resolved, **own, "paths": resolved["paths"], "tracking": resolved["tracking"]}
     data = _section(folder, "paths").get("data")
-    says_where = any(word.lstrip("+").startswith("paths.data") for word in asked.overrides)
+    says_where = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
     if not says_where and isinstance(data, str) and (root / data).is_dir():
         merged["paths"] = {**resolved["paths"], "data": data}
     return merged, _words(folder)
 
 
-def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -> Cluster:
+def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
     """The hosts that the run was started on last, as conf/ and the words reach them.
 
     Raises:
@@ -90,7 +93,7 @@ def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -
     path = folder.path / run_folder.CONFIG
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
-    raw = _composed(folder, asked)["cluster"]
+    raw = _composed(folder, invocation)["cluster"]
     plan, launcher = earlier.newest(folder.path), raw["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
     if not raw["hosts"] and raw["hostfile"] is None and _has_names(launcher):
@@ -102,19 +105,17 @@ def cluster(folder: RunFolder, asked: Invocation, root: Path, local_gpus: int) -
     return replace(found, hosts=hosts, spares=())
 
 
-def _composed(folder: RunFolder, asked: Invocation) -> dict[str, Any]:
+def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
     """conf/ with the words that were typed, and the options that the run names where none was.
 
     Raises UsageError: the run was started with other words about how hosts are reached.
     """
-    from pipeline.config import compose
-
     told = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
     chosen = {word.lstrip("+").partition("=")[0]: word for word in _words(folder) if _CHOICE.fullmatch(word)}
-    typed = {word.lstrip("+~").partition("=")[0] for word in asked.overrides}
+    typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
     said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
     choices = [word for name, word in chosen.items() if name not in said_by_words]
-    now = compose.resolve(compose.compose_config((*choices, *asked.overrides)))
+    now = compose.resolve(compose.compose_config((*choices, *invocation.overrides)))
     again = " ".join(shlex.quote(hide(word)) for word in told if word.isprintable()) or "cluster=<that of its training>"
     launcher = now["cluster"]["launcher"]
     known = _launchers(folder)
@@ -122,7 +123,7 @@ def _composed(folder: RunFolder, asked: Invocation) -> dict[str, Any]:
         raise UsageError(
             f"run {folder.key} was started by cluster.launcher={', '.join(known)}, and these words reach hosts by "
             f"{launcher}; a run folder doesn't say how",
-            hint=f"doit {asked.verb} run={folder.key} {again}",
+            hint=f"doit {invocation.verb} run={folder.key} {again}",
         )
     here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
     fields = [word.lstrip("+~").partition("=")[0] for word in told]
@@ -131,7 +132,7 @@ def _composed(folder: RunFolder, asked: Invocation) -> dict[str, Any]:
         raise UsageError(
             f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
             "folder",
-            hint=f"doit {asked.verb} run={folder.key} {again}",
+            hint=f"doit {invocation.verb} run={folder.key} {again}",
         )
     return now
 
@@ -166,12 +167,12 @@ def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "hostfile": None}
 
 
-def built(asked: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
+def built(invocation: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
     """What ``make`` makes of ``configuration``. Raises UsageError: it has values that no configuration can have."""
     try:
         return make()
     except _DAMAGE as error:
-        raise _damaged(asked.options["run"], error, asked.verb) from error
+        raise _damaged(invocation.options["run"], error, invocation.verb) from error
 
 
 def _damaged(key: str, error: Exception, verb: str | None) -> UsageError:

@@ -8,44 +8,50 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli import invocation
+from pipeline import tracking
+from pipeline.cli import clone
 from pipeline.cli.clone import ROOT as ROOT
+from pipeline.cli.invocation import Invocation, for_project, parse
 from pipeline.cli.output import note_usual
 from pipeline.cli.verbs import VERBS
+from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.config import build, step_source
+from pipeline.config.build import RunConfig
+from pipeline.config.memo import ComposeMemo
 from pipeline.core import masking
+from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import unexpected
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.specs import Cluster
+from pipeline.data import request, store, trees
+from pipeline.data.manifest import Pack
+from pipeline.data.trees import Tree
+from pipeline.execution.run import Run, prepare, start_of
+from pipeline.execution.starting import Start
+from pipeline.runs import index
+from pipeline.runs.folder import RunFolder
 
-if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
+if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
 
-    from pipeline.config.build import RunConfig
-    from pipeline.core.specs import Cluster
-    from pipeline.data.manifest import Pack
-    from pipeline.data.trees import Tree
-    from pipeline.execution.run import Run
-    from pipeline.execution.starting import Start
-    from pipeline.runs.folder import RunFolder
     from pipeline.steps.graph import Graph
     from pipeline.steps.source import DataStep
-    from pipeline.sweep import Space
+    from pipeline.sweep.expand import Space
     from pipeline.sweep.search_source import SearchPlan
 
 
 class Session:
     """What the verbs share. Raises UsageError from ``config`` when an override is wrong."""
 
-    def __init__(self, asked: invocation.Invocation, composed: DictConfig | None = None) -> None:
-        self.asked = asked
+    def __init__(self, invocation: Invocation, composed: DictConfig | None = None) -> None:
+        self.invocation = invocation
         self._given = composed  # the Hydra application has composed already
         self._graph: Graph | None = None
 
     @cached_property
     def config(self) -> RunConfig:
         """The typed configuration; of a sweep that of its first trial."""
-        from pipeline.core.cache import remember_in
-        from pipeline.core.processes.heartbeat import waiting
-
         if self.sweeps:
             chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials
             masking.remember(text for trial in chosen for text in trial.config.secrets)
@@ -68,39 +74,33 @@ class Session:
         """What the run starts from; None: fresh weights. Raises UsageError where nothing can give them."""
         if not self.config.train.init.said:
             return None
-        from pipeline.execution.run import start_of
-
         return start_of(self.config, ROOT)
 
     def _built(self) -> RunConfig:
-        from pipeline.config import build, step_source
-
-        resolved, words = self._resolved(), self.asked.overrides
+        resolved, words = self._resolved(), self.invocation.overrides
         if self._of_named_run:
-            from pipeline.cli import named_run
+            from pipeline.cli import named_run  # attempts and their plans: only where run=KEY stands for a run
 
-            resolved, words = named_run.configuration(self.asked, resolved, ROOT)
-        verb = VERBS.get(self.asked.verb or "")
+            resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
+        verb = VERBS.get(self.invocation.verb or "")
         make = partial(
             build.build,
             resolved,
             words,
             root=ROOT,
-            local_gpus=_local_gpus(),
+            local_gpus=usable_gpus(),
             shares_batch=verb is None or verb.shares_batch,
             must_exist=verb is None or not verb.chooses,
             steps=_step_source,
         )
-        config = named_run.built(self.asked, make) if self._of_named_run else make()
-        if self.asked.verb == "train":
+        config = named_run.built(self.invocation, make) if self._of_named_run else make()
+        if self.invocation.verb == "train":
             step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
-            from pipeline import tracking
-
             tracking.absolute_uri(config.tracking.uri, ROOT)
-        if self.asked.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
-            from pipeline.tracking.trackers import refuse_missing
+        if self.invocation.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
+            from pipeline.tracking.trackers import refuse_missing  # weighs 20 modules; hardly anybody has another one
 
             refuse_missing(config.tracking)
         return config
@@ -108,67 +108,63 @@ class Session:
     @property
     def _of_named_run(self) -> bool:
         """Whether ``run=KEY`` stands for the words of that run, for a verb that needs its whole configuration."""
-        return self.asked.verb in ("why", "attach") and "run" in self.asked.options
+        return self.invocation.verb in ("why", "attach") and "run" in self.invocation.options
 
     def _resolved(self) -> dict[str, Any]:
         """Composed by Hydra, or, for a training whose words were composed before, taken from the memo."""
-        from pipeline.config.memo import ComposeMemo
-
         memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None  # else Hydra's application composed
         known = memo.recall() if memo else None
         if known is not None:
             return known
-        from pipeline.config import compose
+        from pipeline.config import compose  # Hydra, half a second: not where the memo has it
 
         resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
-        if memo and self.asked.verb == "train":
+        if memo and self.invocation.verb == "train":
             memo.keep(resolved)
         return resolved
 
     @property
     def _own_words(self) -> tuple[str, ...]:
         """The overrides. Those of `doit reproduce` that set a field of the cluster are about the run's own."""
-        if self.asked.verb != "reproduce":
-            return self.asked.overrides
-        return tuple(word for word in self.asked.overrides if not word.lstrip("+~").startswith("cluster."))
+        if self.invocation.verb != "reproduce":
+            return self.invocation.overrides
+        return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith("cluster."))
 
     @property
     def sweeps(self) -> bool:
         """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
-        verb = VERBS.get(self.asked.verb or "")
-        if self.asked.verb == "plan":
-            from pipeline.config.trials import jobs
+        verb = VERBS.get(self.invocation.verb or "")
+        if self.invocation.verb == "plan":
+            from pipeline.config.trials import jobs  # Hydra's parser of overrides
 
-            return len(jobs(self.asked.overrides)) > 1
+            return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps
 
     @property
     def searches(self) -> bool:
         """Whether a search chooses the trials."""
-        chosen = [word.partition("=")[2] for word in self.asked.overrides if word.startswith("search=")]
+        chosen = [word.partition("=")[2] for word in self.invocation.overrides if word.startswith("search=")]
         return self.sweeps and bool(chosen) and chosen[-1] != "none"
 
     @cached_property
     def search_plan(self) -> SearchPlan:
         """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.config import compose
-        from pipeline.sweep.search_source import plan
+        from pipeline.config import compose  # Hydra: of sweeps alone
+        from pipeline.sweep.search_source import plan  # the same
 
         with compose.hydra_ready():
-            return plan(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+            return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def space(self) -> Space:
         """The trials that the overrides stand for; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.sweep import expand
+        from pipeline.sweep.expand import expand  # Hydra: of sweeps alone
 
-        return expand(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+        return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def pack(self) -> Pack | Tree | None:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
-        from pipeline.data import request, trees
-
         if self.config.step is not None and self.config.step.path is None:
             return None
         if self.config.script is not None:
@@ -180,7 +176,7 @@ class Session:
     def steps(self) -> Graph:
         """The steps as this configuration tells them."""
         if self._graph is None:
-            from pipeline.steps import source
+            from pipeline.steps import source  # OmegaConf: of steps alone
 
             self._graph = source.graph(self._resolved(), ROOT)
         return self._graph
@@ -197,14 +193,10 @@ class Session:
     @cached_property
     def run(self) -> Run | None:
         """The run of this configuration, once its data is in place."""
-        from pipeline.execution.run import prepare
-
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
     def refuse_data(self) -> None:
         """Raises DataError where the data isn't here and `doit fetch` would refuse to get it."""
-        from pipeline.data import store
-
         if self.sweeps and not self.searches:
             missing = [trial.config for trial in self.space.trials if trial.run is None]
         else:
@@ -215,11 +207,9 @@ class Session:
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
-        from pipeline.runs import index as runs
-
-        named = self.asked.options.get("run")
+        named = self.invocation.options.get("run")
         if named is not None:
-            return runs.find(self.config.runs_dir, named)
+            return index.find(self.config.runs_dir, named)
         self.refuse_data()
         if self.run is None:
             raise UsageError(f"{self.why_no_key}; or name a run: run=KEY")
@@ -235,30 +225,23 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on last, of which no word tells. Raises UsageError."""
-        from pipeline.cli import named_run
+        from pipeline.cli import named_run  # the same
 
-        return named_run.cluster(folder, self.asked, ROOT, _local_gpus())
+        return named_run.cluster(folder, self.invocation, ROOT, usable_gpus())
 
 
 @cache
 def session() -> Session:
     """The session of this process's command line."""
-    from pipeline.cli import typed_words
-
-    asked = invocation.parse(sys.argv[1:])
-    return Session(asked._replace(overrides=typed_words.for_project(asked.overrides)))
+    typed = parse(sys.argv[1:])
+    overrides = for_project(typed.overrides, clone.started_in(), ROOT)
+    return Session(typed._replace(overrides=overrides))
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    from pipeline.steps import source
+    from pipeline.steps import source  # OmegaConf: of steps alone
 
     return source.of(text, resolved, ROOT)
-
-
-def _local_gpus() -> int:
-    from pipeline.cluster.local_gpus import usable_gpus
-
-    return usable_gpus()
 
 
 def relative(path: Path) -> str:

@@ -15,13 +15,14 @@ from typing import Any
 from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
-from pipeline.cli import clone
+from pipeline.cli import clone, invocation
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Left, Loader, leave
+from pipeline.cli.output import say
 from pipeline.cli.verbs import Verb
 from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
-from pipeline.core.processes import unexpected
+from pipeline.core.processes import process, unexpected
 
 Task = dict[str, Any]
 
@@ -29,16 +30,21 @@ Task = dict[str, Any]
 def of_verb(name: str, verb: Verb) -> Task:
     """The task of a verb: its action, what comes first, and how doit learns that there is nothing to do."""
     _need_loader()
-    task = _task(name, verb.module)
-    task |= {"task_dep": _dependencies(verb.after), "meta": {"answers": verb.answers}, "doc": verb.summary}
+    task = {
+        **_base(name, lambda: _function(verb.module, name)()),
+        "title": lambda task: _function("finished", "title")(task.name),
+        "task_dep": _dependencies(verb.after),
+        "meta": {"answers": verb.answers},
+        "doc": verb.summary,
+    }
     if verb.is_done:
-        task["uptodate"] = [lambda: bool(getattr(import_module(verb.module), verb.is_done)())]
+        task["uptodate"] = [lambda: bool(_function("finished", verb.is_done)())]
     return task
 
 
 def step(name: str, **fields: Any) -> None:
     """A step told in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be the function."""
-    from pipeline.steps.registry import declare
+    from pipeline.steps.registry import declare  # nothing of steps where there are none
 
     declare(name, **fields)
 
@@ -49,7 +55,7 @@ def of_step(name: str) -> Task:
     _need_loader()
 
     def make() -> dict[str, str]:
-        from pipeline.cli import steps
+        from pipeline.cli.commands import steps  # composes: only when the task runs
 
         return {"out": str(steps.make(name))}
 
@@ -58,14 +64,19 @@ def of_step(name: str) -> Task:
 
 def overview() -> Task:
     """What a bare `doit` shows; hidden from `doit list`."""
-    return {**_task("overview", "pipeline.cli.commands"), "basename": "_overview"}
+
+    def show() -> None:
+        from pipeline.cli import help as pages  # of a bare `doit` alone
+
+        say(pages.overview())
+
+    return _base("_overview", show)
 
 
-def _task(name: str, module: str) -> Task:
-    return {
-        **_base(name, lambda: getattr(import_module(module), name)()),
-        "title": lambda task: _title(task.name),
-    }
+def _function(module: str, name: str) -> Callable[..., Any]:
+    """Of a module of ``pipeline.cli.commands``, which is imported only now: the verb runs."""
+    function: Callable[..., Any] = getattr(import_module(f"pipeline.cli.commands.{module}"), name)
+    return function
 
 
 def _base(name: str, do: Callable[[], Any]) -> Task:
@@ -87,8 +98,6 @@ def _need_loader() -> None:
         started_in = Path(get_initial_workdir())
         project = places.enclosing(started_in)
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
-            from pipeline.core.processes import process
-
             clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
@@ -100,7 +109,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
 
     def run() -> Any:
         try:
-            found = do()
+            values = do()
         except Left:
             raise
         except (UsageError, Killed) as error:  # of what can only be checked by the verb: a run's key, a port
@@ -113,21 +122,11 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             if unexpected.is_of_output(error):
                 leave(error)
             return TaskError(unexpected.error_message(error))
-        return found if isinstance(found, dict) else None
+        return values if isinstance(values, dict) else None
 
     return run
 
 
-def _title(name: str) -> str:
-    from pipeline.cli import commands
-
-    return commands.title(name.lstrip("_"))
-
-
 def _dependencies(after: Sequence[str]) -> list[str]:
     """None where ``run=KEY`` names a run that exists already."""
-    if not after:
-        return []
-    from pipeline.cli import invocation
-
-    return [] if "run" in invocation.parse(sys.argv[1:]).options else list(after)
+    return [] if not after or "run" in invocation.parse(sys.argv[1:]).options else list(after)

@@ -31,8 +31,8 @@ class Verb(NamedTuple):
         shares_batch: whether the ranks must be able to share the global batch.
         chooses: whether its overrides choose among the runs that there are.
         sweeps: whether overrides may stand for several values.
-        module: where the function of the verb's name is; it is imported when the verb runs.
-        is_done: a function there that says whether there is nothing to do; '': there always is.
+        module: of ``pipeline.cli.commands``, where the function of the verb's name is; imported when the verb runs.
+        is_done: a function of ``commands.finished``: whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
         answers: its output is all that is wanted, without a line of doit's.
         takes_paths: whether bare words behind it are files and folders, or what ``bare`` calls them.
@@ -48,7 +48,7 @@ class Verb(NamedTuple):
     shares_batch: bool = True
     chooses: bool = False
     sweeps: bool = False
-    module: str = "pipeline.cli.commands"
+    module: str = "train"
     is_done: str = ""
     after: tuple[str, ...] = ()
     answers: bool = False
@@ -61,7 +61,7 @@ _SWEEP = Option("NAME", "the trials of a sweep")
 
 COMPARING: Mapping[str, Verb] = {
     "report": Verb(
-        module="pipeline.cli.comparing",
+        module="compare",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -85,7 +85,7 @@ COMPARING: Mapping[str, Verb] = {
         chooses=True,
     ),
     "verify": Verb(
-        module="pipeline.cli.reproducing",
+        module="reproduce",
         answers=True,
         takes_paths=True,
         bare="FILE",
@@ -97,7 +97,7 @@ COMPARING: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "compare": Verb(
-        module="pipeline.cli.comparing",
+        module="compare",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -118,7 +118,7 @@ COMPARING: Mapping[str, Verb] = {
         chooses=True,
     ),
     "plot": Verb(
-        module="pipeline.cli.comparing",
+        module="compare",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -140,13 +140,14 @@ COMPARING: Mapping[str, Verb] = {
 
 RECORDING: Mapping[str, Verb] = {
     "record": Verb(
+        module="records",
         summary="replay a run into MLflow (exactly once)",
         options={"run": RUN},
         examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
         shows_groups=False,
     ),
     "publish": Verb(
-        module="pipeline.cli.publishing",
+        module="records",
         summary="register the final weights of a run as a model in MLflow",
         details="The model loads without this code. The network is built by the run's own code, exported with "
         "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
@@ -160,7 +161,7 @@ RECORDING: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "ui": Verb(
-        module="pipeline.cli.publishing",
+        module="records",
         takes_paths=True,
         bare="KEY",
         summary="open MLflow to compare the runs",
@@ -173,7 +174,7 @@ RECORDING: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "server": Verb(
-        module="pipeline.cli.publishing",
+        module="records",
         summary="run a tracking server for a team, until Ctrl-C",
         details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
         " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
@@ -201,7 +202,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz"),
     ),
     "preflight": Verb(
-        module="pipeline.cli.diagnostics",
+        module="diagnostics",
         answers=True,
         summary="check every host of the cluster",
         details="Checks software, GPUs, cores, memory, disk, limits, clock and network of each host, as a training "
@@ -220,7 +221,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "plan": Verb(
-        module="pipeline.cli.planning",
+        module="explain",
         answers=True,
         summary="what would run, why, and the exact command of each host",
         details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
@@ -228,7 +229,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "config": Verb(
-        module="pipeline.cli.planning",
+        module="explain",
         answers=True,
         summary="the composed configuration and the source of each value",
         details="A source is a file of conf/, the command line, or the default of a settings class "
@@ -237,7 +238,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "why": Verb(
-        module="pipeline.cli.planning",
+        module="explain",
         answers=True,
         summary="why a run is not up to date: how it differs from a finished one",
         details="Shows the fields that differ from the nearest finished run.",
@@ -245,7 +246,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
-        module="pipeline.cli.reproducing",
+        module="reproduce",
         summary="declare the difference from a finished run harmless",
         details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
         "shows the mark. doit reproduce proves the run.",
@@ -256,7 +257,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("accept experiment=quickstart", "accept experiment=quickstart undo=1"),
     ),
     "step": Verb(
-        module="pipeline.cli.steps",
+        module="steps",
         answers=True,
         takes_paths=True,
         summary="run your own steps and what they need; without a name: their state",
@@ -268,7 +269,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "dag": Verb(
-        module="pipeline.cli.steps",
+        module="steps",
         answers=True,
         summary="the graph of steps, data set, training and report",
         details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
@@ -303,7 +304,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     "sweep": Verb(
         goes_on=True,
-        module="pipeline.cli.sweeping",
+        module="sweep",
         summary="train every combination of values, or values that a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
         "chooses. Each trial is an ordinary run; a finished one is not repeated.",
@@ -316,6 +317,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     **COMPARING,
     "evaluate": Verb(
+        module="records",
         after=("train",),
         summary="accuracy, per-class report and confusion matrix of a run",
         options={"run": RUN},
@@ -323,7 +325,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     **RECORDING,
     "runs": Verb(
-        module="pipeline.cli.listing",
+        module="runs",
         answers=True,
         summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. The time is that of the "
@@ -340,7 +342,7 @@ VERBS: Mapping[str, Verb] = {
         chooses=True,
     ),
     "clean": Verb(
-        module="pipeline.cli.cleaning",
+        module="clean",
         answers=True,
         summary="delete runs that are no longer needed, after a question",
         details="Shows the space that each frees, then asks. Default: failed runs, and runs superseded by a newer "
@@ -371,7 +373,7 @@ VERBS: Mapping[str, Verb] = {
         chooses=True,
     ),
     "status": Verb(
-        module="pipeline.cli.watching",
+        module="status",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -384,7 +386,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "logs": Verb(
-        module="pipeline.cli.watching",
+        module="status",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -398,7 +400,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "reproduce": Verb(
-        module="pipeline.cli.reproducing",
+        module="reproduce",
         summary="repeat a finished run from its provenance and compare",
         details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and"
         " steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
@@ -411,7 +413,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "export": Verb(
-        module="pipeline.cli.reproducing",
+        module="reproduce",
         summary="write a run as one archive",
         options={
             "run": RUN,
@@ -423,13 +425,14 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "stop": Verb(
+        module="hosts",
         summary="stop a run on all of its hosts",
         options={"run": Option("KEY", "the run; default without overrides: the one in progress")},
         examples=("stop", "stop run=cf0848"),
         shows_groups=False,
     ),
     "allreduce": Verb(
-        module="pipeline.cli.diagnostics",
+        module="diagnostics",
         summary="measure the all-reduce bandwidth of the cluster, with checked sums",
         options={
             "min_bytes": Option("SIZE", "the smallest message (8)"),
@@ -440,7 +443,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "benchmark": Verb(
-        module="pipeline.cli.diagnostics",
+        module="diagnostics",
         after=("fetch",),
         summary="measure throughput and scaling against a plain PyTorch loop",
         options={
@@ -452,14 +455,14 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "profile": Verb(
-        module="pipeline.cli.diagnostics",
+        module="diagnostics",
         after=("fetch",),
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},
         examples=("profile experiment=quickstart steps=3",),
     ),
     "mesh": Verb(
-        module="pipeline.cli.diagnostics",
+        module="hosts",
         summary="set up ssh without a password between all hosts of the cluster",
         details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys"
         " and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key "
@@ -473,7 +476,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "sync": Verb(
-        module="pipeline.cli.syncing",
+        module="hosts",
         takes_paths=True,
         summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
@@ -494,6 +497,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "lab": Verb(
+        module="hosts",
         summary="simulated SSH hosts on this computer: hosts=2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",
         options={"hosts": Option("N", "start a lab of so many hosts"), "down": Option("1", "remove it")},

@@ -13,15 +13,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+from pipeline.cluster.stalls import Verdict
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.masking import shown
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.redact import hide
+from pipeline.core.specs import LaunchPlan, State
 from pipeline.core.web_address import opener
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
@@ -160,6 +163,51 @@ class Notices:
             raise PacelineError(f"{_host(url)} answers {error.code} {words}") from None
         except (ValueError, http.client.HTTPException) as error:  # whose texts quote the address, or what came back
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
+
+
+class Notifier:
+    """Sends the notices of one run or sweep: when its ranks stop moving, and at the end of the ``with`` how it ended.
+
+    Args:
+        kind: run or sweep.
+        key: of the run, or the sweep's name.
+        name: what it is called.
+    """
+
+    def __init__(self, notices: Notices, *, kind: str, key: str, name: str) -> None:
+        self._notices, self._notice = notices, Notice(kind=kind, state=State.FINISHED, key=key, name=name)
+        self._began = time.monotonic()
+
+    def hear(self, event: Any) -> None:
+        """Of an attempt: on which hosts it is; that its ranks don't move any more. A trial's come in a pair with its
+        number, and the latter alone counts. Doesn't wait."""
+        if isinstance(event, LaunchPlan):
+            self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # records are tuples too
+        if isinstance(of_attempt, Verdict):
+            self._send(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
+
+    def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
+        """The work is done; ``error``: of a sweep, in which trials have failed."""
+        state = State.FAILED if error else State.FINISHED
+        self._notice = replace(self._notice, state=state, metrics=metrics, error=error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Sends the last notice, and waits for those under way, for a few seconds at most."""
+        state, line = self._notice.state, self._notice.error
+        if error is not None:
+            what = error.what if isinstance(error, PacelineError) else type(error).__name__
+            line = what.strip().partition("\n")[0]
+            state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
+        self._send(state, line)
+        self._notices.wait()
+
+    def _send(self, state: str, error: str) -> None:
+        minutes = (time.monotonic() - self._began) / 60
+        self._notices.send(replace(self._notice, state=str(state), error=error, minutes=minutes))
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -27,9 +27,8 @@ from pipeline.config.schema import OPTIONS, SearchConfig
 from pipeline.config.trials import Choice, Dimension, SearchSpace
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search_source import objectives
+from pipeline.sweep.search_source import STUDY, objectives
 
-FILE = "search.db"
 _STUDY = "search"
 _SEEDS = 1_000_003  # prime: seeds 0, 1, 2… and trials 0, 1, 2… share no sampler's seed
 _STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED, TrialState.FAIL: State.FAILED}
@@ -141,7 +140,7 @@ def open_search(
     except UsageError:
         raise
     except Exception as error:  # sqlite's, SQLAlchemy's, Optuna's and of what it unpacks: no common class
-        path, why = folder / FILE, (str(error) or repr(error)).splitlines()[0]
+        path, why = folder / STUDY, (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
             f"{path} can't be read as the study of this search: {why}",
             hint=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
@@ -159,7 +158,7 @@ def open_search(
 def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", ExperimentalWarning)
-    database = tracking.sqlite_uri(folder / FILE)
+    database = tracking.sqlite_uri(folder / STUDY)
     return optuna.create_study(
         study_name=_STUDY,
         storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),

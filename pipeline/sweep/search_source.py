@@ -27,6 +27,9 @@ from trainers.contract import run_folder
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
 
+STUDY = "search.db"
+"""Optuna's study, in the folder of the sweep."""
+
 
 PRUNERS = ("none", "median", "hyperband")
 DIRECTIONS = ("maximize", "minimize")

@@ -28,10 +28,10 @@ from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
-    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.reproducing",
-    "pipeline.cli.commands", "pipeline.cli.reporter", "pipeline.cli.loader", "pipeline.cli.planning",
-    "pipeline.cli.reporter", "pipeline.cli.reproducing", "pipeline.cli.sweeping", "pipeline.cli.tasks",
-    "pipeline.cli.watching", "pipeline.cluster.attempt",
+    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.reporter",
+    "pipeline.cli.loader", "pipeline.cli.tasks", "pipeline.cli.commands.explain", "pipeline.cli.commands.finished",
+    "pipeline.cli.commands.reproduce", "pipeline.cli.commands.status", "pipeline.cli.commands.sweep",
+    "pipeline.cli.commands.train", "pipeline.cluster.attempt",
     "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",
     "pipeline.config.memo", "pipeline.data.datasets.digits", "pipeline.execution.attempting",
     "pipeline.execution.complete", "pipeline.execution.dry_run", "pipeline.sweep", "pipeline.tracking.description",

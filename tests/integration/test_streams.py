@@ -20,13 +20,14 @@ INTERRUPTED = """
 import importlib, json, os, signal, sys
 import doit.__main__
 from doit.doit_cmd import DoitMain
+from pipeline.cli.commands import finished
 from pipeline.cli.verbs import VERBS
 from pipeline.config import compose
 from pipeline.core.processes.signals import Interruptible
 from tests.quick_composition import quickly
 compose.compose = quickly
 compose.compose_config([])
-for name in ("cli.commands", "config.build", "config.memo", "execution.dry_run"):
+for name in ("cli.commands.train", "config.build", "config.memo", "execution.dry_run"):
     importlib.import_module(f"pipeline.{name}")
 
 def work():
@@ -43,9 +44,9 @@ for number, (name, verb) in enumerate(VERBS.items()):
     for kind in (work, answer) if name in ("train", "runs") else ((work, answer)[number % 2],):
         pid = os.fork()
         if pid == 0:
-            setattr(importlib.import_module(verb.module), name, kind)
+            setattr(importlib.import_module(f"pipeline.cli.commands.{verb.module}"), name, kind)
             for other in (one for one in VERBS.values() if one.is_done):
-                setattr(importlib.import_module(other.module), other.is_done, lambda done=other is not verb: done)
+                setattr(finished, other.is_done, lambda done=other is not verb: done)
             sys.argv = [doit.__main__.__file__, name, *(sys.argv[1:] if verb.composes else [])]
             sys.exit(DoitMain().run(sys.argv[1:]))
         codes[f"{name} {kind.__name__}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

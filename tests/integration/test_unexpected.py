@@ -50,7 +50,7 @@ def broken(project: Checkout, name: str, after: str) -> None:
     [
         ("pipeline/runs/index.py", "def rows(", [DOIT, "runs"]),
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
-        pytest.param("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS], marks=LONG),
+        pytest.param("pipeline/cli/commands/finished.py", "def title(", [DOIT, "export", *WORDS], marks=LONG),
         pytest.param("pipeline/data/request.py", "def find(", [DOIT, "fetch", *WORDS], marks=LONG),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
         pytest.param("pipeline/config/cluster.py", "def _nproc(", [DOIT, "train", *WORDS], marks=LONG),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.cli import comparing, reproducing
+from pipeline.cli.commands import compare, reproduce
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.keys import readings
@@ -54,13 +54,13 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
     """What `doit report` says."""
     monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)  # no project's sources here
-    return partial(printed, comparing.report)
+    return partial(printed, compare.report)
 
 
 @pytest.fixture
 def verified(printed: Printed) -> Printed:
     """What `doit verify` says."""
-    return partial(printed, reproducing.verify)
+    return partial(printed, reproduce.verify)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import commands, planning, reproducing, watching
+from pipeline.cli.commands import explain, records, reproduce, status
 from pipeline.core.errors import PacelineError
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.conftest import Printed
@@ -42,15 +42,15 @@ def test_logs_of_an_altered_run_are_shown_and_a_line_says_what_was_altered(
     folder: RunFolder, printed: Printed, name: str, old: str, new: str, said: str
 ) -> None:
     lines = "==> attempt 1, node0 <==\n0 | loss 0.5\n==> attempt 1, node1: no lines <==\n"
-    assert printed(watching.logs, folder.path.parent, f"run={folder.key}") == lines
+    assert printed(status.logs, folder.path.parent, f"run={folder.key}") == lines
     altered(folder, name, old, new)
-    shown = printed(watching.logs, folder.path.parent, f"run={folder.key}")
+    shown = printed(status.logs, folder.path.parent, f"run={folder.key}")
     assert shown.startswith(f"{lines}WARNING: run {folder.key} is ALTERED (")
     assert said in shown
     assert shown.endswith("; its logs are shown as they are now\n")
 
 
-@pytest.mark.parametrize("verb", [reproducing.reproduce, planning.why, commands.record])
+@pytest.mark.parametrize("verb", [reproduce.reproduce, explain.why, records.record])
 def test_what_differs_is_said_and_a_command_is_suggested_only_from_words_that_the_result_vouches_for(
     folder: RunFolder, printed: Printed, verb: Callable[[], None]
 ) -> None:

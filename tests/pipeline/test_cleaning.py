@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import cleaning
-from pipeline.cli.cleaning import ranks, superseded
+from pipeline.cli.commands import clean as cleaning
+from pipeline.cli.commands.clean import ranks, superseded
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import comparing, listing
+from pipeline.cli.commands import compare as comparing
+from pipeline.cli.commands import runs
 from pipeline.comparing import groups, tables
 from pipeline.comparing.differing import compare
 from pipeline.comparing.groups import grouped
@@ -298,7 +299,7 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     good, bad = trained(tmp_path, 0), trained(tmp_path, 1, 0.2)
     path = bad.path / name
     path.write_text(path.read_text().replace("0.2", "0.777").replace("small_cnn", "vit"))
-    text, listed = compared(tmp_path, good.key, bad.key), printed(listing.runs, tmp_path)
+    text, listed = compared(tmp_path, good.key, bad.key), printed(runs.runs, tmp_path)
     page = reported(tmp_path, good.key, bad.key, "format=markdown")
     for said in (text, listed, page):
         assert "ALTERED" in said
@@ -307,8 +308,8 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     vouched = name == "config.json"  # for what the key was taken of, key.json vouches
     assert ("\noptimizer.lr   0.1  0.2\n" in text, "\nB  ?\n" in text) == (vouched, not vouched)
     assert ("  ?  " in listed, "code, A" in text) == (not vouched, False)
-    assert (bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.1")) == (not vouched)  # it may be meant
-    assert bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.2")
+    assert (bad.key in printed(runs.runs, tmp_path, "optimizer.lr=0.1")) == (not vouched)  # it may be meant
+    assert bad.key in printed(runs.runs, tmp_path, "optimizer.lr=0.2")
     assert bad.key in compared(tmp_path, "optimizer.lr=0.2")
     assert (bad.key in compared(tmp_path, "optimizer.lr=0.1")) == (not vouched)
     found = index.nearest(tmp_path, index.finished_parts(tmp_path), {**read(good).parts, "data": "e" * 64})
@@ -326,7 +327,7 @@ def test_runs_of_a_script_that_was_moved_are_found_by_its_name(
     run, other = (trained(tmp_path, program={"name": "script", "script": name}) for name in ("gone/a.py", "gone/b.py"))
     for said in (
         compared(tmp_path, "program.script=gone/a.py"),
-        printed(listing.runs, tmp_path, "program.script=gone/a.py"),
+        printed(runs.runs, tmp_path, "program.script=gone/a.py"),
     ):
         assert (run.key in said, other.key in said) == (True, False)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import clone, reproducing
+from pipeline.cli import clone
+from pipeline.cli.commands import reproduce
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
@@ -42,8 +43,8 @@ def test_files_are_meant_from_the_folder_where_the_command_was_typed(
     (typed_in := tmp_path / "typed").mkdir()
     monkeypatch.setattr(clone, "started_in", lambda: typed_in)
     monkeypatch.setattr("pipeline.reproduction.archive.check_parts", lambda *_: None)  # no project's sources here
-    printed(reproducing.export, tmp_path / "runs", f"run={KEY}", "to=mine.tar.gz")
-    assert reproducing._archive("mine.tar.gz") == typed_in / "mine.tar.gz"
+    printed(reproduce.export, tmp_path / "runs", f"run={KEY}", "to=mine.tar.gz")
+    assert reproduce._archive("mine.tar.gz") == typed_in / "mine.tar.gz"
 
 
 def archive_of(path: Path, *members: tarfile.TarInfo) -> Path:

@@ -13,7 +13,7 @@ from tests.integration import preloaded
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
 def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
-    lines = (pages.asked(words) or "").splitlines()
+    lines = (pages.requested(words) or "").splitlines()
     for name, verb in VERBS.items():
         assert f"  {name:<9}  {verb.summary}" in lines
     assert [line for line in lines if len(line) > 80] == []
@@ -23,7 +23,7 @@ def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
     "words", [["train", "--help"], ["-h", "train", "seed=1"], ["help", "train"], ["train", "help"], ["info", "train"]]
 )
 def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples(words: list[str]) -> None:
-    page = pages.asked(words) or ""
+    page = pages.requested(words) or ""
     assert "  model=  Which network" in page
     assert "  * resnet18      ResNet-18 (He et al. 2016)" in page
     assert "    quickstart        Real images, no download" in page
@@ -42,22 +42,22 @@ def test_every_verb_option_group_and_choice_is_explained() -> None:
 
 @pytest.mark.parametrize("words", [["tabcompletion", "--help"], ["help", "run"], ["list", "-h"]])
 def test_doits_own_commands_show_doits_own_page(words: list[str]) -> None:
-    assert (pages.asked(words) or "").startswith("PURPOSE")
+    assert (pages.requested(words) or "").startswith("PURPOSE")
 
 
 def test_the_commands_of_tab_completion_can_be_copied() -> None:
-    page = (pages.asked(["tabcompletion", "--help"]) or "").splitlines()
+    page = (pages.requested(["tabcompletion", "--help"]) or "").splitlines()
     assert "        doit tabcompletion > ~/.local/share/bash-completion/completions/doit" in page
 
 
 @pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"], ["step", "help"]])
 def test_what_asks_for_no_help_gets_none(words: list[str]) -> None:
-    assert pages.asked(words) is None
+    assert pages.requested(words) is None
 
 
 def test_help_of_nothing_that_exists_names_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"there is no command 'trian'; did you mean train\? valid: accept, "):
-        pages.asked(["help", "trian"])
+        pages.requested(["help", "trian"])
 
 
 @pytest.mark.parametrize(

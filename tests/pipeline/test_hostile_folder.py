@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import cleaning, commands, comparing, listing, planning, reproducing, watching
+from pipeline.cli.commands import clean, compare, explain, hosts, reproduce, runs, status, train
 from pipeline.cluster import starts
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
@@ -22,10 +22,10 @@ from tests.pipeline.finished_folder import CONFIG, finished
 from tests.pipeline.test_launch_first_error import PLAN
 
 KEYED = (
-    watching.status, watching.logs, commands.attach, commands.stop, planning.why, reproducing.export, comparing.compare,
-    reproducing.accept,
+    status.status, status.logs, train.attach, hosts.stop, explain.why, reproduce.export, compare.compare,
+    reproduce.accept,
 )  # fmt: skip
-OF_ALL = (listing.runs, cleaning.clean, reproducing.verify)
+OF_ALL = (runs.runs, clean.clean, reproduce.verify)
 FILES = (
     "accepted.json", "attempts.json", "attempts/1/localhost.exit.json", "attempts/1/ranks.json",
     "attempts/1/start-aa.json", "checkpoints/final.json", "config.json", "evaluation/report.json", "journal.jsonl",
@@ -109,8 +109,8 @@ def test_nothing_runs_nothing_is_written_elsewhere_and_the_error_is_one_of_ours(
     fill(path, text, [*hostile(evil, precious).values()][FILES.index(name)])
     for verb in (*KEYED, *OF_ALL):
         words = [f"run={folder.key}"] if verb in KEYED else []
-        words = [folder.key] if verb is comparing.compare else words
-        words += [f"to={tmp_path}/out.tar.gz"] if verb is reproducing.export else []
+        words = [folder.key] if verb is compare.compare else words
+        words += [f"to={tmp_path}/out.tar.gz"] if verb is reproduce.export else []
         with suppress(PacelineError):  # any other error is a traceback
             printed(verb, runs_dir, *words)
     assert not (tmp_path / "ran").exists()
@@ -126,11 +126,9 @@ def test_a_copied_folder_that_names_a_program_has_none_run_by_stop(tmp_path: Pat
     with pytest.raises(
         PacelineError, match=r"was started by cluster\.launcher=pssh, and these words reach hosts by local"
     ):
-        printed(commands.stop, tmp_path / "runs", f"run={folder.key}")
+        printed(hosts.stop, tmp_path / "runs", f"run={folder.key}")
     for start in folder.path.glob("attempts/1/start-*.json"):
         start.unlink()
     (folder.path / "plan.json").unlink()
-    assert f"nothing of {folder.key} runs on localhost" in printed(
-        commands.stop, tmp_path / "runs", f"run={folder.key}"
-    )
+    assert f"nothing of {folder.key} runs on localhost" in printed(hosts.stop, tmp_path / "runs", f"run={folder.key}")
     assert not (tmp_path / "ran").exists()

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline.cli import commands, loader
+from pipeline.cli import loader
+from pipeline.cli.commands import finished, train
 from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted, parse, taken_out
 from pipeline.cli.output import TYPED, command, note_usual, say, say_log
 from pipeline.cli.session import Session
@@ -106,7 +107,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
         raise UsageError("it took long")
 
     monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
-    monkeypatch.setattr(commands, "note", hear)
+    monkeypatch.setattr(finished, "note", hear)
     monkeypatch.setattr("pipeline.cli.session.note_usual", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
@@ -116,7 +117,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     monkeypatch.setattr(Session, "pack", object())
     monkeypatch.setattr(Session, "run", property(slowly))
     with pytest.raises(UsageError, match="it took long"):
-        commands.train_all(current)
+        train.train_all(current)
     assert re.match(r"still looking up the run \(\d+ s\)\n", capsys.readouterr().err)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import listing
-from pipeline.cli.listing import differences, matches
+from pipeline.cli.commands import runs
+from pipeline.cli.commands.runs import differences, matches
 from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State
@@ -46,7 +46,7 @@ def listed(printed: Printed) -> Printed:
     """What `doit runs` of a folder says, without the head of its table."""
 
     def said(*words: Any) -> str:
-        text = printed(listing.runs, *words)
+        text = printed(runs.runs, *words)
         return text.partition("\n")[2] if text.startswith("key ") else text
 
     return said
@@ -155,7 +155,7 @@ def test_a_line_of_a_script_has_its_first_metrics_and_no_accuracy_alone(tmp_path
 def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
     runs_dir: Path, listed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_MOST_MEASURED", 2)
+    monkeypatch.setattr(runs, "_MOST_MEASURED", 2)
     for words, shown in (((), False), (("seed=0",), True), (("sort=size",), True)):
         assert (" kB" in listed(runs_dir, *words)) == shown
 
@@ -197,7 +197,7 @@ def test_the_table_has_a_head_and_a_line_a_run_and_fits_the_width(width: int) ->
     )  # fmt: skip
     rows = [row(key=key * 12, note="  unproven") for key in "ab"]
     differing = {row.key: {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100} for row in rows}
-    table, left_out = listing._table(rows, {"a" * 12: 10, "b" * 12: 2_000_000}, differing, width)
+    table, left_out = runs._table(rows, {"a" * 12: 10, "b" * 12: 2_000_000}, differing, width)
     lines = table.splitlines()
     assert len(lines) == 3
     assert max(map(len, lines)) <= width
@@ -208,7 +208,7 @@ def test_the_table_has_a_head_and_a_line_a_run_and_fits_the_width(width: int) ->
     if width >= 80:
         assert "SYNTHETIC DATA  unproven" in lines[2], "a mark isn't cut"
     differing = {"a" * 12: {"optimizer.lr": 0.1, "seed": 2}}
-    short = listing._table([row(key="a" * 12, synthetic=False)], {}, differing, 80)[0]
+    short = runs._table([row(key="a" * 12, synthetic=False)], {}, differing, 80)[0]
     assert short.splitlines()[1].endswith("0.9944         lr=0.1  seed=2")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_search_path import PacelineSearchPath
-from pipeline.cli import clone, new_project
+from pipeline.cli import clone, main
 from pipeline.config import compose, origins
 from pipeline.config.groups import groups
 from pipeline.core import places
@@ -22,7 +22,7 @@ from tests.read_only import mounted
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    new_project.init(["acme"])
+    main.init(["acme"])
     return tmp_path / "acme"
 
 
@@ -33,7 +33,7 @@ def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: 
         *("conf/experiment/example.yaml", "conf/model/my_net.yaml", "dodo.py", "pyproject.toml", "tests/test_nets.py"),
     ]
     assert len((project / "dodo.py").read_text().splitlines()) == 2
-    assert not any(new_project.NAME_THERE in (project / name).read_text() for name in names)
+    assert not any(main.NAME_THERE in (project / name).read_text() for name in names)
     assert {"/runs/", "/data/", "/mlflow.db*"} < {*(project / ".gitignore").read_text().split()}
     assert (project / "dodo.py").stat().st_mode & 0o777 == 0o644 & ~_umask()
 
@@ -46,7 +46,7 @@ def _umask() -> int:
 def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my runs").mkdir()
-    said = new_project.init(["my runs/acme"]).splitlines()
+    said = main.init(["my runs/acme"]).splitlines()
     assert said[0] == f"made {tmp_path}/my runs/acme; what to try next:"
     assert said[1:] == ["  cd 'my runs/acme'", "  paceline train experiment=example", "  paceline ui"]
 
@@ -75,7 +75,7 @@ def test_a_name_that_can_not_be_a_projects_is_refused_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
-        new_project.init(words)
+        main.init(words)
     assert said in str(caught.value)
     assert not any(tmp_path.iterdir())
 
@@ -83,13 +83,13 @@ def test_a_name_that_can_not_be_a_projects_is_refused_and_nothing_is_written(
 def test_what_is_there_is_left_alone_but_an_empty_folder_becomes_the_project(project: Path) -> None:
     (project / "dodo.py").write_text("mine")
     with pytest.raises(UsageError, match="is there already, and holds something"):
-        new_project.init(["acme"])
+        main.init(["acme"])
     (project.parent / "file").touch()
     with pytest.raises(UsageError, match="is there already, and is no folder"):
-        new_project.init(["file"])
+        main.init(["file"])
     assert (project / "dodo.py").read_text() == "mine"
     (project.parent / "empty").mkdir()
-    new_project.init(["empty"])
+    main.init(["empty"])
     assert (project.parent / "empty/empty/nets.py").is_file()
 
 
@@ -99,7 +99,7 @@ def test_the_folder_that_a_shell_stands_in_is_filled_and_not_replaced(
     (here := tmp_path / "acme").mkdir()
     monkeypatch.chdir(here)
     before = here.stat().st_ino
-    assert new_project.init(["."]).splitlines()[1:] == ["  paceline train experiment=example", "  paceline ui"]
+    assert main.init(["."]).splitlines()[1:] == ["  paceline train experiment=example", "  paceline ui"]
     assert (here.stat().st_ino, (here / "acme/nets.py").is_file()) == (before, True)
     assert [path.name for path in tmp_path.iterdir()] == ["acme"]
 
@@ -114,7 +114,7 @@ def test_a_project_that_can_not_be_written_whole_is_not_written(
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(PacelineError, match=f"the project {tmp_path}/acme can't be made: No space left on device"):
-        new_project.init(["acme"])
+        main.init(["acme"])
     assert not any(tmp_path.iterdir())
 
 
@@ -125,7 +125,7 @@ def test_a_project_in_a_folder_that_can_not_be_written_to_is_told_in_one_line(tm
             rf"the project {place}/acme can't be made: Read-only file system \({place}/.*\)\n  try: .*paceline init <a"
         )
         with pytest.raises(PacelineError, match=said):
-            new_project.init([f"{place}/acme"])
+            main.init([f"{place}/acme"])
 
 
 def test_a_project_is_found_from_every_folder_below_and_a_clone_is_one(project: Path) -> None:

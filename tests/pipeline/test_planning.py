@@ -65,7 +65,7 @@ def test_the_run_that_init_run_names_is_a_step_of_the_plan_and_of_the_graph(tmp_
 
 @pytest.mark.slow
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
-    code = "import sys, pipeline.execution.dry_run, pipeline.cli.planning"
+    code = "import sys, pipeline.execution.dry_run, pipeline.cli.commands.explain"
     shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True

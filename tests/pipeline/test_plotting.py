@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import comparing
+from pipeline.cli.commands import compare
 from pipeline.comparing.curves import Curve, band, curve, names, rows, thinned
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
@@ -23,7 +23,7 @@ from tests.pipeline.conftest import Printed
 def plotted(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
     """What `doit plot` says in 60 columns."""
     monkeypatch.setenv("COLUMNS", "60")
-    return partial(printed, comparing.plot)
+    return partial(printed, compare.plot)
 
 
 def row(step: int, value: float, *, epoch: int | None = 1, time_s: float = 0.0) -> MetricsRow:

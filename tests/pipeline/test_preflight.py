@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import commands, diagnostics
+from pipeline.cli.commands import diagnostics, train
 from pipeline.cli.session import ROOT, session
 from pipeline.cluster import preflight
 from pipeline.cluster.launchers import create
@@ -77,7 +77,7 @@ def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(
     with pytest.raises(
         UsageError, match="nothing of this run is under way here: its data set was never fetched"
     ) as hit:
-        commands.attach()
+        train.attach()
     assert hit.value.hint is not None
     assert hit.value.hint.startswith("doit attach with the words of the command that has started it")
 
@@ -93,7 +93,7 @@ def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
     (tmp_path / "data").mkdir()
     session.cache_clear()
     with pytest.raises(UsageError, match=f"the data of run {key} isn't in {tmp_path}/data\n  try: .*paths.data="):
-        commands.attach()
+        train.attach()
     (tmp_path / "data").rmdir()
     session.cache_clear()
     assert session().config.data_dir == ROOT / "data"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.cleaning import needed
+from pipeline.cli.commands.clean import needed
 from pipeline.config import build
 from pipeline.config.build import RunConfig
 from pipeline.config.override_words import quoted_run

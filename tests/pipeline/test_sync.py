@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import invocation
-from pipeline.cli.syncing import line
+from pipeline.cli.commands.hosts import line
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.sync import Tree, TreeState, rsync, tree_sync

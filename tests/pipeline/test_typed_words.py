@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import clone, showing, typed_words
+from pipeline.cli.commands import progress
+from pipeline.cli.invocation import for_project
 from pipeline.core.errors import UsageError
+from pipeline.core.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -29,20 +31,19 @@ from pipeline.core.errors import UsageError
     ],
 )
 def test_placeholders_need_no_quotes(typed: str, read: str) -> None:
-    assert typed_words.for_project([typed]) == (read,)
+    assert for_project([typed], ROOT, ROOT) == (read,)
 
 
-def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(clone, "started_in", lambda: tmp_path)
     words = ("program.script=train.py", "program.script=dodo.py")
-    assert typed_words.for_project(words) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
-    monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / "trainers")
+    assert for_project(words, tmp_path, ROOT) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
     for typed in ("entry.py", "'entry.py'", '"entry.py"'):
-        assert typed_words.for_project([f"program.script={typed}"])[0] == "program.script=trainers/entry.py"
+        assert (
+            for_project([f"program.script={typed}"], ROOT / "trainers", ROOT)[0] == "program.script=trainers/entry.py"
+        )
     (tmp_path / "a b.py").touch()
-    monkeypatch.setattr(clone, "started_in", lambda: tmp_path)
-    assert typed_words.for_project(["program.script='a b.py'"])[0] == f"program.script='{tmp_path}/a b.py'"
+    assert for_project(["program.script='a b.py'"], tmp_path, ROOT)[0] == f"program.script='{tmp_path}/a b.py'"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,8 @@ def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypat
         ("", ["program.script=dodo.py"], []),
     ],
 )
-def test_a_script_stands_where_its_user_does(
-    folder: str, words: list[str], workdir: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / folder)
-    assert [*typed_words.for_project(words)[len(words) :]] == workdir
+def test_a_script_stands_where_its_user_does(folder: str, words: list[str], workdir: list[str]) -> None:
+    assert [*for_project(words, ROOT / folder, ROOT)[len(words) :]] == workdir
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_a_script_stands_where_its_user_does(
 )
 def test_a_word_about_hydras_own_application_is_refused_as_nothing_reads_it(word: str) -> None:
     with pytest.raises(UsageError) as refused:
-        typed_words.for_project(["seed=1", word])
+        for_project(["seed=1", word], ROOT, ROOT)
     assert refused.value.what == f"{word} sets Hydra's own application, of which doit takes the configuration alone"
 
 
@@ -80,7 +78,7 @@ def test_who_types_paceline_is_told_its_commands_through_the_screen_too(
     monkeypatch.setenv("PACELINE_TYPED", "paceline")
     words = ["trial 3 | try: doit record run=a", "  try: doit clean", "WARNING: no store\n  try: doit record run=b"]
     theirs = ["trial  3 | node0:0 | doit train", "node0:- | doit train", "clean | doit train", "  | doit train"]
-    with showing.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
+    with progress.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
         for text in (*words, *theirs):
             shown.say(text)
     said = capsys.readouterr().err.splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import cleaning, comparing, listing
+from pipeline.cli.commands import clean, compare, runs
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
@@ -68,12 +68,12 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory, composing: None) -> Itera
 def test_words_choose_the_runs_that_they_trained(
     runs_dir: Path, printed: Printed, words: tuple[str, ...], keys: str
 ) -> None:
-    listed = printed(listing.runs, runs_dir, *words)
+    listed = printed(runs.runs, runs_dir, *words)
     assert [line[0] for line in listed.splitlines() if "  FAILED" in line] == [*keys]
-    removed = printed(cleaning.clean, runs_dir, "state=FAILED", *words)
+    removed = printed(clean.clean, runs_dir, "state=FAILED", *words)
     assert [line[0] for line in removed.splitlines() if "  FAILED" in line] == [*keys]
     try:
-        compared = [run.key[0] for run in comparing.chosen(session(), [])]
+        compared = [run.key[0] for run in compare.chosen(session(), [])]
     except UsageError as error:
         compared = [] if "matches these values" in error.what else [error.what]
     assert sorted(compared) == [*keys]
@@ -86,8 +86,8 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
         (folder / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1]}}')
         (folder / "config.json").write_text(json.dumps({"program": {"name": "script", "args": {"lr": lr}}}))
         journal.append(folder / "journal.jsonl", journal.Entry(state=State.FAILED, attempt=1, time=1e9))
-    assert printed(listing.runs, tmp_path, "program.args.lr=0.7").splitlines()[1].startswith("bbbbbbbbbbbb  FAILED")
-    assert printed(listing.runs, tmp_path, "program.args.lr=0.9").endswith("matches these values\n")
+    assert printed(runs.runs, tmp_path, "program.args.lr=0.7").splitlines()[1].startswith("bbbbbbbbbbbb  FAILED")
+    assert printed(runs.runs, tmp_path, "program.args.lr=0.9").endswith("matches these values\n")
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
     ],
 )
 def test_a_word_that_no_run_tells_is_refused(runs_dir: Path, printed: Printed, word: str, said: str) -> None:
-    for verb in (listing.runs, cleaning.clean):
+    for verb in (runs.runs, clean.clean):
         with pytest.raises(UsageError) as refused:
             printed(verb, runs_dir, word)
         assert str(refused.value).startswith(said)

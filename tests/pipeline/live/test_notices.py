@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.cli.telling import Told
 from pipeline.cluster.stalls import Verdict
 from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
@@ -25,7 +24,7 @@ from pipeline.config.values import refuse_unprintable
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import HIDDEN, in_word, secret_values
 from pipeline.live import notices
-from pipeline.live.notices import Notice, Notices, as_json
+from pipeline.live.notices import Notice, Notices, Notifier, as_json
 from tests.pipeline.live.test_run_state import plan
 from tests.waiting import wait_until
 
@@ -298,8 +297,8 @@ def test_that_ranks_stop_moving_is_told_at_once_and_of_a_sweep_with_the_trials_n
     )
     verdict = Verdict(rank=1, host="node1", kind="stopped", text="rank 1 hangs")
     for kind, event in (("run", verdict), ("sweep", (3, verdict))):
-        told = Told(notes, kind=kind, key="k", name="n")
-        told.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
-        told.hear(event)
+        notifier = Notifier(notes, kind=kind, key="k", name="n")
+        notifier.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
+        notifier.hear(event)
         notes.wait()
     assert heard.read_text() == "STALLED node0 node1 rank 1 hangs\nSTALLED trial 3: rank 1 hangs\n"

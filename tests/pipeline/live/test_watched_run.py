@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import showing, watching
+from pipeline.cli.commands import status as watching
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, LogLine
 from pipeline.live.pictures import FolderNews
@@ -104,6 +104,6 @@ def test_a_run_that_is_removed_while_it_is_watched_is_said(
     tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = trained(tmp_path).key
-    monkeypatch.setattr(showing, "watch", lambda folder: shutil.rmtree(folder.path))
+    monkeypatch.setattr(watching, "watch", lambda folder: shutil.rmtree(folder.path))
     with pytest.raises(PacelineError, match=f"^run {key} was removed while it was watched\n  try: doit runs$"):
         printed(watching.status, tmp_path, key, "watch=1")

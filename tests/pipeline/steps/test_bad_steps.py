@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pipeline.cli import steps
+from pipeline.cli.commands import steps
 from pipeline.core.errors import UsageError
 from pipeline.steps import registry
 from pipeline.steps.step import StepError
@@ -107,8 +107,8 @@ def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name
         graph.step(name)
     states = {told.name: told for told in steps._own(graph)}
     assert len(states) == 2
-    assert steps._told(graph, name) == ("can't run", refused.value.what)
-    assert steps._told(graph, "good")[0] == "would run"
+    assert steps._state(graph, name) == ("can't run", refused.value.what)
+    assert steps._state(graph, "good")[0] == "would run"
 
 
 def test_names_that_differ_in_large_letters_alone_are_refused(project: StepProject) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.steps import under_way
+from pipeline.cli.commands.steps import under_way
 from pipeline.core.errors import PacelineError
 from pipeline.steps import store
 from pipeline.steps.graph import Standing

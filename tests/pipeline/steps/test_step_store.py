@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cli import steps
+from pipeline.cli.commands import steps
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
 from pipeline.data import trees

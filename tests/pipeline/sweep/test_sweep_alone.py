@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import trials
+from pipeline.cli.commands import sweep
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
 from pipeline.core.processes import heartbeat
@@ -21,7 +21,7 @@ from pipeline.sweep.folder import SweepFolder
 def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "sweep.json")
     said = r"sweep abc can't be kept in .*: No space left on device"
-    with pytest.raises(PacelineError, match=said) as told, trials.alone(SweepFolder(tmp_path / "abc")):
+    with pytest.raises(PacelineError, match=said) as told, sweep.alone(SweepFolder(tmp_path / "abc")):
         raise full
     free = r"make room on the disk of .*, of which [\d,]+ bytes are free \(doit clean shows which runs may go\)"
     assert re.search(free, str(told.value))
@@ -43,6 +43,6 @@ def test_who_waits_for_another_sweep_is_not_silent(
 
     threading.Thread(target=other).start()
     taken.wait()
-    with trials.alone(folder):
+    with sweep.alone(folder):
         pass
     assert "still waiting for the command that runs sweep abc" in capsys.readouterr().err

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import trials
+from pipeline.cli.commands import sweep as sweeping
+from pipeline.cli.commands import trials
 from pipeline.core.files import write_json
 from pipeline.core.locks import held
 from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.evaluation import report_key
 from pipeline.runs.folder import EVALUATED, RunFolder
-from pipeline.sweep import expand
 from pipeline.sweep.conduct import Sweep, conduct
-from pipeline.sweep.expand import Grid
+from pipeline.sweep.expand import Grid, expand
 from pipeline.sweep.folder import SweepFolder
 from tests.pipeline.finished_folder import finished
 from tests.waiting import HANG_S
@@ -67,5 +67,5 @@ def test_a_trial_that_another_command_ran_is_not_told_as_run_here(
     )
     command.join()
     assert (ended.outcome.state, ended.outcome.elsewhere) == (State.FINISHED, True)
-    trials.conclude(folder, [trials.result_of(ended)], [ended])
+    sweeping.conclude(folder, [trials.result_of(ended)], [ended])
     assert "1 finished, 0 failed; 0 run just now, 1 by another command meanwhile" in capsys.readouterr().out

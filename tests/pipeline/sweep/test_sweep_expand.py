@@ -14,8 +14,7 @@ import pytest
 from pipeline.config import compose
 from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.core.errors import UsageError
-from pipeline.sweep import expand
-from pipeline.sweep.expand import Space
+from pipeline.sweep.expand import Space, expand
 
 DIMENSIONS = [
     "model=small_cnn,resnet18",

@@ -12,8 +12,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.runs.index import find as find_run
-from pipeline.sweep import Space, expand
-from pipeline.sweep.expand import Grid
+from pipeline.sweep.expand import Grid, Space, expand
 from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, in_order, latest, locate, mark
 
 

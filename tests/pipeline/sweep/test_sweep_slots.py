@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.cli.trials import conducted
+from pipeline.cli.commands.sweep import run_trials
 from pipeline.cluster.plan import environment
 from pipeline.config.schema import NotifyConfig, SweepConfig
 from pipeline.core.errors import UsageError
@@ -40,12 +40,12 @@ def test_by_default_a_trial_gets_the_whole_cluster() -> None:
 def test_a_sweep_says_that_it_takes_no_spares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.sweep.conduct.conduct", lambda _: [])
+    monkeypatch.setattr("pipeline.cli.commands.sweep.conduct", lambda _: [])
     for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
         trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}, cluster=parts[0]))
         what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0), trials=[trial])
-        conducted(
+        run_trials(
             what, cast("Any", SimpleNamespace(total=1)), SweepFolder(tmp_path / "sweep"), "2 trials", retry_failed=False
         )
         assert capsys.readouterr().err.partition("a trial")[0].removesuffix("2 trials\n") == said

@@ -1,28 +1,31 @@
-"""`doit plan` and `doit why`: what would be done and for what reason. They start nothing and write nothing."""
+"""`doit plan`, `doit why` and `doit config`: what would be done, and why. They start nothing and write nothing."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.cli.commands import steps as own_steps
+from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
-from pipeline.cli.listing import other_arithmetic
 from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
+from pipeline.config import origins
 from pipeline.core.errors import UsageError, suggestion
-
-if TYPE_CHECKING:
-    from pipeline.execution.dry_run import PlannedRun
-    from pipeline.execution.run import Run
-    from pipeline.runs.result import AlteredError
+from pipeline.execution import dry_run
+from pipeline.execution.dry_run import PlannedRun
+from pipeline.execution.run import Run
+from pipeline.runs import index
+from pipeline.runs import status as run_status
+from pipeline.runs.agreement import check_parts
+from pipeline.runs.result import AlteredError
 
 
 def plan() -> None:
-    from pipeline.execution import dry_run
-
-    options = session().asked.options
+    """What would run: the trials, their steps and the commands of each host."""
+    options = session().invocation.options
     shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = "json" if is_on(options, "json") else options.get("format", "text")
     if shape not in shapes:
@@ -34,8 +37,6 @@ def plan() -> None:
 
 
 def _trials() -> list[PlannedRun]:
-    from pipeline.execution import dry_run
-
     current = session()
     current.refuse_data()
     if not current.sweeps:
@@ -47,36 +48,32 @@ def _trials() -> list[PlannedRun]:
 
 
 def why() -> None:
-    asked = session().asked.options.get("step")
-    if asked is None:
+    """Why a run, or a step of one's own, would run."""
+    step = session().invocation.options.get("step")
+    if step is None:
         _why_run(session())
-        return
-    from pipeline.cli import steps as own
-
-    own.why(asked)
+    else:
+        own_steps.why(step)
 
 
 def _why_run(current: Session) -> None:
-    from pipeline.execution import dry_run
-    from pipeline.runs import index as runs
-
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else current.why_no_key
     finished = _finished_parts(current) if run and reason else {}
-    found = runs.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
+    nearest = index.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
-    if is_on(session().asked.options, "json"):
+    if is_on(session().invocation.options, "json"):
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
             "accepted": str(accepted) if accepted else None,
             "damage": damage and damage.what,
             "other_arithmetic": _other_arithmetic(run if not (reason or damage) else None),
-            "nearest": found and found[0],
-            "differences": [asdict(item) for item in found[1]] if found else [],
+            "nearest": nearest and nearest[0],
+            "differences": [asdict(item) for item in nearest[1]] if nearest else [],
             "steps": [asdict(step) for step in steps],
         }
         say(json.dumps(answer, indent=2, ensure_ascii=False))
@@ -85,9 +82,9 @@ def _why_run(current: Session) -> None:
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
     if other := _other_arithmetic(run if not (reason or damage) else None):
         say(f"  finished on other arithmetic: {other}; bits unverified here")
-    _tell_alterations(run if not reason else None, damage)
-    if found is not None:
-        key, differing = found
+    _warn_of_alterations(run if not reason else None, damage)
+    if nearest is not None:
+        key, differing = nearest
         say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
         for item in differing:
             say(f"  {item}")
@@ -103,32 +100,25 @@ def _other_arithmetic(run: Run | None) -> str | None:
     return other_arithmetic(result.fields) if result is not None else None
 
 
-def _tell_alterations(run: Run | None, damage: AlteredError | None) -> None:
+def _warn_of_alterations(run: Run | None, damage: AlteredError | None) -> None:
     """What of a finished run's folder isn't as the run has left it."""
-    from pipeline.runs import status as progress
-
     if damage is not None:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run is None:
         return
-    for name in progress.added(run.folder):
+    for name in run_status.added(run.folder):
         note(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
     """Key and key parts of the finished runs to compare with: of the one that ``run=`` names alone, if it is."""
-    from pipeline.runs import index as runs
-
-    found = runs.finished_parts(current.config.runs_dir)
-    named = current.folder().key if "run" in current.asked.options else ""
-    return {named: found[named]} if named in found else found
+    parts = index.finished_parts(current.config.runs_dir)
+    named = current.folder().key if "run" in current.invocation.options else ""
+    return {named: parts[named]} if named in parts else parts
 
 
 def _damage(run: Run) -> AlteredError | None:
     """What isn't as it was when the run finished, though no training has to be repeated for it."""
-    from pipeline.runs.agreement import check_parts
-    from pipeline.runs.result import AlteredError
-
     try:
         check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
     except AlteredError as altered:
@@ -137,6 +127,5 @@ def _damage(run: Run) -> AlteredError | None:
 
 
 def config() -> None:
-    from pipeline.config import origins
-
-    say_log(origins.text(origins.values(session().asked.overrides)))
+    """The composed configuration, with the source of each value."""
+    say_log(origins.text(origins.values(session().invocation.overrides)))

@@ -6,25 +6,25 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
+from pipeline.config.step_source import StepState
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import aligned
-
-if TYPE_CHECKING:
-    from pipeline.execution.dry_run import Step
-    from pipeline.steps.graph import Graph
+from pipeline.execution import dry_run
+from pipeline.execution.dry_run import Step, of_state
+from pipeline.steps import store
+from pipeline.steps.graph import Graph, earlier_of
+from pipeline.steps.making import make_all
 
 
 def step() -> None:
     """Make the steps that are named, with what they need; without a name say how all of them stand."""
-    from pipeline.steps.making import make_all
-
     current = session()
-    graph, names = current.steps, current.asked.paths
+    graph, names = current.steps, current.invocation.paths
     if not names:
         _list(graph)
         return
@@ -37,8 +37,6 @@ def step() -> None:
 
 def make(name: str) -> Path:
     """Make one step and what it needs; the folder of its outputs. Raises PacelineError."""
-    from pipeline.steps.making import make_all
-
     graph = session().steps
     make_all(graph, [name], note, at_once=at_once())
     standing = graph.standing(name)
@@ -47,8 +45,8 @@ def make(name: str) -> Path:
 
 
 def _list(graph: Graph) -> None:
-    rows = [(name, *_told(graph, name)) for name in graph.names()]
-    if is_on(session().asked.options, "json"):
+    rows = [(name, *_state(graph, name)) for name in graph.names()]
+    if is_on(session().invocation.options, "json"):
         keys = ("name", "state", "why")
         say(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
     elif rows:
@@ -57,7 +55,7 @@ def _list(graph: Graph) -> None:
         say("there are no steps yet; write conf/step/NAME.yaml (docs/steps.md)")
 
 
-def _told(graph: Graph, name: str) -> tuple[str, str]:
+def _state(graph: Graph, name: str) -> tuple[str, str]:
     """``up to date`` and where, ``would run`` and why, or ``can't run`` and why not."""
     try:
         standing = graph.standing(name)
@@ -75,7 +73,7 @@ def why(name: str) -> None:
     graph = session().steps
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
-    if is_on(session().asked.options, "json"):
+    if is_on(session().invocation.options, "json"):
         answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
         say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
@@ -86,13 +84,11 @@ def why(name: str) -> None:
     for line in standing.why:
         say(f"  {line}")
     for before in graph.order([name])[:-1]:
-        say(f"step {before}: {': '.join(_told(graph, before))}")
+        say(f"step {before}: {': '.join(_state(graph, before))}")
 
 
 def under_way(runs_dir: Path) -> list[str]:
     """A line for each step that a command is making now."""
-    from pipeline.steps import store
-
     return [
         f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
         f"{relative(log)}"
@@ -102,26 +98,21 @@ def under_way(runs_dir: Path) -> list[str]:
 
 def dag() -> None:
     """The tasks of this configuration's run after the steps that it needs; without overrides all other steps, too."""
-    from pipeline.execution import dry_run
-
     current = session()
     shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
-    shape = current.asked.options.get("format", "mermaid")
+    shape = current.invocation.options.get("format", "mermaid")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
     planned = dry_run.planned(current.config, current.pack, current.run, root=ROOT)
-    others = [] if current.asked.overrides else _own(current.steps)
+    others = [] if current.invocation.overrides else _own(current.steps)
     say(shapes[shape]([planned], others))
 
 
 def _own(graph: Graph) -> list[Step]:
     """Every step, each after what it needs."""
-    from pipeline.config.step_source import StepState
-    from pipeline.execution.dry_run import of_state
-
     states = []
     for name in _in_order(graph):
-        state, why = _told(graph, name)
+        state, why = _state(graph, name)
         if state == "can't run":
             states.append(StepState(name, False, f"{state}: {why}", ()))
         else:
@@ -130,30 +121,27 @@ def _own(graph: Graph) -> list[Step]:
 
 
 def _in_order(graph: Graph) -> list[str]:
-    """Every step after what it needs; one of which that can't be told keeps no other from being shown."""
-    found: dict[str, None] = {}
+    """Every step after what it needs; one whose needs can't be read keeps no other from being shown."""
+    ordered: dict[str, None] = {}
     for name in graph.names():
         try:
-            found |= dict.fromkeys(graph.order([name]))
+            ordered |= dict.fromkeys(graph.order([name]))
         except UsageError:
-            found[name] = None
-    return [*found]
+            ordered[name] = None
+    return [*ordered]
 
 
 def log_of(name: str) -> Path:
     """The log of a step: of the one that is being made or failed last, else of what is made. Raises UsageError."""
-    from pipeline.steps import store
-    from pipeline.steps.graph import earlier_of
-
     graph = session().steps
     graph.step(name)
     steps_dir = store.steps_dir(graph.runs_dir)
     made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
     logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
-    found = dict[Path, float]()
+    times = dict[Path, float]()
     for path in (*logs, *made):
         with suppress(FileNotFoundError):  # its step is made by now, and it lies there
-            found[path] = path.stat().st_mtime
-    if not found:
+            times[path] = path.stat().st_mtime
+    if not times:
         raise UsageError(f"step {name} was never started: there is no log of it in {relative(steps_dir)}")
-    return max(found, key=lambda path: found[path])
+    return max(times, key=lambda path: times[path])

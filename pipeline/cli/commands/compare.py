@@ -1,4 +1,4 @@
-"""`doit compare`: what differs between runs, and which differences are larger than the spread over seeds."""
+"""`doit compare`, `doit plot` and `doit report`: what differs between runs, and by more than the spread over seeds."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.cli import clone, sweeping
+from pipeline.cli import clone
+from pipeline.cli.commands import trials
+from pipeline.cli.commands.runs import PLACE, config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.cli.invocation import is_on
-from pipeline.cli.listing import PLACE, config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.comparing import certificate, curves, pages, reading, tables, terminal_plot
+from pipeline.comparing import report as reports
+from pipeline.comparing.curves import Band
+from pipeline.comparing.differing import compare as compared
+from pipeline.comparing.drawing import FORMATS, curve_file
+from pipeline.comparing.groups import grouped, metrics_of
+from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.report import Absent, Report, of_nearest
+from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import folded
+from pipeline.runs import index
+from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
-
-if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
-    from pipeline.comparing.curves import Band
-    from pipeline.comparing.reading import ComparedRun
-    from pipeline.comparing.report import Absent, Report
-    from pipeline.runs.folder import RunFolder
-    from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep import folder as folders
+from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.report import BY
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
@@ -41,18 +48,16 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     Raises:
         UsageError: nothing is named, no run is meant, or a word that none can be chosen by.
     """
-    from pipeline.comparing import reading
-
-    runs_dir, sweep = current.config.runs_dir, current.asked.options.get("sweep")
-    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
+    runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
+    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
     folders = [_named(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
         folders = _having(current, words, folders or _all(runs_dir))
     elif not folders:
         raise UsageError(
-            f"which runs? doit {current.asked.verb} takes keys (or their first digits), sweep=NAME, or overrides",
-            hint=f"doit {current.asked.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
+            f"which runs? doit {current.invocation.verb} takes keys (or their first digits), sweep=NAME, or overrides",
+            hint=f"doit {current.invocation.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
         )
     if not folders:
         raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")
@@ -60,8 +65,6 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
 
 
 def _named(runs_dir: Path, key: str) -> RunFolder:
-    from pipeline.runs import index
-
     try:
         return index.find(runs_dir, key)
     except UsageError as error:  # it speaks of run=KEY
@@ -69,59 +72,46 @@ def _named(runs_dir: Path, key: str) -> RunFolder:
 
 
 def _all(runs_dir: Path) -> list[RunFolder]:
-    from pipeline.runs import index
-    from pipeline.runs.folder import RunFolder
-
     return [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)]
 
 
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
     """The sweep whose name begins so (None: the newest), and its trials that have a run folder. Raises UsageError."""
-    from pipeline.runs import index
-    from pipeline.runs.folder import RunFolder
-    from pipeline.sweep import folder as folders
-
     sweep = folders.find(runs_dir, name)
-    found = [RunFolder(runs_dir / trial.key) for trial in sweep.begun().trials]
-    return sweep, [folder for folder in found if index.is_run(folder)]
+    trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.begun().trials]
+    return sweep, [folder for folder in trial_folders if index.is_run(folder)]
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
     """An altered run is one of them where nothing that its key vouches for says otherwise."""
-    from pipeline.runs import index
-
     experiments = experiments_of(words)
     wanted = wanted_values(words, current.config.resolved)
-    found = []
+    matching = []
     for folder in folders:
         altered = index.row(folder).state == index.ALTERED
         config = config_of(folder, wanted, altered=altered)
         if started_with(folder, experiments) and matches(config, wanted, in_part=altered):
-            found.append(folder)
-    return found
+            matching.append(folder)
+    return matching
 
 
 def compare() -> None:
     """Raises UsageError: no run is meant, or none has a metric that was asked for."""
-    from pipeline.comparing import tables
-    from pipeline.comparing.differing import compare as compared
-    from pipeline.comparing.groups import grouped, metrics_of
-
     current = session()
-    options = current.asked.options
-    groups = grouped(chosen(current, current.asked.paths))
+    options = current.invocation.options
+    groups = grouped(chosen(current, current.invocation.paths))
     wanted = [name for name in options.get("metric", "").split(",") if name]
     known = metrics_of(groups)
     for name in wanted:
         if name not in known:
             raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
-    found = compared(groups, wanted)
+    differences = compared(groups, wanted)
     if is_on(options, "json"):
-        say(json.dumps(tables.as_json(found), indent=2, allow_nan=False))
+        say(json.dumps(tables.as_json(differences), indent=2, allow_nan=False))
     elif is_on(options, "markdown"):
-        say(tables.markdown(found))
+        say(tables.markdown(differences))
     else:
-        say(tables.text(found, shutil.get_terminal_size().columns))
+        say(tables.text(differences, shutil.get_terminal_size().columns))
 
 
 _METRIC = "val/accuracy"
@@ -131,9 +121,7 @@ _MOST = 8  # curves that can be told apart
 
 def plot() -> None:
     """Raises UsageError: no run is meant, none has such a curve, or a kind of file that there is none of."""
-    from pipeline.comparing import curves, terminal_plot
-
-    options = session().asked.options
+    options = session().invocation.options
     axis = options.get("x", "step")
     if axis not in curves.AXES:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
@@ -151,43 +139,41 @@ def plot() -> None:
     say(folded(f"{terminal_plot.NOTE}{more_of_them}", columns))
 
 
-def _bands(asked: str | None, axis: str) -> tuple[str, list[Band], int]:
+def _bands(named: str | None, axis: str) -> tuple[str, list[Band], int]:
     """The metric, the first configurations that have its curve, and how many more there are."""
-    from pipeline.comparing import curves
-    from pipeline.comparing.groups import grouped
-
-    runs = chosen(session(), session().asked.paths)
+    runs = chosen(session(), session().invocation.paths)
     rows = curves.of_runs(runs)
     known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
     of_scripts = [] if _METRIC in known else curves.names(rows.values())  # metrics have names of their own
-    metric = asked or next(iter(of_scripts), _METRIC)
+    metric = named or next(iter(of_scripts), _METRIC)
     for run in runs:
         if run.state == ALTERED:
             note(f"left out: {run.key} is {run.reservation}")
     bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
-    found = [band for band in bands if band.points]
-    if not found:
-        told = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
-        raise UsageError(f"metric={metric}: none of these runs has such a curve{told}")
-    return metric, found[:_MOST], max(0, len(found) - _MOST)
+    drawable = [band for band in bands if band.points]
+    if not drawable:
+        which = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
+        raise UsageError(f"metric={metric}: none of these runs has such a curve{which}")
+    return metric, drawable[:_MOST], max(0, len(drawable) - _MOST)
 
 
-def _picture_file(told: str | None) -> Path | None:
+def _picture_file(option: str | None) -> Path | None:
     """Raises UsageError: a kind of file that can't be drawn, or a place that none is written to."""
-    from pipeline.comparing.drawing import FORMATS
-
-    if told is None:
+    if option is None:
         return None
-    path = replaceable_path(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
+    path = _output_file(option)
     if path.suffix.lower().removeprefix(".") not in FORMATS:
-        raise UsageError(f"file={told} must end in {', '.join(f'.{form}' for form in FORMATS)}")
+        raise UsageError(f"file={option} must end in {', '.join(f'.{form}' for form in FORMATS)}")
     return path
+
+
+def _output_file(option: str) -> Path:
+    """The path that ``file=`` names, from the folder of the command. Raises UsageError: none is written there."""
+    return replaceable_path(clone.started_in() / expanded(option, f"file={option}"), f"file={option}")
 
 
 def _write_picture(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
     """Raises PacelineError."""
-    from pipeline.comparing.drawing import curve_file
-
     form = target.suffix.lower().removeprefix(".")
     try:
         write_atomic(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
@@ -203,29 +189,29 @@ _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 def report() -> None:
     """Of a sweep (the newest, if nothing is named) the table too. Raises UsageError, PacelineError."""
     current = session()
-    options = current.asked.options
+    options = current.invocation.options
     form = options.get("format", "html")
     if form not in _SUFFIXES:
         raise UsageError(f"format={form} is not known; {suggestion(form, _SUFFIXES)}")
     if _is_of_sweep(current):
         if is_on(options, "json"):
-            sweeping.report()
+            trials.show_chosen()
             return
         if "format" not in options:
-            sweeping.report()
+            trials.show_chosen()
     elif is_on(options, "json"):
         form = "json"
     subject = _of_sweep(current) if _is_of_sweep(current) else _of_runs(current)
-    runs, found = subject.runs, _made(subject)
-    text = _written(found, form)
+    runs, page = subject.runs, _made(subject)
+    text = _written(page, form)
     if form != "html" and "file" not in options:
         say(text)
         return
     target = _page_file(current, subject.name, form)
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
-    certificate = _certificate(target, found, runs) if certifies else None
+    certificate = _certificate(target, page, runs) if certifies else None
     _write_page(target, text)
-    say(f"\n{found.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
+    say(f"\n{page.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
     if certificate is not None:
         _write_page(*certificate)
         say(f"  certificate  {relative(certificate[0])}")
@@ -233,8 +219,8 @@ def report() -> None:
 
 def _is_of_sweep(current: Session) -> bool:
     """Whether it is about a sweep, and nothing else is named."""
-    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
-    return not words and not current.asked.paths
+    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
+    return not words and not current.invocation.paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +238,6 @@ class _Subject:
 
 
 def _made(subject: _Subject) -> Report:
-    from pipeline.comparing import curves
-    from pipeline.comparing import report as reports
-
     return reports.report(
         subject.runs,
         curves.of_runs(subject.runs),
@@ -270,9 +253,7 @@ def _made(subject: _Subject) -> Report:
 
 def _of_sweep(current: Session) -> _Subject:
     """Raises UsageError: no such sweep, or none of its trials was started."""
-    from pipeline.comparing import reading
-
-    sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
+    sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
@@ -292,12 +273,9 @@ def _of_sweep(current: Session) -> _Subject:
 
 def _of_runs(current: Session) -> _Subject:
     """Those that the command line names. Raises UsageError."""
-    from pipeline.comparing import reading
-    from pipeline.sweep.report import BY
-
-    runs = chosen(current, current.asked.paths)
+    runs = chosen(current, current.invocation.paths)
     if len(runs) > 1:
-        command = reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
+        command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
         return _Subject(name=_selection(runs), title=f"{len(runs)} runs", command=command, runs=runs, by=BY)
     (run,) = runs
     title = f"Run {run.key}: {run.what}"
@@ -306,8 +284,6 @@ def _of_runs(current: Session) -> _Subject:
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
     """The trials that were started and have no run folder."""
-    from pipeline.comparing.report import Absent
-
     gone = "its run folder isn't here any more"
     return [
         Absent(
@@ -316,7 +292,7 @@ def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
             state=trial.state,
             why=gone if trial.state == State.FINISHED else hide(trial.detail) or "it has no run folder",
         )
-        for trial in sweeping.results_of(sweep)
+        for trial in trials.results_of(sweep)
         if trial.key not in present and trial.state != State.PLANNED
     ]
 
@@ -327,30 +303,24 @@ def _selection(runs: Sequence[ComparedRun]) -> str:
 
 
 def _why(current: Session, run: ComparedRun) -> list[str]:
-    from pipeline.comparing.report import of_nearest
-    from pipeline.runs import index
-
     others = index.finished_parts(current.config.runs_dir)
     others.pop(run.key, None)
     return of_nearest(index.nearest(current.config.runs_dir, others, run.parts))
 
 
-def _written(found: Report, form: str) -> str:
-    from pipeline.comparing import pages
-    from pipeline.core import masking
-
+def _written(page: Report, form: str) -> str:
     if form == "json":
-        text = json.dumps(pages.as_json(found), indent=2, allow_nan=False)
+        text = json.dumps(pages.as_json(page), indent=2, allow_nan=False)
     else:
-        text = pages.html(found) if form == "html" else pages.markdown(found)
+        text = pages.html(page) if form == "html" else pages.markdown(page)
     return masking.shown(text)
 
 
 def _page_file(current: Session, name: str, form: str) -> Path:
     """Raises UsageError: nothing is written to the place that was asked for."""
-    told = current.asked.options.get("file")
-    if told is not None:
-        return replaceable_path(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
+    option = current.invocation.options.get("file")
+    if option is not None:
+        return _output_file(option)
     return current.config.runs_dir / _FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
 
 
@@ -364,17 +334,14 @@ def _write_page(target: Path, text: str) -> None:
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
-def _certificate(beside: Path, found: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
+def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
     """The certificate's file and text: of one run, or of all that are finished. Raises AlteredError."""
-    from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
-
-    if len(runs) == 1 and not found.absent:
+    if len(runs) == 1 and not page.absent:
         text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict, ROOT), runs[0].key
     else:
         finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
-        states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in found.absent}
+        states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in page.absent}
         others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
-        text, name = certificate.of_runs(found.title, finished, others, ROOT), beside.stem
-    target = beside.with_name(f"{name}.certificate.json")
-    return replaceable_path(target, "the certificate") if beside.parent.is_dir() else target, text
+        text, name = certificate.of_runs(page.title, finished, others, ROOT), page_file.stem
+    target = page_file.with_name(f"{name}.certificate.json")
+    return replaceable_path(target, "the certificate") if page_file.parent.is_dir() else target, text

@@ -1,4 +1,4 @@
-"""`doit export` and `doit reproduce`: a finished run as an archive, and made again."""
+"""`doit accept`, `doit verify`, `doit export` and `doit reproduce`: whether a finished run holds, and made again."""
 
 from __future__ import annotations
 
@@ -8,27 +8,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline import tracking
 from pipeline.cli import clone
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.comparing import certificate
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint
 from pipeline.core.printable import printable_lines
+from pipeline.core.processes import git
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.unexpected import is_of_output
 from pipeline.core.tables import counted, file_size
+from pipeline.execution import complete
+from pipeline.execution.run import Run
+from pipeline.keys import content_key
+from pipeline.keys.content_key import ContentKey, Difference
+from pipeline.reproduction import archive as exports
+from pipeline.reproduction import compare as verdicts
+from pipeline.reproduction import from_mlflow, recipe
+from pipeline.reproduction import reproduce as again
+from pipeline.runs import acceptance, index
+from pipeline.runs.acceptance import Acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import locked
+from pipeline.runs.result import AlteredError
+from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from pipeline.execution.run import Run
-    from pipeline.keys.content_key import ContentKey, Difference
-    from pipeline.runs.acceptance import Acceptance
-    from pipeline.runs.folder import RunFolder
-
 
 _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a rule: the run has to be named
 
@@ -52,18 +63,14 @@ def accept() -> None:
 
 
 def _accept(current: Session, run: Run) -> None:
-    from pipeline.execution import complete
-    from pipeline.runs import acceptance
-    from pipeline.runs.lock import locked
-
-    undo = is_on(current.asked.options, "undo")
+    undo = is_on(current.invocation.options, "undo")
     with locked(run.folder, note):
         if undo:
             _undo(current, run)
             return
         if (reason := run.reason) is None:
-            found = acceptance.read(run.folder) if not run.folder.result.exists() else None
-            raise PacelineError(f"{run.key.short} is {found or 'finished: there is nothing to accept'}")
+            accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
+            raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
         base, key, differing = _base(current, run, reason)
         origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
         accepted = acceptance.by_this_person(run.key, key, differing)
@@ -79,25 +86,20 @@ def _accept(current: Session, run: Run) -> None:
 
 def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
     """The finished run to be taken, its key, and what differs. Raises PacelineError, UsageError."""
-    from pipeline.keys import content_key as why
-    from pipeline.runs import acceptance
-    from pipeline.runs import index as runs
-    from pipeline.runs.folder import RunFolder
-
-    runs_dir, named = current.config.runs_dir, current.asked.options.get("run")
+    runs_dir, named = current.config.runs_dir, current.invocation.options.get("run")
     if named is not None:
-        base = runs.find(runs_dir, named)
+        base = index.find(runs_dir, named)
         chain = acceptance.read(base)
         if chain is not None and not base.result.exists():
             raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept run={chain.run} with the same words")
     else:
-        parts = {key: known for key, known in runs.finished_parts(runs_dir).items() if key != run.key.short}
+        parts = {key: known for key, known in index.finished_parts(runs_dir).items() if key != run.key.short}
         same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
-        found = why.nearest(same_version, run.key.parts)
-        if found is None:
+        nearest = content_key.nearest(same_version, run.key.parts)
+        if nearest is None:
             raise PacelineError(f"{run.key.short}: {reason}, and no finished run is there to accept")
-        base = RunFolder(runs_dir / found[0])
-        _refuse_choice(same_version, run, found)
+        base = RunFolder(runs_dir / nearest[0])
+        _refuse_choice(same_version, run, nearest)
     key, result = base.read_key(), base.read_result()
     if key is None or result is None:
         raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
@@ -105,15 +107,13 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
         raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
     if (broken := base.stale_because(key.digest)) is not None:
         raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
-    return base, key, why.differences(key.parts, run.key.parts)
+    return base, key, content_key.differences(key.parts, run.key.parts)
 
 
-def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[str, list[Difference]]) -> None:
+def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
     """What a person has to say in full. Raises UsageError: several runs are as near, or more than code differs."""
-    from pipeline.keys import content_key as why
-
-    key, differing = found
-    near = [name for name in parts if len(why.differences(parts[name], run.key.parts)) == len(differing)]
+    key, differing = nearest
+    near = [name for name in parts if len(content_key.differences(parts[name], run.key.parts)) == len(differing)]
     lines = "\n".join(f"  {item}" for item in differing)
     if len(near) > 1:
         names = ", ".join(sorted(near))
@@ -129,47 +129,39 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[s
 
 
 def _undo(current: Session, run: Run) -> None:
-    from pipeline.runs import acceptance
-
-    found = acceptance.read(run.folder)
-    if found is None:
+    accepted = acceptance.read(run.folder)
+    if accepted is None:
         raise PacelineError(f"{run.key.short}: nothing was accepted for it")
-    acceptance.withdraw(run.folder, found)
-    say(f"{run.key.short} was {found}; it is no longer")
-    _record(current, acceptance.base_of(run.folder, found))
+    acceptance.withdraw(run.folder, accepted)
+    say(f"{run.key.short} was {accepted}; it is no longer")
+    _record(current, acceptance.base_of(run.folder, accepted))
 
 
 def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
-    """After a reproduction of what was accepted: proven, or withdrawn; what a person is told. Raises PacelineError."""
-    from dataclasses import replace
-
-    from pipeline.runs import acceptance
-
-    found = acceptance.read(folder)
-    if found is None:
+    """After a reproduction of what was accepted: proven, or withdrawn; what is said of it. Raises PacelineError."""
+    accepted = acceptance.read(folder)
+    if accepted is None:
         return ""
     if again != folder.key:
-        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {found}")
-    here = _of_this_clone(folder, found)
+        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {accepted}")
+    here = _of_this_clone(folder, accepted)
     if equal:
-        found = replace(found, proven=True)
+        accepted = replace(accepted, proven=True)
     if here is not None:
-        (acceptance.write if equal else acceptance.withdraw)(here, found)
-        _record(session(), acceptance.base_of(here, found))
+        (acceptance.write if equal else acceptance.withdraw)(here, accepted)
+        _record(session(), acceptance.base_of(here, accepted))
     elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
     if equal:
-        return f"{folder.key} is {found}{elsewhere}"
+        return f"{folder.key} is {accepted}{elsewhere}"
     if here is None:
-        return f"{folder.key} was {found}; it came out otherwise{elsewhere}"
-    return f"{folder.key} was {found}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
+        return f"{folder.key} was {accepted}; it came out otherwise{elsewhere}"
+    return (
+        f"{folder.key} was {accepted}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
+    )
 
 
-def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
+def _of_this_clone(folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
     """The run folder that the proof is of: what an archive brings may be accepted here, for equal weights."""
-    from pipeline.runs import acceptance
-    from pipeline.runs.folder import RunFolder
-    from pipeline.runs.result import AlteredError
-
     if not (folder.path / acceptance.CARRIED).exists():
         return folder
     here = RunFolder(session().config.runs_dir / folder.key)
@@ -177,15 +169,13 @@ def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
         (mine, known), (theirs, _) = acceptance.standing(here), acceptance.standing(folder)
     except AlteredError:
         return None
-    if mine is None or theirs is None or known is None or known.run_digest != found.run_digest:
+    if mine is None or theirs is None or known is None or known.run_digest != accepted.run_digest:
         return None
     return here if mine.fields.get("weights_sha256") == theirs.fields.get("weights_sha256") else None
 
 
 def _record(current: Session, base: RunFolder) -> None:
     """Trackers show with the run what it was accepted for; where no server answers, doit record does it later."""
-    from pipeline.tracking.client import Recorder
-
     if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if not recorder.replay():
@@ -198,10 +188,10 @@ def verify() -> None:
     Raises UsageError: a file that is no certificate; PacelineError, which goes before: one was altered, or its run.
     """
     current = session()
-    if not current.asked.paths:
+    if not current.invocation.paths:
         raise UsageError("which file? doit verify takes certificates", hint="doit report KEY writes one")
     wrong: list[PacelineError] = []
-    for word in current.asked.paths:
+    for word in current.invocation.paths:
         try:
             _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
         except PacelineError as error:
@@ -214,11 +204,9 @@ def verify() -> None:
 
 
 def _verify(current: Session, path: Path) -> None:
-    from pipeline.comparing import certificate
-
-    (found, others), runs_dir = certificate.read(path), current.config.runs_dir
-    here = [run for run in found if (runs_dir / str(run["run"])).is_dir()]
-    shown, alone = relative(path), len(found) == 1
+    (certified, others), runs_dir = certificate.read(path), current.config.runs_dir
+    here = [run for run in certified if (runs_dir / str(run["run"])).is_dir()]
+    shown, alone = relative(path), len(certified) == 1
     wrong = [line for run in here for line in _wrong(run, runs_dir, alone=alone)]
     if wrong:
         who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
@@ -226,59 +214,53 @@ def _verify(current: Session, path: Path) -> None:
         hint = f"doit status run={here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
         raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
     if here:
-        who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(found), 'run')} are"
+        who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(certified), 'run')} are"
         say(f"{shown}: whole, and {who} what it says: {_checked(here, runs_dir)}")
     else:
-        who = f"its key follows from its parts. Run {found[0]['run']} isn't"
-        who = who if alone else f"the keys of its {len(found)} runs follow from their parts. None of them is"
+        who = f"its key follows from its parts. Run {certified[0]['run']} isn't"
+        who = who if alone else f"the keys of its {len(certified)} runs follow from their parts. None of them is"
         say(f"{shown}: whole; {who} here, so nothing else was checked")
-    if here and (missing := len(found) - len(here)):
+    if here and (missing := len(certified) - len(here)):
         say(f"  not here     {counted(missing, 'run')}: only that their keys follow from their parts was checked")
     if others:
         states = ", ".join(f"{key} {state}" for key, state in others.items())
         say(f"  not checked  what it says of those that weren't finished: {states}")
-    _say_standing(found)
+    _say_standing(certified)
 
 
-def _wrong(found: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list[str]:
-    from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
-
-    lines = certificate.disagreements(found, RunFolder(runs_dir / str(found["run"])), ROOT)
-    return [line if alone else f"{found['run']}: {line}" for line in lines]
+def _wrong(certified: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list[str]:
+    lines = certificate.disagreements(certified, RunFolder(runs_dir / str(certified["run"])), ROOT)
+    return [line if alone else f"{certified['run']}: {line}" for line in lines]
 
 
 def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
     """What was, and what couldn't be."""
-    from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
-
     without = [item for run in here for item in certificate.unchecked(run, RunFolder(runs_dir / str(run["run"])))]
     left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
     data = "" if any("data" in item for item in without) else ", data"
     return f"key, code, {sum(len(run['files_sha256']) for run in here)} files{data}, figures{left}"
 
 
-def _say_standing(found: Sequence[Mapping[str, Any]]) -> None:
-    verdicts = [str(run.get("verdict") or "not made again when this was written") for run in found]
+def _say_standing(certified: Sequence[Mapping[str, Any]]) -> None:
+    verdicts = [str(run.get("verdict") or "not made again when this was written") for run in certified]
     counts = [
-        verdict if len(found) == 1 else f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
+        verdict if len(certified) == 1 else f"{verdicts.count(verdict)} {verdict}"
+        for verdict in dict.fromkeys(verdicts)
     ]
     say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")
 
 
 def export() -> None:
-    from pipeline.core.processes import git
-    from pipeline.reproduction import archive as exports
-    from pipeline.reproduction import recipe
-    from pipeline.runs import acceptance
-
     folder = session().folder()
-    asked = session().asked.options.get("to")
-    beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
-    to = replaceable_path(clone.started_in() / expanded(asked, f"to={asked}"), f"to={asked}") if asked else beside
+    option = session().invocation.options.get("to")
+    if option:
+        to = replaceable_path(clone.started_in() / expanded(option, f"to={option}"), f"to={option}")
+    else:
+        to = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     with waiting(note, "packing the archive"):
-        size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"), say=note)
+        size = exports.export(
+            folder, root=ROOT, to=to, weights=is_on(session().invocation.options, "weights"), say=note
+        )
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:
@@ -298,13 +280,11 @@ def export() -> None:
 
 
 def reproduce() -> None:
-    from pipeline.reproduction import reproduce as again
-
-    asked = session().asked
-    named = asked.options.get("run")
+    invocation = session().invocation
+    named = invocation.options.get("run")
     if named is None:
         raise UsageError("which run? doit reproduce run=KEY, an MLflow run id, or an exported archive; doit runs")
-    for word in asked.overrides:
+    for word in invocation.overrides:
         if not word.lstrip("+~").startswith(again.WHERE):
             raise UsageError(
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
@@ -318,10 +298,7 @@ def reproduce() -> None:
 
 def reproduce_run(folder: RunFolder) -> None:
     """Make a finished run again and tell how it compares. Raises PacelineError: it came out otherwise, or can't be."""
-    from pipeline.reproduction import compare as verdicts
-    from pipeline.reproduction import reproduce as again
-
-    config, asked = session().config, session().asked
+    config, invocation = session().config, session().invocation
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
     verdict = again.reproduce(
@@ -329,8 +306,8 @@ def reproduce_run(folder: RunFolder) -> None:
         root=ROOT,
         work=work,
         data_dir=config.data_dir,
-        overrides=[word for word in asked.overrides if word.lstrip("+~").startswith(again.WHERE)],
-        keep=is_on(asked.options, "keep"),
+        overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(again.WHERE)],
+        keep=is_on(invocation.options, "keep"),
         say=note,
     )
     if verdict.nothing:
@@ -355,11 +332,6 @@ def reproduce_run(folder: RunFolder) -> None:
 
 def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     """The run folder; unpacked below ``scratch`` from an archive, or from what MLflow holds of a run of elsewhere."""
-    from pipeline import tracking
-    from pipeline.reproduction import archive as exports
-    from pipeline.reproduction import from_mlflow
-    from pipeline.runs import index as runs
-
     archive = _archive(named)
     if archive is not None:
         return exports.unpack(archive, scratch, root=ROOT)
@@ -367,7 +339,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     try:
         return session().folder()
     except UsageError:
-        if not runs.is_mlflow_id(named):
+        if not index.is_mlflow_id(named):
             raise
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     return from_mlflow.fetched(named, uri, scratch, runs_dir=config.runs_dir)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.cli.commands.runs import config_of, day, experiments_of, matches, of_state, started_with, wanted_values
 from pipeline.cli.invocation import is_on
-from pipeline.cli.listing import config_of, day, experiments_of, matches, of_state, started_with, wanted_values
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cluster import launchers, leftover
@@ -35,10 +35,6 @@ from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.sweep.report import MINIMIZE, direction_of
 from pipeline.tracking import state as tracking_state
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from pipeline.runs.index import Row
-
 
 _DAY_S = 86_400.0
 _BY = "val/accuracy"
@@ -176,7 +172,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
 
     Args:
         row: the run as a list shows it.
-        needs: what ``needed`` has found.
+        needs: what ``needed`` returns.
         result_stays: only checkpoints go.
     """
     if folder.path.is_symlink():
@@ -193,14 +189,14 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
         return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
-    missing = [name or "MLflow" for name in _asked(folder) if not _recorded(folder, name)]
+    missing = [name or "MLflow" for name in _trackers_of(folder) if not _recorded(folder, name)]
     return f"{' and '.join(missing)} hasn't all of it yet: doit record run=KEY" if missing else ""
 
 
-def _asked(folder: RunFolder) -> list[str | None]:
+def _trackers_of(folder: RunFolder) -> list[str | None]:
     """The trackers that the run was to be recorded in; None: MLflow."""
-    told = (folder.path / run_folder.TRACKING).exists()
-    mlflow = told or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
+    was_sent = (folder.path / run_folder.TRACKING).exists()
+    mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
     return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
 
 
@@ -226,7 +222,7 @@ class Item:
 
 def clean() -> None:
     """Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
-    options, runs_dir = session().asked.options, session().config.runs_dir
+    options, runs_dir = session().invocation.options, session().config.runs_dir
     if is_on(options, "hosts"):
         clean_hosts(options)
         return
@@ -267,7 +263,7 @@ def agreed(amount: str) -> bool:
 def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
-    words = session().asked.overrides
+    words = session().invocation.overrides
     wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
     rows = of_state(rows, rules.state, index.STATES)
     rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
@@ -297,9 +293,9 @@ def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[st
 def _superseded(runs_dir: Path, rows: Sequence[Row]) -> dict[str, str]:
     """Key → that of the run that supersedes it and is intact: another one can't take its place."""
     parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
-    found = superseded(rows, parts)
-    intact = {key for key in set(found.values()) if _is_intact(RunFolder(runs_dir / key))}
-    return {key: by for key, by in found.items() if by in intact}
+    newer = superseded(rows, parts)
+    intact = {key for key in set(newer.values()) if _is_intact(RunFolder(runs_dir / key))}
+    return {key: by for key, by in newer.items() if by in intact}
 
 
 def _is_intact(folder: RunFolder) -> bool:
@@ -434,9 +430,9 @@ def clean_hosts(options: Mapping[str, str]) -> None:
     with closing(launchers.create(config.cluster)) as launcher:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
-        found = [(left, leftover.why_stays(left, config.runs_dir)) for left in leftover.of(facts)]
-        going = [left for left, why in found if not why]
-        for left, why in found:
+        reasons = [(left, leftover.why_stays(left, config.runs_dir)) for left in leftover.of(facts)]
+        going = [left for left, why in reasons if not why]
+        for left, why in reasons:
             if why:
                 say(f"{left.host}: {left.name} stays: {why}")
         if not going:

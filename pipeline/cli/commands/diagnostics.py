@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
+from pipeline.cluster import preflight as checks
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.preflight import Report, speed
+from pipeline.config.build import refuse_uneven
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
+from pipeline.diagnostics import allreduce as bandwidth
+from pipeline.diagnostics import benchmark as benchmarks
+from pipeline.diagnostics import host_speed, profiling
+from pipeline.execution import this_computer
+from pipeline.execution.run import code_of, versions
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from pipeline.cluster.launchers.base import PackSource
-    from pipeline.cluster.preflight import Report
-    from pipeline.core.specs import Cluster
 
 
 def preflight() -> None:
-    from pipeline.cluster import preflight as checks
-    from pipeline.execution import this_computer
-
-    options = session().asked.options
+    options = session().invocation.options
     as_json, saves = is_on(options, "json"), "baseline" in options
     if saves and options["baseline"] != "save":
         raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
@@ -62,8 +63,6 @@ def preflight() -> None:
 
 def _warn_of_batch() -> None:
     """The hosts are asked whatever the batch is: a training says this as an error."""
-    from pipeline.config.build import refuse_uneven
-
     config = session().config
     if config.script is not None:
         return
@@ -82,9 +81,6 @@ def _tell_rehearsal(report: Report) -> None:
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
     """With what the hosts can do, against their baseline and each other."""
-    from pipeline.cluster.preflight import speed
-    from pipeline.diagnostics import host_speed
-
     config = session().config
     before = {} if saves else host_speed.baseline(config.runs_dir)
     folder, figures = host_speed.measure(
@@ -100,17 +96,12 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
 
 def refuse_unfit_hosts() -> None:
     """Before a training that asks for it; what a training says of its hosts anyway isn't said twice."""
-    from pipeline.cluster import preflight as checks
-
     report = _examined(session().config.cluster, deep=True, say=note)  # without spares, which nobody needs yet
     note(f"{checks.summary(report.all_checks)}\n")
     report.refuse()
 
 
 def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
-    from pipeline.cluster import preflight as checks
-    from pipeline.execution.run import code_of, versions
-
     config = session().config
     with waiting(note, "asking the hosts"):
         return checks.examine(
@@ -124,13 +115,11 @@ def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Re
 
 
 def allreduce() -> None:
-    from pipeline.diagnostics import allreduce as bandwidth
-
     config = session().config
     folder, result = bandwidth.measure(
         config.cluster,
         backend=config.train.strategy.backend,
-        options=session().asked.options,
+        options=session().invocation.options,
         runs_dir=config.runs_dir,
         root=ROOT,
         say=note,
@@ -140,9 +129,7 @@ def allreduce() -> None:
 
 
 def benchmark() -> None:
-    from pipeline.diagnostics import benchmark as benchmarks
-
-    config, options = session().config, session().asked.options
+    config, options = session().config, session().invocation.options
     folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=note)
     say(f"\n{benchmarks.table(whole)}")
     say(f"  figures  {relative(folder / benchmarks.RESULT)}")
@@ -150,49 +137,14 @@ def benchmark() -> None:
 
 
 def profile() -> None:
-    from pipeline.diagnostics import profiling
-
-    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=note)
+    path = profiling.trace(session().config, _pack(), options=session().invocation.options, root=ROOT, say=note)
     say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 
 def _pack() -> PackSource:
-    from pipeline.cluster.launchers.base import PackSource
-
     pack = session().pack
     if session().config.script is not None:
-        raise UsageError(f"doit {session().asked.verb} measures Paceline's own trainer, not program=script")
+        raise UsageError(f"doit {session().invocation.verb} measures Paceline's own trainer, not program=script")
     if pack is None or pack.path is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return PackSource(path=pack.path.resolve(), digest=pack.digest)
-
-
-def mesh() -> None:
-    """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
-    from pipeline.cluster import mesh as hosts
-
-    options = session().asked.options
-    check, undo = is_on(options, "check"), is_on(options, "undo")
-    if check and undo:
-        raise UsageError("check=1 and undo=1 exclude each other; give one of them")
-    cluster = session().config.cluster
-    if undo:
-        with waiting(note, "taking back what doit mesh added"):
-            undone = hosts.undo(cluster)
-        for one in undone:
-            key = ", and the key pair that was made there" if one.key_removed else ""
-            say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
-        hosts.demand_whole(undone)
-        return
-    with waiting(note, "trying ssh among the hosts"):
-        made = hosts.check(cluster) if check else hosts.connect(cluster)
-    say(hosts.table(made))
-    for member in made.members:
-        for warning in member.warnings:
-            note(f"warning: {member.host}: {warning}")
-        for name in member.conflicts:
-            note(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
-    for line in hosts.only_exactly(made):
-        note(f"warning: {line}")
-    hosts.demand_all(made, checked_only=check)
-    say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")

@@ -1,62 +1,113 @@
-"""`doit publish`: a finished run's final weights as a registered model of MLflow."""
+"""`doit evaluate`, `record`, `publish`, `ui` and `server`: a run's report, and what MLflow has of the run."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import tracking
-from pipeline.cli.commands import holder
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, Session, session
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.specs import UNDER_WAY
 from pipeline.core.tables import is_count
-from pipeline.tracking import server as team
-from pipeline.tracking import ui as page
+from pipeline.evaluation.table import format_report
+from pipeline.execution import complete
+from pipeline.runs import acceptance, journal
+from pipeline.runs.agreement import check_parts
+from pipeline.runs.folder import RunFolder
+from pipeline.tracking import server as team_server
+from pipeline.tracking import ui as web_ui
+from pipeline.tracking.client import Recorder
 from pipeline.tracking.publishing import Published, refuse_names
 from trainers.contract import run_folder
 
-if TYPE_CHECKING:
-    from pipeline.runs.folder import RunFolder
+
+def evaluate() -> None:
+    """Make the report and the confusion matrix anew, and show them."""
+    folder = holder(session().folder())
+    with waiting(note, "making the evaluation report"):
+        complete.evaluate_again(folder, ROOT, note)
+    report = folder.read_json(run_folder.REPORT)
+    if report is None:
+        raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
+    say(format_report(report))
+    say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
+
+
+def record() -> None:
+    """Send to the trackers what they lack of a run."""
+    folder = holder(session().folder())
+    folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
+    config = session().config
+    nowhere = not tracking.destinations(vars(config.tracking), ROOT)
+    recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
+    with waiting(note, f"recording in {recorder.titles()}"):
+        recorded = recorder.replay()
+    if not recorded:
+        states = [entry.state for entry in journal.read(folder.journal)]
+        if states and states[-1] in UNDER_WAY:
+            raise PacelineError(
+                f"{folder.key} has not ended, its journal says {states[-1]}; it is recorded up to where it is",
+                hint="the same doit train, which goes on with it; it records by itself",
+            )
+        raise PacelineError(
+            f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}",
+            hint=recorder.hint(),
+        )
+    say(f"{folder.key} is recorded as {recorder.where()}")
+
+
+def holder(folder: RunFolder) -> RunFolder:
+    """The folder itself, or that of the finished run which a person has accepted in its place."""
+    _, accepted = acceptance.standing(folder)
+    if accepted is None:
+        return folder
+    note(f"{folder.key} is {accepted}")
+    return acceptance.base_of(folder, accepted)
 
 
 def ui() -> None:
-    asked = session().asked
-    port = asked.options.get("port")
+    """Serve MLflow's pages until Ctrl-C."""
+    invocation = session().invocation
+    port = invocation.options.get("port")
     if port is not None and not (is_count(port) and int(port) < 65536):
         raise UsageError(f"port={port} must be a whole number from 1 to 65535")
     config = session().config
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
-    charts = tuple(name for name in asked.options.get("charts", "").split(",") if name)
-    wanted = page.Wanted(keys=asked.paths, charts=charts)
-    page.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say, note=note)
+    charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
+    wanted = web_ui.Wanted(keys=invocation.paths, charts=charts)
+    web_ui.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say, note=note)
     leave_if_interrupted()
 
 
 def server() -> None:
-    told = session().config.tracking
-    artifacts = told.server_artifacts
+    """Serve a store for a team until Ctrl-C."""
+    config = session().config.tracking
+    artifacts = config.server_artifacts
     if artifacts is not None and "://" not in artifacts:
         artifacts = str(ROOT / expanded(artifacts, "tracking.server_artifacts"))
-    settings = team.Settings(
-        store=tracking.absolute_uri(told.server_store, ROOT),
-        artifacts=artifacts or _beside(told.server_store),
-        host=told.server_host,
-        port=told.server_port,
-        allowed_hosts=tuple(told.server_allowed_hosts),
-        auth=told.server_auth,
+    settings = team_server.Settings(
+        store=tracking.absolute_uri(config.server_store, ROOT),
+        artifacts=artifacts or _default_artifacts(config.server_store),
+        host=config.server_host,
+        port=config.server_port,
+        allowed_hosts=tuple(config.server_allowed_hosts),
+        auth=config.server_auth,
     )
-    team.serve(settings, told.experiment, say=say, note=note)
+    team_server.serve(settings, config.experiment, say=say, note=note)
     leave_if_interrupted()
 
 
-def _beside(store: str | None) -> str:
+def _default_artifacts(store: str | None) -> str:
+    """A folder next to the database, if that is a file."""
     database = tracking.sqlite_path(tracking.absolute_uri(store, ROOT))
     return str((database.parent if database is not None else ROOT) / "mlartifacts")
 
@@ -67,7 +118,7 @@ _NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow
 def publish() -> None:
     """Raises UsageError: the run is none to publish; PacelineError: the store didn't take it."""
     current = session()
-    name, alias = current.asked.options.get("name"), current.asked.options.get("alias")
+    name, alias = current.invocation.options.get("name"), current.invocation.options.get("alias")
     refuse_names(name, alias)
     folder = holder(current.folder())
     model = _finished(folder)
@@ -75,24 +126,28 @@ def publish() -> None:
         note("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
     run_id = _recorded(current, folder)
     uri = tracking.absolute_uri(current.config.tracking.uri, ROOT)
-    asked = {"model": asdict(model), "name": name, "alias": alias, "run_id": run_id, "pythonpath": _python_path(folder)}
+    request = {
+        "model": asdict(model),
+        "name": name,
+        "alias": alias,
+        "run_id": run_id,
+        "pythonpath": _python_path(folder),
+    }
     with waiting(note, "publishing the model"):
         done = process.run(
             tracking.publish_command(folder.path, uri),
-            input=json.dumps(asked).encode(),
+            input=json.dumps(request).encode(),
             env=process.of_this_clone(tracking.recorder_env(uri)),
         )
     if done.code != 0:
         lines = [line for line in done.stderr.strip().splitlines() if not _NOTICE.match(line)]
         why = "\n".join(lines) or f"exit code {done.code}"
         raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is fixed")
-    _tell(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
+    _say_published(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
 
 
 def _finished(folder: RunFolder) -> Published:
     """The run as a model. Raises UsageError: it isn't finished, or no classifier's; PacelineError: it was altered."""
-    from pipeline.runs.agreement import check_parts
-
     if not folder.program.is_ours:
         raise UsageError(
             f"run {folder.key} is that of a script, whose network nobody here knows: doit publish takes the runs of "
@@ -123,9 +178,8 @@ def _finished(folder: RunFolder) -> Published:
 
 
 def _standing(folder: RunFolder) -> str:
-    from pipeline.comparing.reading import read
-
-    verdict = read(folder).verdict
+    """Whether the run was made again, for the model's description."""
+    verdict = reading.read(folder).verdict
     if verdict is None:
         return "not made again yet"
     if verdict.get("within_spread"):
@@ -135,8 +189,6 @@ def _standing(folder: RunFolder) -> str:
 
 def _recorded(current: Session, folder: RunFolder) -> str:
     """The run's id in MLflow, where it is recorded first if it isn't yet. Raises PacelineError."""
-    from pipeline.tracking.client import Recorder
-
     recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
     with waiting(note, "recording in MLflow"):
         run_id = recorder.finish(lambda _: None)
@@ -153,14 +205,14 @@ def _python_path(folder: RunFolder) -> str:
     return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")
 
 
-def _tell(found: dict[str, Any], name: str, alias: str | None, model: Published) -> None:
-    what = "registered" if found["is_new"] else "was there already, registered"
-    say(f"{model.key} {what} as {name} version {found['version']} ({model.standing})")
-    if found["checked"]:
-        say(f"  checked  {found['agreed']} of {found['checked']} test images come out as in the run's evaluation")
-    if 0 < found["agreed"] < found["checked"]:
+def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: Published) -> None:
+    what = "registered" if answer["is_new"] else "was there already, registered"
+    say(f"{model.key} {what} as {name} version {answer['version']} ({model.standing})")
+    if answer["checked"]:
+        say(f"  checked  {answer['agreed']} of {answer['checked']} test images come out as in the run's evaluation")
+    if 0 < answer["agreed"] < answer["checked"]:
         note("WARNING: the others change sides: the run computed on other hardware, or in another precision")
-    if found["alias_before"] is not None:
-        say(f"  alias    {alias} meant version {found['alias_before']} until now")
-    address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{found['version']}"
+    if answer["alias_before"] is not None:
+        say(f"  alias    {alias} meant version {answer['alias_before']} until now")
+    address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{answer['version']}"
     say(f"  load     mlflow.pytorch.load_model({address!r})")

@@ -8,27 +8,27 @@ import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import relative, session
+from pipeline.config.origins import stands_for
+from pipeline.config.override_words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.redact import placeholders
 from pipeline.core.tables import ENDLESS, aligned, counted, cut, duration, file_size
 from pipeline.core.tables import columns as columns_of
 from pipeline.keys.content_key import flat
+from pipeline.runs import index
 from pipeline.runs.contents import ranks_of
-from pipeline.runs.index import intact_parts
-from pipeline.runs.result import Result, first_metrics, nonfinite_note
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.index import Row, intact_parts
+from pipeline.runs.removal import measured
+from pipeline.runs.result import first_metrics
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from pipeline.runs.folder import RunFolder
-    from pipeline.runs.index import Row
-
 
 PLACE = "paths.runs"
 """Whose folders are looked through; where it lies isn't asked of a run."""
@@ -44,8 +44,6 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
     Raises:
         UsageError: a word of which a run tells nothing.
     """
-    from pipeline.config.override_words import for_hydra
-
     wanted: dict[str, Any] = {}
     experiments = experiments_of(words)
     for word in for_hydra([word for word in words if word not in experiments]):
@@ -53,12 +51,12 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
         of_group = "." not in name and isinstance(resolved.get(name), Mapping)
         for field in _set_by(name, words) if of_group else [name]:
             try:
-                found = functools.reduce(operator.getitem, field.split("."), resolved)
+                value = functools.reduce(operator.getitem, field.split("."), resolved)
             except (LookupError, TypeError) as error:
                 raise UsageError(
                     f"{word.lstrip('+')}: a run doesn't tell its {field}; choose by what that sets, such as model=…"
                 ) from error
-            wanted |= flat(found, field)
+            wanted |= flat(value, field)
     for name in placeholders(wanted):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
     return {name: value for name, value in wanted.items() if name != PLACE}
@@ -71,14 +69,12 @@ def experiments_of(words: Sequence[str]) -> frozenset[str]:
 
 def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
     """Whether these are among the words that made the run."""
-    told = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides") if experiments else None
-    return experiments <= {str(word) for word in (told if isinstance(told, list) else ())}
+    words = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides") if experiments else None
+    return experiments <= {str(word) for word in (words if isinstance(words, list) else ())}
 
 
 def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
     """The fields that the option of a group stands for; all of its section where no option was chosen."""
-    from pipeline.config.origins import stands_for  # imports Hydra
-
     return stands_for(group, words) or [group]
 
 
@@ -103,48 +99,8 @@ def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bo
     return all(known[name] == value if name in known else in_part for name, value in wanted.items())
 
 
-def figures(result: Result) -> str:
-    """``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; of a script its own metrics."""
-    if result.fields.get("program"):
-        return _of_script(result)
-    accuracy = result.metrics.get("test/accuracy")
-    shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
-    warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
-    ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
-    return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"
-
-
-def _of_script(result: Result) -> str:
-    """The last value of its first metrics, and whether another run has ever come out the same."""
-    told = first_metrics(result.metrics, 4) or ["no metric was logged"]
-    told += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
-    if not result.fields.get("proven"):
-        told.append("unproven (doit reproduce repeats it and compares)")
-    return ", ".join(filter(None, told))
-
-
-def other_arithmetic(result: Mapping[str, Any]) -> str | None:
-    """Where a finished run was computed by a processor or GPU that this computer lacks: which, for a person.
-
-    Args:
-        result: what result.json holds.
-    """
-    from pipeline.runs import arithmetic
-
-    found = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
-    return None if found is None else printable(found)
-
-
-@cache
-def here() -> dict[str, object]:
-    """The hardware of this computer."""
-    from pipeline.cluster.agent.host.processors import hardware
-
-    return hardware()
-
-
 _SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
-_TOLD = (
+_OWN_COLUMNS = (
     "dataset.name",
     "model.name",
     "optimizer.name",
@@ -166,12 +122,8 @@ _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 def runs() -> None:
     """Raises UsageError: a state, an order or a word that no run can be chosen by."""
-    from pipeline.runs import index
-    from pipeline.runs.folder import RunFolder
-    from pipeline.runs.removal import measured
-
-    options, runs_dir = session().asked.options, session().config.runs_dir
-    words = session().asked.overrides
+    options, runs_dir = session().invocation.options, session().config.runs_dir
+    words = session().invocation.overrides
     wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
@@ -309,19 +261,21 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
     Compared are the runs that have the field: a model of another kind lacks it, and that is said by the model's name. A
     script's arguments are compared with every script, variables of the ranks with every run; nothing stands where none
-    was told.
+    was set.
     """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})
     telling = [
-        name for name in names if name not in _TOLD and (name.startswith(_VARIABLES) or not name.startswith(_ELSEWHERE))
+        name
+        for name in names
+        if name not in _OWN_COLUMNS and (name.startswith(_VARIABLES) or not name.startswith(_ELSEWHERE))
     ]
     having = {name: [key for key in known if name in known[key]] for name in telling}
     having |= {name: _scripts(configs) for name in telling if name.startswith("program.")}
     having |= {name: [key for key in known if known[key]] for name in telling if name.startswith(_VARIABLES)}
     all_of = [name for name in telling if len({repr(known[key].get(name)) for key in having[name]}) > 1]
     return {
-        key: {name: fields[name] for name in all_of if name in fields and not _is_untold(name, fields[name])}
+        key: {name: fields[name] for name in all_of if name in fields and not _is_unset(name, fields[name])}
         for key, fields in known.items()
     }
 
@@ -330,5 +284,5 @@ def _scripts(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [key for key, config in configs.items() if "program" in config]
 
 
-def _is_untold(name: str, value: Any) -> bool:
+def _is_unset(name: str, value: Any) -> bool:
     return name.startswith("program.") and value in (None, "", [], {})

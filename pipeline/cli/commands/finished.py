@@ -1,0 +1,117 @@
+"""What is done already: doit asks before it starts a task, and for a finished run this is all that a command does.
+
+So it imports what a finished run needs and no more: no launcher, no view, not Hydra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pipeline import tracking
+from pipeline.cli.output import note, say_folded
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.agent.host import processors
+from pipeline.core.errors import UsageError
+from pipeline.core.printable import printable
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.tables import counted
+from pipeline.runs import arithmetic
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import Result, first_metrics, nonfinite_note
+
+
+def title(verb: str) -> str:
+    """What doit prints as the task's line."""
+    if verb == "fetch":
+        return f"fetch {session().config.resolved.get('dataset', {}).get('name', 'nothing')}"
+    if verb in ("train", "evaluate") and "run" not in session().invocation.options:
+        run = session().run
+        return f"{verb} {run.key.short}" if run else verb
+    return verb
+
+
+def is_fetched() -> bool:
+    """Whether the data is here, and the weights that the run starts from."""
+    start = session().start
+    return session().pack is not None and (start is None or start.url is None)
+
+
+def is_trained() -> bool:
+    """Whether the run is finished, which is said then. A record that no tracking server got is made up for."""
+    current = session()
+    try:
+        finished = is_finished(current)
+    except UsageError:  # said by the verb itself, in one line
+        return False
+    if finished and current.run is not None and current.run.accepted is None:
+        _record_what_is_missing(current, current.run.folder)
+    return finished
+
+
+def is_finished(current: Session) -> bool:
+    """Whether the run is, or another one was accepted for it. Raises UsageError: a newer Paceline wrote its folder."""
+    with waiting(note, "looking up the run"):
+        run = current.run
+        if run is None or run.reason is not None:
+            return False
+    result, accepted = run.standing()
+    if result is None:  # removed a moment ago
+        return False
+    word = "finished" if accepted is None else str(accepted)
+    say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
+    if other := other_arithmetic(result.fields):
+        say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
+    return True
+
+
+def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
+    """A finished run whose record the tracking server never got, or only in part."""
+    settings = current.config.resolved["tracking"]
+    missing = [to for to in tracking.destinations(settings, ROOT) if not to.is_recorded(folder.path)]
+    if not missing:
+        return
+    from pipeline.tracking.client import Recorder  # starts the recorder's process; rarely needed here
+
+    where = " and ".join(to.shown for to in missing)
+    note(f"{folder.key} is not (all) recorded in {where}: it is recorded now")
+    with waiting(note, f"recording in {' and '.join(to.title for to in missing)}"):
+        Recorder(folder.path, current.config, ROOT).finish(note)
+
+
+# ------------------------------------------------------------------------------------- what is said of a result
+def figures(result: Result) -> str:
+    """``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; of a script its own metrics."""
+    if result.fields.get("program"):
+        return _script_figures(result)
+    accuracy = result.metrics.get("test/accuracy")
+    shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
+    warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
+    ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
+    return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"
+
+
+def _script_figures(result: Result) -> str:
+    """The last value of its first metrics, and whether another run has ever come out the same."""
+    parts = first_metrics(result.metrics, 4) or ["no metric was logged"]
+    parts += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
+    if not result.fields.get("proven"):
+        parts.append("unproven (doit reproduce repeats it and compares)")
+    return ", ".join(filter(None, parts))
+
+
+def other_arithmetic(result: Mapping[str, Any]) -> str | None:
+    """Where a finished run was computed by a processor or GPU that this computer lacks: which, for people.
+
+    Args:
+        result: what result.json holds.
+    """
+    other = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
+    return None if other is None else printable(other)
+
+
+@cache
+def here() -> dict[str, object]:
+    """The hardware of this computer."""
+    return processors.hardware()

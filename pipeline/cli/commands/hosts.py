@@ -1,0 +1,242 @@
+"""`doit sync` and `doit mesh` prepare hosts, `doit lab` simulates some, `doit stop` ends a run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from pipeline import lab as labs
+from pipeline.cli.commands import train
+from pipeline.cli.invocation import is_on
+from pipeline.cli.output import note, say
+from pipeline.cli.session import ROOT, relative, session
+from pipeline.cluster import mesh as meshes
+from pipeline.cluster import sync as syncing
+from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.sync import Folder, TreeState
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.processes.heartbeat import Heartbeat, waiting
+from pipeline.core.processes.signals import Interruptible
+from pipeline.core.specs import UNDER_WAY
+from pipeline.core.tables import counted, file_size, is_count, some_names
+from pipeline.data.trees import Tree
+from pipeline.execution import next_start
+from pipeline.runs import checkpoints, index, journal
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import ask_to_stop, note_stopped
+
+
+def sync() -> None:
+    """Bring data pack, files and folders to the hosts, or tell what differs there. Raises UsageError, HostError."""
+    invocation = session().invocation
+    check, delete = is_on(invocation.options, "check"), is_on(invocation.options, "delete")
+    if delete and not invocation.paths:
+        raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
+    cluster = session().config.cluster.with_spares
+    with _ending_children(), closing(syncing.remote(cluster)) as launcher:
+        named = syncing.folders(invocation.paths, to=invocation.options.get("to"), workdir=launcher.workdir, root=ROOT)
+        wants_pack = is_on({"data": "1", **invocation.options}, "data")
+        if not (wants_pack or named or launcher.environment):
+            raise UsageError("data=0 leaves nothing to bring: name files or folders")
+        pack = _pack(fetches=not check) if wants_pack else None
+        with Heartbeat(note) as heartbeat:
+            lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
+            heartbeat.doing("asking the hosts")
+            copies = (
+                _compared(launcher, pack, named, heartbeat)
+                if check
+                else _sent(launcher, pack, named, delete, heartbeat)
+            )
+    for copy in copies:
+        say(line(copy, removed=delete))
+    _demand_equal(copies, lacking, checked_only=check, delete=delete)
+
+
+@contextmanager
+def _ending_children() -> Iterator[None]:
+    """A signal comes as an exception, so that what was started (rsync, pssh) ends with this command."""
+    with Interruptible() as signals:
+        signals.left = "; what has arrived is kept, and the same command continues"
+        yield
+
+
+def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
+    """Make those that are missing, unless only to ``check``; the hosts that have none then."""
+    lock = launcher.environment
+    assert lock is not None
+    environments = launcher.environments(lock) if check else syncing.ensure(launcher, lock, heartbeat)
+    for one in environments:
+        state = "absent" if one.python is None else f"ok, Python {one.python_version}"
+        heartbeat(f"{one.host}: environment of {lock.path.name} in {one.place}: {state}")
+    lacking = [one.host for one in environments if one.python is None]
+    if lacking:
+        launcher.environment = None  # the rest is asked of the hosts' own interpreters
+    return lacking
+
+
+def _pack(*, fetches: bool) -> PackSource | None:
+    """The data pack, fetched where it isn't here; None where it isn't to be fetched."""
+    current = session()
+    if current.pack is None and fetches:
+        train.fetch()
+    if current.pack is None:
+        say("the data pack isn't here yet: doit fetch, or doit sync without check=1")
+        return None
+    if current.pack.path is None:  # a script that names no data
+        return None
+    if isinstance(current.pack, Tree):
+        current.pack.lay_down()
+    return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
+
+
+def _compared(
+    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], heartbeat: Heartbeat
+) -> list[TreeState]:
+    """What the hosts have of each, as it is."""
+    facts = launcher.probe(pack)
+    heartbeat.doing("comparing what the hosts have")
+    copies = syncing.compare_pack(launcher, pack, facts) if pack is not None else []
+    return copies + (syncing.compare(launcher, list(map(syncing.tree_of, named))) if named else [])
+
+
+def _sent(
+    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
+) -> list[TreeState]:
+    """What the hosts have of each once it was sent."""
+    copies: list[TreeState] = []
+    if pack is not None:
+        facts = launcher.probe(pack)
+        heartbeat.doing(launcher.starting)
+        if any(fact.pack_path is None for fact in facts):
+            launcher.send_pack(pack, facts)
+            facts = launcher.probe(pack)
+        heartbeat.doing("hashing the data pack")
+        copies += syncing.compare_pack(launcher, pack, facts)
+    if named:
+        copies += syncing.bring(launcher, named, delete=delete, heartbeat=heartbeat)
+    return copies
+
+
+def line(copy: TreeState, *, removed: bool) -> str:
+    """What one host has of one folder."""
+    count = len(copy.tree.files)
+    whole = f"{counted(count, 'file')}, {file_size(copy.tree.total_bytes)}"
+    where = f"{copy.host}: {copy.tree.name} in {copy.place}"
+    more = ""
+    if copy.more:
+        more = f"; {counted(copy.more, 'file')} more there ({some_names(copy.more_named, copy.more)})"
+        more += "" if removed else ", which delete=1 would remove"
+    if not copy.differ:
+        return f"{where}: ok, {whole}, sha256 {copy.sha256[:16]}{more}"
+    if copy.absent == count:
+        return f"{where}: absent, {whole}{more}"
+    if copy.named == (".",):  # a single file
+        return f"{where}: another one, {whole}"
+    return f"{where}: {copy.differ} of {whole} differ ({some_names(copy.named, copy.differ)}){more}"
+
+
+def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
+    """Raises HostError where a host lacks something, or has more than ``delete`` allows.
+
+    Args:
+        lacking: hosts that have no environment.
+    """
+    other = [one.host for one in copies if one.differ or (delete and one.more)]
+    hosts: Mapping[str, None] = dict.fromkeys([*lacking, *other])
+    if not hosts:
+        return
+    if checked_only:
+        what = f"{', '.join(hosts)}: not everything is there as it is here"
+        raise HostError(what, hint="the same command without check=1 brings it")
+    what = f"{', '.join(hosts)}: what was brought isn't what is here any more"
+    raise HostError(what, hint="the same command, while nothing changes these files here or there")
+
+
+def mesh() -> None:
+    """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
+    options = session().invocation.options
+    check, undo = is_on(options, "check"), is_on(options, "undo")
+    if check and undo:
+        raise UsageError("check=1 and undo=1 exclude each other; give one of them")
+    cluster = session().config.cluster
+    if undo:
+        with waiting(note, "taking back what doit mesh added"):
+            undone = meshes.undo(cluster)
+        for one in undone:
+            key = ", and the key pair that was made there" if one.key_removed else ""
+            say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
+        meshes.demand_whole(undone)
+        return
+    with waiting(note, "trying ssh among the hosts"):
+        made = meshes.check(cluster) if check else meshes.connect(cluster)
+    say(meshes.table(made))
+    for member in made.members:
+        for warning in member.warnings:
+            note(f"warning: {member.host}: {warning}")
+        for name in member.conflicts:
+            note(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
+    for text in meshes.only_exactly(made):
+        note(f"warning: {text}")
+    meshes.demand_all(made, checked_only=check)
+    say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")
+
+
+def stop() -> None:
+    """End a run on all of its hosts: the one that is named, else the one under way."""
+    current = session()
+    by_key = "run" in current.invocation.options
+    by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
+    folder = current.folder() if by_key or by_words else _under_way(current.config.runs_dir)
+    if folder is None:
+        say(f"nothing to stop: no run under {relative(current.config.runs_dir)} is under way")
+        return
+    cluster = current.config.cluster if by_words else current.cluster_of(folder)
+    entries = journal.read(folder.journal)
+    with waiting(note, "ending what runs there"):
+        ask_to_stop(folder)
+        where = ", ".join(stop_run(cluster, folder.path, folder.key))
+    if note_stopped(folder):
+        start = next_start.of_folder(folder.path, checkpoints.settings_of(folder.path))
+        say(f"{folder.key} is stopped on {where}; no command was attached, and the same doit train starts it {start}")
+    elif entries and entries[-1].state in UNDER_WAY:
+        say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")
+    else:
+        say(f"nothing of {folder.key} runs on {where}")
+
+
+def _under_way(runs_dir: Path) -> RunFolder | None:
+    """The one run whose journal has no end. Raises UsageError: there are several."""
+    keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop run={keys[-1]}")
+    return RunFolder(runs_dir / keys[0]) if keys else None
+
+
+def lab() -> None:
+    """Raise the lab, remove it, or say how to reach its hosts."""
+    options = session().invocation.options
+    if {"down", "hosts"} <= options.keys():
+        raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
+    if "down" in options:
+        if options["down"].lower() not in ("1", "true", "yes"):
+            raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
+        with waiting(note, "removing the lab"):
+            removed = labs.down(ROOT)
+        say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
+        return
+    if "hosts" in options:
+        if not is_count(options["hosts"]):
+            raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
+        with waiting(note, "raising the lab"):
+            labs.up(ROOT, int(options["hosts"]))
+    raised = labs.status(ROOT)
+    if raised is None or not raised.running:
+        state = "no lab is up here" if raised is None else "the lab's hosts are down"
+        say(f"{state}; raise it: doit lab hosts={len(raised.hosts) if raised else 2}")
+        return
+    for host in raised.hosts:
+        say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
+    say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab down=1")

@@ -1,0 +1,110 @@
+"""`doit status` and `doit logs`: how far a run has come, and what its hosts said."""
+
+from __future__ import annotations
+
+import time
+
+from pipeline.cli.commands import steps, trials
+from pipeline.cli.commands.finished import other_arithmetic
+from pipeline.cli.commands.progress import of_sweep, screen
+from pipeline.cli.invocation import is_on
+from pipeline.cli.loader import leave_if_interrupted
+from pipeline.cli.output import note, say, say_log
+from pipeline.cli.session import relative, session
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.live.pictures import RunPicture, first_state
+from pipeline.live.watching import SweepFiles, follow_run, follow_sweep, is_under_way
+from pipeline.runs import index
+from pipeline.runs import status as run_status
+from pipeline.runs.folder import RunFolder
+from pipeline.sweep.folder import SweepFolder
+from trainers.contract import run_folder
+
+
+def status() -> None:
+    """A run, and before it the steps that are being made, unless a run is named; of a sweep under way its trials."""
+    invocation, runs_dir = session().invocation, session().config.runs_dir
+    is_named = "run" in invocation.options or bool(invocation.paths)
+    step_lines = [] if is_named else steps.under_way(runs_dir)
+    for line in step_lines:
+        say(line)
+    if step_lines and not index.rows(runs_dir):
+        return
+    folder, watches = _named_or_newest(), is_on(invocation.options, "watch")
+    any_run = not is_named and _names_no_run()
+    sweep = trials.under_way(runs_dir, folder) if any_run else None
+    if watches and sweep is not None:
+        watch_sweep(sweep)
+        trials.show(sweep)
+        return
+    if sweep is not None:
+        say(f"{trials.standing(sweep)}: doit status watch=1 follows it; its newest trial:")
+    if watches:
+        watch(folder)
+        if not index.is_run(folder):
+            raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
+    say(run_status.status(folder))
+    row = index.row(folder)
+    if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
+        say(f"  bits     unverified here, finished on other arithmetic: {other}")
+
+
+def watch(folder: RunFolder) -> None:
+    """Follow a run that another command trains, to its end."""
+    if not is_under_way(folder):
+        return
+    state = first_state(folder.key, folder.read_json(run_folder.CONFIG) or {})
+    try:
+        with screen(lambda: RunPicture(state, folder.path)) as shown:
+            follow_run(folder, shown)
+    except KeyboardInterrupt:
+        note(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+        leave_if_interrupted()
+
+
+def watch_sweep(folder: SweepFolder) -> None:
+    """Follow a sweep that another command runs, to its end."""
+    files = SweepFiles(folder)
+    state = files.so_far(time.time(), time.monotonic())
+    try:
+        with of_sweep(lambda: state, folder.path.parent.parent) as shown:
+            follow_sweep(folder, files, shown)
+    except KeyboardInterrupt:
+        note("no longer watched; the sweep goes on: doit status watch=1")
+        leave_if_interrupted()
+
+
+def logs() -> None:
+    """What the hosts of a run have written, or a step."""
+    if "step" in session().invocation.options:
+        log = steps.log_of(session().invocation.options["step"])
+        say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
+        return
+    folder = _named_or_newest()
+    for line in run_status.logs(folder, session().invocation.options.get("host")):
+        say_log(line)
+    if why := run_status.altered(folder):
+        note(f"WARNING: run {folder.key} is {index.ALTERED} ({why}); its logs are shown as they are now")
+
+
+def _names_no_run() -> bool:
+    return all(word.startswith("paths.") for word in session().invocation.overrides)
+
+
+def _named_or_newest() -> RunFolder:
+    """The run that a key or the overrides name; with neither the one that something happened to last.
+
+    Raises UsageError: there is none, or several are named."""
+    invocation, runs_dir = session().invocation, session().config.runs_dir
+    if invocation.paths:
+        if len(invocation.paths) > 1 or "run" in invocation.options:
+            raise UsageError(f"one run at a time, not {' and '.join(invocation.paths)}", hint="doit runs")
+        return index.find(runs_dir, invocation.paths[0])
+    if "run" in invocation.options or not _names_no_run():
+        return session().folder()
+    rows = index.rows(runs_dir)
+    if not rows:
+        raise UsageError(f"no runs under {relative(runs_dir)} yet; try doit train experiment=quickstart")
+    folder = RunFolder(runs_dir / rows[-1].key)
+    folder.refuse_newer()
+    return folder

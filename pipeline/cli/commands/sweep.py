@@ -1,0 +1,388 @@
+"""`doit sweep`: the trials of a grid, or those that a search chooses, brought to their ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.cli.commands import progress
+from pipeline.cli.commands.train import refuse_unfit
+from pipeline.cli.commands.trials import result_of
+from pipeline.cli.invocation import at_once, is_on
+from pipeline.cli.output import note, say, width
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.config import compose
+from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
+from pipeline.core.files import remove_leftovers, write_hint
+from pipeline.core.locks import FileLock
+from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.specs import State
+from pipeline.core.tables import aligned
+from pipeline.data import store
+from pipeline.execution.complete import bring
+from pipeline.live.sweep_state import SweepState
+from pipeline.runs import layout
+from pipeline.sweep import folder as folders
+from pipeline.sweep import report as tables
+from pipeline.sweep.conduct import Sweep, conduct
+from pipeline.sweep.expand import Grid, Space, of_jobs
+from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
+from pipeline.sweep.report import TrialResult, command, figure
+from pipeline.sweep.schedule import Ended
+from pipeline.sweep.search_source import STUDY, Searching, SearchPlan, fetch, make_step, objectives
+from pipeline.sweep.trial import Trial, TrialLines, TrialSource
+
+if TYPE_CHECKING:  # imports optuna
+    from pipeline.sweep.search import Search
+
+
+def sweep() -> None:
+    """Bring every trial of the command line to its end; what is finished already is not run again."""
+    current = session()
+    fork, retry_failed, dry_run = (
+        is_on(current.invocation.options, name) for name in ("fork", "retry_failed", "dry_run")
+    )
+    if dry_run:
+        current.refuse_data()
+    if current.searches:
+        search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run)
+    elif dry_run:
+        show_trials(current.space, fork=fork, retry_failed=retry_failed)
+    else:
+        for make in (make_steps, fetch_all):  # of what they have made, the trials' keys are known only then
+            if make(current.space):
+                current.forget_pack()
+        run(current.space, current.invocation.overrides, fork=fork, retry_failed=retry_failed)
+
+
+def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
+    """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
+    space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
+    if space.trials[0].config.search.name != "none":
+        raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
+    for make in (make_steps, fetch_all):
+        if make(space):
+            space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
+    run(space, words)
+
+
+# ------------------------------------------------------------------------------------------- a grid
+def make_steps(space: Space) -> bool:
+    """Every step that a trial's data comes from and that isn't made yet. False: all were, so the space stands."""
+    made = 0
+    for trial in space.trials:
+        if trial.run is None and trial.config.step is not None:
+            made += trial.config.step.make(note, at_once())
+    return made > 0
+
+
+def fetch_all(space: Space) -> bool:
+    """Every data set that a trial needs and that isn't there yet, and the weights that it starts from.
+
+    False: all trials had theirs, so the space stands.
+    """
+    for trial in space.trials:
+        if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
+            pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
+            note(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+        if trial.run is None:
+            bring(trial.config, ROOT, argv=sys.argv, say=note)
+    return any(trial.run is None for trial in space.trials)
+
+
+def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False) -> None:
+    """Run the trials of a space whose data is in place.
+
+    Raises:
+        PacelineError: trials have failed; the text names each with its first error line.
+        Killed: stopped by Ctrl-C or a signal.
+    """
+    if any(trial.run is None for trial in space.trials):
+        raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
+    for line in dict.fromkeys(text for trial in space.trials for text in trial.config.notes):
+        note(line)
+    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+    with alone(folder):
+        space = in_order(space, folder.about())
+        folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
+        ended = run_trials(space, Grid(space.trials), folder, _headline(space, folder), retry_failed=retry_failed)
+    results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+    say(f"\n{tables.text(results, len(results), width=width())}")
+    conclude(folder, results, ended)
+
+
+def _headline(space: Space, folder: SweepFolder) -> str:
+    duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
+    return f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {max(1, len(space.slots))} at a time"
+
+
+# ------------------------------------------------------------------------------------------- of both kinds
+_ENDS = (State.FINISHED, State.PRUNED, State.FAILED)
+
+
+@contextmanager
+def alone(folder: SweepFolder) -> Iterator[None]:
+    """The only command to run this sweep; a second one waits. A Killed that comes out says how to go on."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_keep(folder, error) from error
+    lock = FileLock(folder.lock)
+    if not lock.take():
+        note(f"another command is running sweep {folder.name}; waiting for it")
+        with Heartbeat(note) as heartbeat:
+            heartbeat.doing(f"waiting for the command that runs sweep {folder.name}")
+            lock.wait()
+    try:
+        remove_leftovers([folder.path])
+        for line in layout.set_aside(folder.path):
+            note(line)
+        yield
+    except OSError as error:
+        raise _cannot_keep(folder, error) from error
+    except Killed as error:
+        text = f"KILLED sweep {folder.name}: {error}"
+        raise Killed(text, hint="the same command again; it goes on where this one was") from error
+    finally:
+        lock.release()
+
+
+def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
+    what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
+    return PacelineError(what, hint=write_hint(error, folder.path.parent.parent))
+
+
+def run_trials(
+    what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, *, retry_failed: bool
+) -> list[Ended]:
+    """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
+    if any(slot.spares for slot in what.slots):
+        note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
+    first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
+    refuse_unfit(first.cluster)
+    with (
+        progress.of_sweep(lambda: _first_state(what, source, folder), folder.path.parent.parent) as screen,
+        progress.notices_of_sweep(first, folder.name, source.total, screen.say) as notices,
+    ):
+        screen.say(headline)
+        ended = conduct(
+            Sweep(
+                source=source,
+                folder=folder,
+                key=what.key,
+                slots=what.slots,
+                retries=what.settings.retries,
+                retry_failed=retry_failed,
+                root=ROOT,
+                argv=sys.argv,
+                say=screen.say,
+                on_event=progress.sweep_subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
+                watched=screen.is_live,
+            )
+        )
+        notices.ended(*_summary(ended))
+    return ended
+
+
+def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
+    """For a notice: how many trials ended how, and the first that failed."""
+    failed = [item for item in ended if item.outcome.state is State.FAILED]
+    counts = {f"trials_{state.lower()}": float(sum(item.outcome.state is state for item in ended)) for state in _ENDS}
+    first = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
+    return counts, first
+
+
+def _first_state(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
+    """For its view. The best is that of a search's first objective."""
+    metric, maximize = _metric(what)
+    at_once = max(1, len(what.slots))
+    return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
+
+
+def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
+    """By which the best trial is chosen, and whether it is to be high."""
+    if not isinstance(what, SearchPlan):
+        return tables.BY, True
+    goal = objectives(what.config)[0]
+    return goal.metric, goal.direction == "maximize"
+
+
+def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Ended]) -> None:
+    """The last lines of a sweep whose table was shown. Raises PacelineError: trials have failed."""
+    counts = {state: sum(item.state == state for item in results) for state in State}
+    shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
+    elsewhere = sum(item.outcome.elsewhere for item in ended)
+    started = sum(not item.before for item in ended) - elsewhere
+    others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
+    say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
+    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    failed = [item for item in results if item.state == State.FAILED]
+    if failed:
+        raise PacelineError(
+            f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
+            f"trial {failed[0].number}: {failed[0].detail}",
+            hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
+        )
+
+
+# ------------------------------------------------------------------------------------------- a dry run
+def show_trials(space: Space, *, fork: bool, retry_failed: bool) -> None:
+    """Each trial: done, to run, and why. Writes nothing."""
+    entries: dict[str, TrialEntry] = {}
+    name = "(its data isn't fetched, so it has no key yet)"
+    if space.key:
+        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+        space, name = in_order(space, folder.about()), folder.name
+        entries = folders.latest(folder.entries()[0])
+    rows = [("trial", "key", "", "why", "what")]
+    rows += [
+        (str(trial.number), trial.key or "-", *trial_standing(trial, entries, retry_failed), " ".join(trial.chosen))
+        for trial in space.trials
+    ]
+    done = sum(row[2] == "done" for row in rows)
+    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {max(1, len(space.slots))} at a time")
+    say(aligned(rows))
+
+
+def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
+    """``done``, ``to run`` or ``failed``, and why."""
+    if trial.run is None:
+        step = trial.config.step
+        waits = "its data, or what it starts from, isn't here"
+        return "to run", waits if step is None or step.path else f"step {step.name} isn't made"
+    try:
+        reason = trial.run.reason
+    except UsageError as error:  # a newer Paceline wrote its folder
+        return "failed", error.what
+    if reason is None:
+        return "done", str(trial.run.accepted or "")
+    known = entries.get(trial.run.key.short)
+    if known is not None and known.state is State.FAILED and known.cause in DECIDED and not retry_failed:
+        return "failed", f"{known.detail} (retry_failed=1 tries again)"
+    if known is not None and known.state is not State.FINISHED:
+        return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"
+    return "to run", reason
+
+
+# ------------------------------------------------------------------------------------------- a search
+def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -> None:
+    """Train the trials that the search chooses, until the fixed total is reached.
+
+    Raises:
+        PacelineError: trials have failed; the text names each with its first error line.
+        Killed: stopped by Ctrl-C or a signal.
+    """
+    if dry_run:
+        _show_search(current.search_plan, _search_folder(current.search_plan, fork))
+        return
+    if make_step(current.search_plan.representative_trial.config, note):
+        current.forget_pack()
+    fetch(current.search_plan.representative_trial.config)
+    bring(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
+    current.forget_pack()
+    with compose.hydra_ready():
+        _run_search(current.search_plan, current.invocation.overrides, fork=fork, retry_failed=retry_failed)
+
+
+def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool) -> None:
+    from pipeline.sweep.search import open_search  # optuna (0.3 s), which a grid does without
+
+    folder = _search_folder(plan, fork)
+    with alone(folder):
+        study = open_search(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
+        record = _SearchRecord(plan, folder, words, study.total)
+        settings = plan.config
+        pruner = "" if settings.pruner == "none" else f", pruner {settings.pruner}"
+        headline = (
+            f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
+            f"{max(1, len(plan.slots))} at a time{pruner}"
+        )
+        source = Searching(study, plan, record.add, note)
+        ended = run_trials(plan, source, folder, headline, retry_failed=retry_failed)
+        _conclude_search(plan, study, folder, ended)
+
+
+def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
+    """Under the search's key, or under ``sweep.name``. Raises UsageError: that name is a grid's."""
+    if plan.settings.name is None:
+        return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
+    folder = base = folders.named(plan.runs_dir, plan.settings.name)
+    number = 1
+    while fork and (about := folder.about()).has_begun and about.configurations != plan.key:
+        number += 1
+        folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
+    if folder.about().has_begun and not (folder.path / STUDY).exists():
+        raise UsageError(
+            f"sweep.name={folder.name} stands for a grid, and this is a search",
+            hint="another sweep.name, or fork=1",
+        )
+    return folder
+
+
+class _SearchRecord:
+    """sweep.json of a search: its trials in the order in which they were chosen."""
+
+    def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
+
+        goals = objectives(plan.config)
+        self._folder = folder
+        self._about = SweepRecord(
+            key=plan.key,
+            configurations=plan.key,
+            words=plan.representative_trial.config.shown_words(words),
+            total=total,
+            trials=folder.about().trials,
+            at_once=max(1, len(plan.slots)),
+            by=goals[0].metric,
+            goals={goal.metric: goal.direction for goal in goals},
+        )
+
+    def add(self, trial: Trial) -> None:
+        """Before the trial starts: what a report is made of, also after a crash."""
+
+        if any((item.number, item.key) == (trial.number, trial.key) for item in self._about.trials):
+            return
+        others = (item for item in self._about.trials if item.number != trial.number)
+        self._about = dataclasses.replace(self._about, trials=(*others, recorded(trial)))
+        self._folder.begin(self._about)
+
+
+def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
+    """The table, the best, and what failed as the error."""
+    goals = objectives(plan.config)
+    results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+    by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
+    say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
+    if len(goals) > 1:
+        say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
+        say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))
+    conclude(folder, results, ended)
+
+
+def _front(results: Sequence[TrialResult], metrics: Sequence[str]) -> str:
+    rows = [("trial", *metrics, "")]
+    for item in results:
+        cells = (figure(item.values[name]) if name in item.values else "-" for name in metrics)
+        rows.append((str(item.number), *cells, command(item.overrides)))
+    return aligned(rows)
+
+
+def _show_search(plan: SearchPlan, folder: SweepFolder) -> None:
+    """The trials chosen so far and how they stand; the next ones depend on their results. Writes nothing."""
+    known, entries = folder.about().trials, folders.latest(folder.entries()[0])
+    rows = [("trial", "key", "state", "what")]
+    for item in sorted(known, key=lambda item: item.number):
+        entry = entries.get(item.key)
+        rows.append((str(item.number), item.key, str(entry.state) if entry else "asked", " ".join(item.chosen)))
+    total = plan.total
+    known_name = plan.representative_trial.run or plan.settings.name
+    name = folder.name if known_name else "(its data isn't fetched, so it has no key yet)"
+    say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
+    if known:
+        say(aligned(rows))
+    say(f"{total - len(known)} more are chosen as it goes, from:")
+    say("\n".join(f"  {name}  {item}" for name, item in plan.space.described().items()))

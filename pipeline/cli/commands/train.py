@@ -1,0 +1,137 @@
+"""`doit fetch`, `doit train` and `doit attach`: the data set made, the run trained to its result."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from pipeline.cli.commands import progress
+from pipeline.cli.commands.finished import figures, is_finished
+from pipeline.cli.invocation import at_once, is_on
+from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.cluster.spares import without_use
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.specs import Cluster
+from pipeline.core.tables import counted
+from pipeline.data import store
+from pipeline.execution import complete, this_computer
+from pipeline.runs import status
+
+
+def fetch() -> None:
+    """Make the data pack, and fetch the weights that the run starts from, where they aren't here yet."""
+    current = session()
+    if current.pack is None:
+        _fetch_data(current)
+    if (start := current.start) is not None and start.url is not None:
+        complete.fetch(current.config, start)
+        current.forget_pack()
+
+
+def _fetch_data(current: Session) -> None:
+    step = current.config.step
+    if step is not None and step.path is None:
+        note(f"the data comes from step {step.name}, which runs first")
+        step.make(note, at_once())
+        current.forget_steps()
+    if current.pack is not None:
+        return
+    pack = store.fetch(current.config.train.dataset, current.config.data_dir)
+    current.forget_pack()
+    write = say if current.invocation.verb == "fetch" else note
+    sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
+    write(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
+    if pack.manifest.synthetic:
+        write("SYNTHETIC DATA: an accuracy on these images means nothing")
+
+
+def train() -> None:
+    """A finished run is only here with `doit -a`: it is made again in a folder of its own, and compared."""
+    current = session()
+    run = current.run
+    if current.invocation.again and run is not None and run.reason is None:
+        from pipeline.cli.commands.reproduce import reproduce_run  # git, archives, MLflow: for `doit -a` alone
+
+        reproduce_run(run.folder)
+    else:
+        _train(current)
+
+
+def train_all(current: Session) -> None:
+    """Fetch and train in one go, for the Hydra application (doit has a task for each)."""
+    if current.pack is None:
+        _fetch_data(current)
+    if not is_finished(current):
+        _train(current)
+
+
+def attach() -> None:
+    """Take up the attempt that a command which is gone has left running."""
+    current = session()
+    if is_finished(current):
+        return
+    run = current.run
+    if "run" in current.invocation.options:
+        folder = current.folder()
+        if run is not None and folder.key != run.key.short:
+            raise UsageError(
+                f"run {folder.key} was started with other code, data or versions than are here now",
+                hint=f"doit why run={folder.key}, which shows them; or doit stop run={folder.key}",
+            )
+        if current.pack is None:
+            raise UsageError(
+                f"the data of run {folder.key} isn't in {current.config.data_dir}",
+                hint="the same command with paths.data=<the folder that the run was started with>",
+            )
+    if run is None:  # a run begins only once its data is here
+        raise UsageError(
+            "nothing of this run is under way here: its data set was never fetched",
+            hint="doit attach with the words of the command that has started it, or doit train with the same words",
+        )
+    _train(current, attach=True)
+
+
+def _train(current: Session, *, attach: bool = False) -> None:
+    if not attach and current.config.train.init.said:  # weights to start from: fetched, or made by init.run
+        complete.bring(current.config, ROOT, argv=sys.argv, say=note)
+        current.forget_pack()
+    with waiting(note_usual, "looking up the run"):
+        run = current.run
+    if run is None:
+        raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
+    if is_on(current.invocation.options, "preflight.deep"):
+        from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # the measuring verbs: for this option alone
+
+        refuse_unfit_hosts()
+    cluster = current.config.cluster
+    if not attach:
+        refuse_unfit(cluster)
+    shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
+    with progress.of_run(run) as screen, progress.notices_of_run(run, screen.say) as notices:
+        screen.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
+        if idle := without_use(cluster):
+            screen.say(idle)
+        services = replace(
+            complete.alone(),
+            on_event=progress.subscriber(screen, notices.hear),
+            on_wait=screen.tell if screen.is_live else None,
+        )
+        result = complete.train(run, argv=sys.argv, say=screen.say, services=services, attach=attach)
+        notices.ended(result.metrics)
+    say_folded(f"FINISHED {run.key.short}: {figures(result)}")
+    say_usual(f"  results  {relative(run.folder.result)}")
+    say_usual("  compare  doit ui")
+    say_usual(f"  prove    doit reproduce run={run.key.short}")
+    for line in status.outlived(run.folder):
+        note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
+    if (lacks := run.key_lacks) is not None:
+        note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+
+
+def refuse_unfit(cluster: Cluster) -> None:
+    """Raises UsageError, before there is a run, where that is known without a host; warns of what will be slow."""
+    if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
+        note(warning)

@@ -1,0 +1,122 @@
+"""What the trials of a sweep have come to: read from its folder and the run folders, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.cli.invocation import is_on
+from pipeline.cli.output import say, say_folded, width
+from pipeline.cli.session import session
+from pipeline.core import locks
+from pipeline.core.specs import State
+from pipeline.runs import acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.index import ALTERED
+from pipeline.runs.result import AlteredError, nonfinite_note
+from pipeline.sweep import folder as folders
+from pipeline.sweep import report as tables
+from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.report import TrialResult
+from pipeline.sweep.schedule import Ended
+
+
+def show_chosen() -> None:
+    """Of the sweep that the words name, else of the newest."""
+    options = session().invocation.options
+    show(folders.find(session().config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
+
+
+def show(folder: SweepFolder, *, as_json: bool = False) -> None:
+    """Its table, on stdout."""
+    about, results = folder.begun(), results_of(folder)
+    if as_json:
+        table = tables.as_json(results, about.total, about.by, about.goals)
+        say(json.dumps({"sweep": folder.name, **table}, indent=2))
+        return
+    say_folded(f"sweep {folder.name}: {' '.join(about.words)}")
+    say(tables.text(results, about.total, about.by, about.goals, width=width()))
+
+
+def results_of(folder: SweepFolder) -> list[TrialResult]:
+    """What its trials have come to so far, those that were not started too."""
+    runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
+    results = []
+    for trial in folder.begun().trials:
+        figures, problem = _figures_or_why(RunFolder(runs_dir / trial.key))
+        known = entries.get(trial.key)
+        remark = remark_on(RunFolder(runs_dir / trial.key)) if figures else ""
+        state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
+        results.append(
+            TrialResult(
+                number=trial.number,
+                key=trial.key,
+                state=state,
+                chosen=trial.chosen,
+                overrides=trial.overrides,
+                values=figures,
+                detail=problem or remark or (known.detail if known is not None and state != "FINISHED" else ""),
+            )
+        )
+    return results
+
+
+def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
+    """The sweep that a command runs now, unless another command's run is the newest under way."""
+    running = [folder for folder in folders.every(runs_dir) if locks.is_held(folder.lock)]
+    if not running:
+        return None
+    keys = {trial.key for trial in running[-1].about().trials}
+    return running[-1] if newest.key in keys or not locks.is_held(newest.lock) else None
+
+
+def standing(folder: SweepFolder) -> str:
+    """``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
+    states = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
+    running, killed = states.count(State.RUNNING), states.count(State.KILLED)
+    done = len(states) - running - killed
+    return f"sweep {folder.name}: {done} of {folder.begun().total} done, {running} running"
+
+
+def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
+    """Of a trial whose result was altered nothing is shown but that; the others keep theirs."""
+    try:
+        return figures_of(folder), ""
+    except AlteredError as error:
+        return {}, f"{error.what}; the sweep's command makes it again"
+
+
+def result_of(item: Ended) -> TrialResult:
+    """A trial that has ended, as a report shows it. Raises AlteredError."""
+    trial, state = item.trial, item.outcome.state
+    folder = trial.run.folder if trial.run is not None and state is State.FINISHED else None
+    return TrialResult(
+        number=trial.number,
+        key=trial.key or "",
+        state=str(state),
+        chosen=trial.chosen,
+        overrides=trial.overrides,
+        values=figures_of(folder) if folder else {},
+        detail=(remark_on(folder) if folder else "") or item.outcome.detail,
+    )
+
+
+def figures_of(folder: RunFolder) -> Mapping[str, float]:
+    """The numbers of result.json that a table can show; none before it is there. Raises AlteredError."""
+    result, _ = acceptance.standing(folder)
+    if result is None:
+        return {}
+    speeds = {"images_per_s": result.images_per_s, "train_s": result.train_s}
+    return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
+
+
+def remark_on(folder: RunFolder) -> str:
+    """``accepted, not proven: as …`` of a trial for which another run holds; else a metric that was no number."""
+    try:
+        result, accepted = acceptance.standing(folder)
+    except AlteredError:
+        return ""
+    if accepted is not None:
+        return str(accepted)
+    return "" if result is None else nonfinite_note(result.fields)
