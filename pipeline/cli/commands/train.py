@@ -122,11 +122,11 @@ def _train(current: Session, *, attach: bool = False) -> None:
         result = complete.train(run, argv=sys.argv, say=screen.say, services=services, attach=attach)
         notices.ended(result.metrics)
     say_folded(f"FINISHED {run.key.short}: {figures(result)}")
+    for line in status.outlived(run.folder):
+        note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce run={run.key.short}")
-    for line in status.outlived(run.folder):
-        note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 
