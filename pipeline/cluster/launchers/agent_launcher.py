@@ -111,7 +111,7 @@ class AgentLauncher:
 
         def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
             why, hint = self.transport.explain(host, answer)
-            return why, claims.WHEN_BUSY if BUSY in (answer.told or "") else hint
+            return why, claims.WHEN_BUSY if BUSY in (answer.reported_error or "") else hint
 
         rows, hints = self.failures(answers, explained)
         if rows:
@@ -166,18 +166,18 @@ class AgentLauncher:
         if self.environment is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.environment)
         request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
-        asked, began = time.time(), time.monotonic()
+        asked_at, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
         self.transport.slow_s = max(self.slow_s, slowness_s(answered_s))
-        when = {"asked": asked, "answered": time.time()}  # by this computer's clock, to compare the host's with
+        when = {"asked": asked_at, "answered": time.time()}  # by this computer's clock, to compare the host's with
         return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
     def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
         """The probe's answer with what the configuration says about this host on top."""
-        told = node_facts(host.label, value)
-        address, interface = networks.address_and_interface(host, told.address, told.extra["interfaces"])
-        return replace(told, address=address, interface=interface, extra={**told.extra, **when})
+        facts = node_facts(host.label, value)
+        address, interface = networks.address_and_interface(host, facts.address, facts.extra["interfaces"])
+        return replace(facts, address=address, interface=interface, extra={**facts.extra, **when})
 
     def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
         """Let all hosts connect to each other, as ``reach`` does; the facts with the addresses that did, and what is
@@ -274,8 +274,8 @@ class AgentLauncher:
 
     def notes(self) -> list[str]:
         """What the user should know of what was done, in lines; each is given once."""
-        told, self._notes = self._notes, []
-        return told
+        notes, self._notes = self._notes, []
+        return notes
 
     def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
         """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
@@ -401,12 +401,14 @@ class AgentLauncher:
     def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Remove named folders of attempts that are over; host label → those that are gone. What is in use again stays.
         Raises nothing for a host."""
-        asked = {fact.host for fact, _ in unwanted}
-        hosts = [host for host in self.cluster.hosts if host.label in asked]
+        labels = {fact.host for fact, _ in unwanted}
+        hosts = [host for host in self.cluster.hosts if host.label in labels]
         folders = {fact.identity: list(names) for fact, names in unwanted}
         request = {"do": "clear", "workdir": self.workdir, "registry": self.registry(Path()), "folders": folders}
         answers = self.ask(request, hosts=hosts, timeout_s=self.short_s) if hosts else {}
-        done = {label: answer.value for label, answer in answers.items() if answer.value and answer.told is None}
+        done = {
+            label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None
+        }
         return {label: list(value["removed"]) for label, value in done.items()}
 
 

@@ -104,6 +104,7 @@ class GrantedLauncher:
             while (state := self.scheduler.poll(job)).is_unanswered:
                 self._doing = state.words
                 self._pause(_FIRST_PAUSE_S, check)
+            # another script: the configuration has changed since, so these hosts are not what is requested now
             same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
             if taken_up is not None or not same or job.folder.was_left() or state.is_over:
                 self._release(job)
@@ -294,6 +295,7 @@ class GrantedLauncher:
         if _is_left(job):
             return Outcome()
         state = self._polled()
+        # only agents that leave let the scheduler decide whether it queues the job again
         if not state.is_settled and self.scheduler.requeues:  # nobody waits for another start in this life of it
             job.folder.leave(restart=job.life)
         while not state.is_settled and time.monotonic() < deadline:

@@ -110,8 +110,8 @@ class JobFolder:
         except OSError:
             return 0
 
-    def told(self, number: int) -> list[dict[str, Any]]:
-        """What one node has told so far."""
+    def reports(self, number: int) -> list[dict[str, Any]]:
+        """The lines that one node has reported so far."""
         return self._lines(f"node-{number}")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
@@ -122,14 +122,16 @@ class JobFolder:
             return []
 
     def facts(self, restart: int, nnodes: int) -> list[dict[str, Any]]:
-        """The facts of the nodes that have told them in this life of the job, in the order of their numbers."""
-        rows = [self.told(number) for number in range(nnodes)]
-        found = [[row["facts"] for row in told if "facts" in row and row["restart"] == restart] for told in rows]
-        return [facts[-1] for facts in found if facts]
+        """The facts of the nodes that have reported them in this life of the job, in the order of their numbers."""
+        rows = [self.reports(number) for number in range(nnodes)]
+        facts_of_nodes = [
+            [row["facts"] for row in reports if "facts" in row and row["restart"] == restart] for reports in rows
+        ]
+        return [facts[-1] for facts in facts_of_nodes if facts]
 
     def end_of(self, number: int, run_id: str) -> dict[str, Any] | None:
         """How one node's part of a start has ended, with the node's time; None: not yet."""
-        return next((row for row in self.told(number) if row.get("run_id") == run_id and "exit" in row), None)
+        return next((row for row in self.reports(number) if row.get("run_id") == run_id and "exit" in row), None)
 
     def beats(self, number: int, run_id: str) -> dict[str, Any] | None:
         """Where one node's ranks of a start stood lately; None: not told, or it is just being written."""
@@ -146,7 +148,7 @@ class JobFolder:
 
     def looks(self, number: int, run_id: str) -> list[dict[str, Any]]:
         """One node's answers to that, in a start."""
-        return [row["look"] for row in self.told(number) if row.get("run_id") == run_id and "look" in row]
+        return [row["look"] for row in self.reports(number) if row.get("run_id") == run_id and "look" in row]
 
     def ended_well(self, run_id: str, nnodes: int) -> bool:
         """Whether all nodes have told that a start ended well."""
@@ -257,10 +259,10 @@ class JobFollower:
 
     def _beat(self, node: NodePlan) -> None:
         """Pass on where the ranks of a node stand, and its answers to looks at them."""
-        told = self._folder.beats(node.node_rank, self._plan.run_id)
-        if told is not None and told.get("beat") != self._beats.get(node.node_rank):
-            self._beats[node.node_rank] = told["beat"]
-            self._tell(NodeBeat.of, node, told)
+        beat = self._folder.beats(node.node_rank, self._plan.run_id)
+        if beat is not None and beat.get("beat") != self._beats.get(node.node_rank):
+            self._beats[node.node_rank] = beat["beat"]
+            self._tell(NodeBeat.of, node, beat)
         looks = self._folder.looks(node.node_rank, self._plan.run_id)
         for look in looks[self._looks[node.node_rank] :]:
             self._tell(NodeLook.of, node, look)

@@ -53,8 +53,8 @@ class LocalTransport(Transport):
         return [str(expanded(host.python or sys.executable, f"cluster.python={host.python}")), "-E", "-c", BOOTSTRAP]
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        if answer.told is not None:
-            return answer.told, None
+        if answer.reported_error is not None:
+            return answer.reported_error, None
         note, code = answer.output.note, answer.output.code
         if note.startswith("program not found") or "can't be run" in note:
             return f"{note} (cluster.python={host.python})", "cluster.python=null, or the path of an interpreter"

@@ -252,8 +252,8 @@ def lost_its_folder(output: Output) -> bool:
 def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str | None) -> tuple[str, str | None]:
     """Why a host gave no answer, and what mends it."""
     ssh, whole = ssh_command(host, ssh_config), answer.output
-    if answer.told is not None:
-        return agent_error(answer.told, ssh)
+    if answer.reported_error is not None:
+        return agent_error(answer.reported_error, ssh)
     stdout = brief(whole.stdout.decode(errors="replace")).encode()
     output = dataclasses.replace(whole, stdout=stdout, stderr=brief(whole.stderr))
     said = quoted(output, host.secrets.values())

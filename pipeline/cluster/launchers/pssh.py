@@ -175,6 +175,7 @@ class PsshTransport(Transport):
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
                 is_endless = partial(_is_endless, folder / "out")
+                # pssh ends late hosts itself at timeout_s; the 5 s more are for a pssh that hangs
                 done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5, enough=is_endless)
             except PacelineError as error:
                 return {host.label: Output(code=None, note=error.what) for host in hosts}
@@ -189,6 +190,7 @@ class PsshTransport(Transport):
         argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
         argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
         if self.cluster.ssh_config:
+            # as one word, which pssh splits as a shell does
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
         return [*argv, remote_command(self.python_of(hosts[0]))]
 

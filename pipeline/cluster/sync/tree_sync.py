@@ -296,7 +296,7 @@ def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
         if answer.value is None or "repeat" not in answer.value:
             return launcher.transport.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
-        return str(answer.told), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
+        return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
     rows, hints = launcher.failures(answers, explained)
     if rows:

@@ -43,8 +43,8 @@ class Answer:
     output: Output = Output()
 
     @property
-    def told(self) -> str | None:
-        """Why the agent could not do what it was asked, in its own words; None when it did, or said nothing."""
+    def reported_error(self) -> str | None:
+        """Why the agent could not do what was requested, in its own words; None when it did, or said nothing."""
         error = None if self.value is None else self.value.get("error")
         return None if error is None else str(error)
 
@@ -52,7 +52,7 @@ class Answer:
     def error(self) -> str | None:
         """Why the host did not do what it was asked, as it stands there; None when it did."""
         if self.value is not None:
-            return self.told
+            return self.reported_error
         said = self.output.stderr.strip().splitlines()
         return self.output.note or (said[-1] if said else "no answer")
 
@@ -81,8 +81,8 @@ def parse(line: bytes, token: str) -> dict[str, Any] | None:
 
     What was printed before it without an end of line stands in the same line.
     """
-    _, found, text = line.rpartition(b"@paceline %s " % token.encode())
-    if not found:
+    _, mark, text = line.rpartition(b"@paceline %s " % token.encode())
+    if not mark:
         return None
     try:
         value = json.loads(text)
@@ -98,8 +98,8 @@ def parse_answer(stdout: bytes, token: str) -> dict[str, Any] | None:
 
 def received_bytes(stdout: bytes, token: str) -> int:
     """How many bytes of what is being sent the agent has told to have."""
-    found = next((value[_RECEIVED] for value in _newest_first(stdout, token) if _RECEIVED in value), 0)
-    return found if isinstance(found, int) else 0
+    count = next((value[_RECEIVED] for value in _newest_first(stdout, token) if _RECEIVED in value), 0)
+    return count if isinstance(count, int) else 0
 
 
 def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
@@ -151,15 +151,15 @@ def _lines(value: Mapping[str, Any]) -> Lines:
     return Lines(of=of, texts=tuple(texts), start_bytes=start_bytes, end_bytes=end_bytes)
 
 
-def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
-    """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
+def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> NodeExit | NodeLost:
+    """The agent's exit.json; ``clock_correction_s`` moves the node's times to the controller's clock."""
     reason = _escaped(str(value["reason"]))
     if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
         return NodeLost(host=host, reason=reason, answers=True)
     errors = tuple(
         RankError(
             rank=int(error["rank"]),
-            unix_time=float(error["unix_time"]) + ahead_s,
+            unix_time=float(error["unix_time"]) + clock_correction_s,
             message=_escaped(str(error["message"])),
             traceback=_escaped(str(error["traceback"])),
         )
@@ -173,4 +173,4 @@ def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | 
 
 def _escaped(text: str) -> str:
     """With ``\\x1b`` and the like for what would move a terminal's cursor or set its colours; the log has it raw."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

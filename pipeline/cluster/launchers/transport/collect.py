@@ -89,6 +89,7 @@ def receive(
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
         here = run_dir / run_folder.NODES / str(rank) if rank else run_dir
+        # where the host could not send all, what is here of it stays: it may be the only copy
         for name in outputs.whole if outputs.until_s is None and not unsent else ():
             _refuse_links(run_dir, here / name)
             _drop_others(here / name, temporary / name)
@@ -214,10 +215,10 @@ def _extract(
     """The answer (what came before the tar and what came behind it), and the files whose names this computer doesn't
     take, each with why."""
     token = new_token()
-    with tempfile.TemporaryFile(prefix="paceline-") as asked:
-        asked.write(message(request, token))
-        asked.seek(0)
-        child = process.answering(argv, stdin=asked)
+    with tempfile.TemporaryFile(prefix="paceline-") as stdin:
+        stdin.write(message(request, token))
+        stdin.seek(0)
+        child = process.answering(argv, stdin=stdin)
     if child.stdout is None or child.stderr is None:
         raise RuntimeError("a stream has pipes")
     try:
@@ -231,7 +232,7 @@ def _extract(
         wanted = [*request["patterns"], *request.get("work", [])]
         left_out = list[str]()
         for member in tars.members(came, most_bytes=_MOST_BYTES):
-            if not _is_asked_for(member, wanted):
+            if not _is_requested(member, wanted):
                 raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
             try:
                 member.write(folder)
@@ -250,7 +251,7 @@ def _extract(
         child.stderr.close()
 
 
-def _is_asked_for(member: tars.Member, patterns: Sequence[str]) -> bool:
+def _is_requested(member: tars.Member, patterns: Sequence[str]) -> bool:
     """Whether a pattern names the file, or a folder that it lies in, or it is such a folder."""
     return any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns)
 

@@ -41,8 +41,8 @@ def explain_over_ssh(
         is_setting: whether that was cluster.connect_timeout_s (else: the shorter time of a host that has answered).
     """
     ssh, output = ssh_command(host, ssh_config), answer.output
-    if answer.told is not None:
-        return agent_error(answer.told, ssh)
+    if answer.reported_error is not None:
+        return agent_error(answer.reported_error, ssh)
     slow = f"cluster.connect_timeout_s={3 * connect_s:g} if it is only slow, or {ssh} true" if is_setting else None
     if output.code is None and output.note.startswith(LATE):
         setting = f" (cluster.connect_timeout_s={connect_s:g} and some for the answer)" if is_setting else ""

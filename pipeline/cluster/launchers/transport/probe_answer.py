@@ -109,8 +109,8 @@ def _wrong(value: Any, shape: Any, path: str) -> str:
     if isinstance(shape, _Maybe):
         return "" if value is None else _wrong(value, shape.shape, path)
     if isinstance(shape, _Either):
-        found = [_wrong(value, one, path) for one in shape.shapes]
-        return "" if "" in found else found[0]
+        faults = [_wrong(value, one, path) for one in shape.shapes]
+        return "" if "" in faults else faults[0]
     match shape:
         case str():
             return "" if _is(value, shape) else _said(value, path, shape)

@@ -140,7 +140,7 @@ class _Stream:
         self._opened = False  # the agent has been told what to follow: from here on it reads beats
         self._answered = False  # on this connection
         self._ever_answered = False
-        self._silence_told = False
+        self._silence_reported = False
         self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
         self._said = ""
 
@@ -157,10 +157,10 @@ class _Stream:
             limit_s = max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s)
             if self._lost_s > limit_s and (not self._ever_answered or self._lost_s > self._lease_s):
                 break
-            if self._lost_s > limit_s and not self._silence_told:
-                self._silence_told = True
+            if self._lost_s > limit_s and not self._silence_reported:
+                self._silence_reported = True
                 self._emit(NodeSilent(host=self.label, reason=self._silence))
-            self._closing.wait(_RETRY_LATER_S if self._silence_told else _RETRY_S)
+            self._closing.wait(_RETRY_LATER_S if self._silence_reported else _RETRY_S)
             self._argv = self._connection.retry()
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=self._silence))
@@ -192,8 +192,8 @@ class _Stream:
                 self._said = ""  # what a login script has printed before says nothing of an end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
                 return False  # what stood between got lost: the next connection brings it
-            if self._silence_told:
-                self._silence_told = False
+            if self._silence_reported:
+                self._silence_reported = False
                 self._emit(NodeAnswers(host=self.label, silent_s=self._lost_s))
             self._silent_s = self._lost_s = 0.0
             if isinstance(answer, Lines):
