@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.cluster.tracebacks import is_for_a_person
+from pipeline.cluster.failures import is_for_a_person
 from pipeline.core.specs import LogLine
 from pipeline.execution.attempting import shown
 from pipeline.live.pictures import RunPicture, first_state

@@ -12,14 +12,9 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import (
-    earlier,
-    launchers,
-    leftover,
-    preflight,
-    starts,
-)
+from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.running.claims import BUSY
+from pipeline.cluster.earlier import clear_left
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken, seen_of_lost
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -123,7 +118,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
     if spec.outputs.resume:
         earlier.bring(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        for note in leftover.clear(hosts.launcher, facts, spec.run_dir.parent):
+        for note in clear_left(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)
     for port in hosts.ports():
         signals.check()
@@ -186,14 +181,14 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
     """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
-    run_id = journal.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
+    run_id = journal.new_attempt_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
     if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
-    journal.register(spec.run_dir, run_id)
+    journal.register_attempt(spec.run_dir, run_id)
     return plan
 
 
@@ -203,7 +198,7 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
 
     Raises HostError that lists hosts that failed.
     """
-    plan = earlier.left(run_dir)
+    plan = earlier.unfinished_plan(run_dir)
     taken = {node.host for node in plan.nodes} if plan is not None else set()
     spares = tuple(spare for spare in cluster.spares if spare.label in taken)
     cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
@@ -263,7 +258,7 @@ class _Wait:
 
     def __init__(self, hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
         self._hosts, self._spec, self._watchers, self._check = hosts, spec, watchers, check
-        self._prefix = journal.prefix(spec.run_key, spec.run_dir)
+        self._prefix = journal.attempt_prefix(spec.run_key, spec.run_dir)
         self._said = ""
 
     def others(self) -> list[occupation.Occupation]:

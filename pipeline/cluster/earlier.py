@@ -27,6 +27,14 @@ from trainers.contract import run_folder
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
 
+from typing import TYPE_CHECKING, cast
+
+from pipeline.core.tables import counted, file_size
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
+
+
 _DONE = "collected"
 
 
@@ -165,7 +173,7 @@ def bring(
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
     """End what may still run of the run on hosts that ``cluster`` doesn't have, as it reaches hosts: those that were
     asked, and what went wrong there. One whose lease is over has nothing that runs."""
-    asked, failed = list[str](), dict[str, str]()
+    stopped, failed = list[str](), dict[str, str]()
     known = {host.label for host in cluster.hosts}
     for start in starts.unended(run_dir):
         is_same = start.plan.launcher == cluster.launcher
@@ -177,22 +185,22 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
                 failures = launcher.stop(start.plan.run_key, run_dir.resolve())
         except PacelineError as error:
             failures = dict.fromkeys(labels, error.what)
-        asked += [label for label in labels if label not in asked]
+        stopped += [label for label in labels if label not in stopped]
         failed |= {
             host: f"{_reason(why)}; {_until(start)}"
             for host, why in failures.items()
             if why.startswith(NOT_ENDED) or start.lease_ends > time.time()
         }
-    return asked, failed
+    return stopped, failed
 
 
 def _to_bring(run_dir: Path) -> list[Start]:
     """Those that are written down, and the newest of a run that was started before they were; the newest first, so that
     what is ahead of it is seen."""
-    found, newest_one = starts.unended(run_dir), left(run_dir)
-    if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in found]:
-        found.append(Start(plan=newest_one, heard=(run_dir / run_folder.PLAN).stat().st_mtime))
-    return found[::-1]
+    open_starts, newest_one = starts.unended(run_dir), unfinished_plan(run_dir)
+    if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in open_starts]:
+        open_starts.append(Start(plan=newest_one, heard=(run_dir / run_folder.PLAN).stat().st_mtime))
+    return open_starts[::-1]
 
 
 def _ways(
@@ -261,7 +269,7 @@ def _collected(way: _Way, run_dir: Path) -> bool:
     Of one after which others began only what is ahead of theirs is: what a script has saved can't be compared, and the
     newest start's counts.
     """
-    if journal.known(run_dir)[-1:] != [way.plan.run_id]:
+    if journal.known_attempts(run_dir)[-1:] != [way.plan.run_id]:
         if way.plan.outputs.whole:
             return True
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=run_dir) as name:
@@ -311,7 +319,7 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
 def is_fetched(run_id: str, run_dir: Path) -> bool:
     """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun that found
     nothing wanted there, or all of it is here."""
-    known, number = journal.known(run_dir), journal.number(run_id)
+    known, number = journal.known_attempts(run_dir), journal.attempt_number(run_id)
     return (
         run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
     )
@@ -319,7 +327,7 @@ def is_fetched(run_id: str, run_dir: Path) -> bool:
 
 def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
     """Whether the next attempt asks for the checkpoints that this one has left on its hosts."""
-    return journal.known(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
+    return journal.known_attempts(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
 
 
 def _is_open(run_id: str, run_dir: Path) -> bool:
@@ -336,9 +344,76 @@ def newest(run_dir: Path) -> LaunchPlan | None:
     return starts.read_plan(run_dir / run_folder.PLAN, run_dir)
 
 
-def left(run_dir: Path) -> LaunchPlan | None:
+def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
     """The same, unless all that it left is here."""
     plan = newest(run_dir)
-    if plan is None or not plan.nodes or journal.known(run_dir)[-1:] != [plan.run_id]:
+    if plan is None or not plan.nodes or journal.known_attempts(run_dir)[-1:] != [plan.run_id]:
         return None
     return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
+
+
+KEPT_S = 7 * 86_400.0  # outputs of a run that this project doesn't know: another clone's command may fetch them
+SETTLED_S = 3600.0  # what holds no outputs: its controller, if it lives, was away for this long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """The folder of one attempt on one host, which nothing there uses. ``name`` is ``RUN ID/node0``."""
+
+    host: str
+    name: str
+    idle_s: float
+    holds_outputs: bool
+    bytes: int
+
+    @property
+    def run_id(self) -> str:
+        return self.name.partition("/")[0]
+
+
+def left_on_hosts(facts: Sequence[NodeFacts]) -> list[Left]:
+    """What the hosts have told when they were probed."""
+    return [Left(host=fact.host, **row) for fact in facts for row in fact.extra.get("left", [])]
+
+
+def why_stays(left: Left, runs_dir: Path) -> str:
+    """Why it is still wanted; '' where it may go.
+
+    Args:
+        runs_dir: of this project, whose runs it knows.
+    """
+    begin = journal.prefix_of_attempt(left.run_id)
+    key = begin[: -len("-abcdef-")]
+    run_dir = runs_dir.resolve() / key
+    ours = begin == journal.attempt_prefix(key, run_dir)
+    if ours and is_fetched(left.run_id, run_dir):
+        return ""
+    if ours and left.holds_outputs and is_gone_on_from(left.run_id, run_dir):
+        return f"run {key} goes on from its checkpoints: the same doit train fetches them"
+    wanted = left.holds_outputs and (not ours or run_dir.exists())
+    limit_s = KEPT_S if wanted else SETTLED_S
+    if left.idle_s > limit_s:
+        return ""
+    return f"it was in use {idle_words(left.idle_s)} ago" + (
+        ", and has outputs of a run unknown here" if wanted else ""
+    )
+
+
+def clear_left(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -> list[str]:
+    """Remove what may go; a line for each host that had something. Once for each time that the hosts were asked."""
+    wanted = [left for left in left_on_hosts(facts) if not why_stays(left, runs_dir)]
+    names = [(fact, [left.name for left in wanted if left.host == fact.host]) for fact in facts]
+    gone = launcher.clear([(fact, chosen) for fact, chosen in names if chosen])
+    for fact in facts:
+        cast(dict[str, Any], fact.extra).pop("left", None)
+    lines = []
+    for host, removed in gone.items():
+        size = sum(left.bytes for left in wanted if left.host == host and left.name in removed)
+        what = f"what was left of {counted(len(removed), 'attempt')}, {file_size(size)}"
+        lines += [f"{host}: removed {what}"] if removed else []
+    return lines
+
+
+def idle_words(seconds: float) -> str:
+    """In words."""
+    return f"{seconds / 86_400:.0f} days" if seconds >= 2 * 86_400 else f"{seconds / 60:.0f} minutes"

@@ -1,14 +1,14 @@
-"""How a run ended badly: the first error of all ranks that is no consequence of another, and what hosts that no longer
-answer look like to the others. Pure."""
+"""How a run ended badly: the first error of all ranks that is no consequence of another, what hosts that no longer
+answer look like to the others, and Python's tracebacks in what ranks say, held back and shortened. Pure.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cluster.tracebacks import shortened, without_message
-from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, RankError
+from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, RankError
 
 _ECHO = re.compile(
     r"closed by peer|connection (?:was )?(?:closed|reset|refused)|broken pipe|SIGTERM|SignalException|signal 15\b"
@@ -62,15 +62,15 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
 
 def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
     """``host``, ``memory``, ``disk``, ``config`` or ``code``, as TrainingError means them."""
-    found = first_error(ends)
+    first = first_error(ends)
     lost = any(isinstance(end, NodeLost) for end in ends.values())
-    if lost and (found is None or is_echo(found[1])):
+    if lost and (first is None or is_echo(first[1])):
         return "host"
-    if _full_disk(ends) is not None and (found is None or not _says_more(found[1])):
+    if _full_disk(ends) is not None and (first is None or not _says_more(first[1])):
         return "disk"
-    if found is not None and _CONFIG.match(found[1].message):
+    if first is not None and _CONFIG.match(first[1].message):
         return "config"
-    said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
+    said = first[1].message if first is not None else " ".join(e.reason for e in ends.values())
     return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
 
 
@@ -94,16 +94,16 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
 
     What the trainer has explained itself needs no traceback: it would only push the explanation off the screen.
     """
-    found, full = first_error(ends), _full_disk(ends)
+    first, full = first_error(ends), _full_disk(ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
-    if lost is not None and (found is None or is_echo(found[1])):
+    if lost is not None and (first is None or is_echo(first[1])):
         what = f"training failed: {lost.host} {lost.reason}"
         host = lost.host
-    elif (ended_by := _ended_by_agent(ends)) is not None and (found is None or is_echo(found[1])):
+    elif (ended_by := _ended_by_agent(ends)) is not None and (first is None or is_echo(first[1])):
         host = ended_by.host
         what = f"training failed on {host}: {ended_by.reason.partition(chr(10))[0]}"
-    elif found is not None and (full is None or _says_more(found[1])):
-        host, error = found
+    elif first is not None and (full is None or _says_more(first[1])):
+        host, error = first
         explained = _EXPLAINED.match(error.message)
         message = error.message[explained.end() :] if explained else error.message
         what = f"training failed on {host}, rank {error.rank}: {message}"
@@ -196,3 +196,110 @@ def seen_of_lost(lost: Sequence[str], seen: Mapping[str, Sequence[str]]) -> list
             who = " and ".join(name for name, kind in said.items() if kind == best)
             lines.append(f"{host}: {_SEEN[best].format(who=who)}")
     return lines
+
+
+_BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
+_SAID = ("paceline: WARNING: ", "paceline: note: ")
+_ERROR_LINE = "paceline: error: "  # trainers.entry's, and the last that a rank says
+_LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
+_FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
+_PLUMBING = (
+    "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/targets.py",
+    "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
+    "trainers/optimizers/own.py", "trainers/optimizers/torch_classes.py",
+)  # fmt: skip
+
+
+def is_for_a_person(line: LogLine) -> bool:
+    """A rank's line, or what trainers.script.start says to the user; torchrun's own talk stays in the log file."""
+    return line.rank is not None or line.text.startswith(_SAID)
+
+
+class Tracebacks:
+    """Passes the lines of ranks on, but for the tracebacks that end a rank.
+
+    Each of eight ranks prints its own, and the first of them is the error that the attempt ends with. A rank that says
+    something else after its traceback has caught the exception: then the traceback is shown after all.
+
+    Args:
+        show: takes each line that a person is to see.
+    """
+
+    def __init__(self, show: Callable[[LogLine], None]) -> None:
+        self._show = show
+        self._held: dict[tuple[str, int | None], list[LogLine]] = {}
+
+    def add(self, line: LogLine) -> None:
+        """The next line of a rank."""
+        who = (line.host, line.rank)
+        held = self._held.get(who, [])
+        begins = _BEGIN.match(line.text) or line.text.startswith(_ERROR_LINE)
+        if begins or (held and _goes_on(held, line.text)):
+            self._held[who] = [*held, line]
+            return
+        if held and not _is_uncaught(held):
+            self._release(who)
+        self._show(line)
+
+    def release(self) -> None:
+        """Show what is held back: the attempt has ended well."""
+        for who in [*self._held]:
+            self._release(who)
+
+    def _release(self, who: tuple[str, int | None]) -> None:
+        for line in self._held.pop(who):
+            self._show(line)
+
+
+def _is_uncaught(held: list[LogLine]) -> bool:
+    """torch marks each line of an exception that nobody has caught with the rank."""
+    return held[0].text.startswith(("[rank", _ERROR_LINE))
+
+
+def _goes_on(held: list[LogLine], text: str) -> bool:
+    """Whether ``text`` belongs to the traceback or the error whose lines are ``held``."""
+    if held[0].text.startswith(_ERROR_LINE):
+        return True
+    if _is_uncaught(held):
+        return text.startswith(f"{held[0].text.partition(':')[0]}:")
+    return text.startswith(" ") or not text or bool(_LINK.match(text)) or held[-1].text.startswith(" ")
+
+
+def without_message(traceback: str, message: str) -> str:
+    """A traceback without its last lines, which repeat the message behind the module of the exception's class."""
+    frames = traceback.rstrip().removesuffix(message.rstrip())
+    return re.sub(r"(?:^|(?<=\n))[\w.<>]+\.\Z", "", frames)
+
+
+def shortened(traceback: str, folder: str) -> str:
+    """A traceback with the frames of a person's own code and the one in which it was raised.
+
+    Args:
+        folder: name of the run's folder on the node; the snapshot of the code in it, or a script's own copy of that,
+            stands for the project's folder.
+    """
+    code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/)?code/'
+    text = re.sub(code, "", traceback.rstrip()) if folder else traceback
+    blocks = list(_blocks(text))
+    own = [path for path, _ in blocks if path and not path.startswith("/")]
+    mine = [path for path in own if not path.startswith(_PLUMBING)] or own
+    kept = [
+        lines
+        for (path, lines), (after, _) in zip(blocks, [*blocks[1:], ("", "")], strict=True)
+        if not path or path in mine or (not after and not path.startswith(_PLUMBING))
+    ]
+    return "\n".join(kept)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Each frame with its path, and what stands between frames without one."""
+    path, lines = "", list[str]()
+    for line in text.splitlines():
+        frame = _FRAME.match(line)
+        if frame or not line.startswith("    "):
+            if lines:
+                yield path, "\n".join(lines)
+            path, lines = frame["path"] if frame else "", []
+        lines.append(line)
+    if lines:
+        yield path, "\n".join(lines)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster import encryption, launchers, preflight
+from pipeline.cluster import launchers, preflight
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.networks import tls_warnings
 from pipeline.core import places
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
@@ -105,7 +106,7 @@ class Hosts:
         lines = [
             *filter(None, [self._note]),
             *rank_environment.left_behind(seen, whose=whose),
-            *encryption.warnings(self.cluster, facts),
+            *tls_warnings(self.cluster, facts),
             *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._told]

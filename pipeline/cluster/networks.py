@@ -1,16 +1,21 @@
-"""Over which network the hosts of a run speak, and whether all of them reach each other over it. Pure."""
+"""Over which network the hosts of a run speak, whether all of them reach each other over it, and gloo's TLS. Pure.
+
+TLS are gloo's variables, and what is wrong with the files that the configuration names. NCCL and torch's store have
+none, so gradients over NCCL and the addresses in the store stay in the clear.
+"""
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.cluster.agent.host.reach import LOST, UNRESOLVED
-from pipeline.core.errors import HostError
-from pipeline.core.specs import Host, NodeFacts
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host, NodeFacts
 
 
 def address_and_interface(host: Host, seen: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
@@ -29,11 +34,11 @@ def address_and_interface(host: Host, seen: str, interfaces: Mapping[str, str]) 
 
 def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
     """Interface → the addresses at which another host may reach it, IPv4 first, as gloo takes them."""
-    found: dict[str, list[str]] = defaultdict(list)
+    addresses: dict[str, list[str]] = defaultdict(list)
     for address, name in sorted(interfaces.items(), key=lambda item: ":" in item[0]):
         if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):
-            found[name].append(address)
-    return dict(found)
+            addresses[name].append(address)
+    return dict(addresses)
 
 
 def not_its_own(fact: NodeFacts) -> bool:
@@ -79,13 +84,13 @@ def _has_instead(interfaces: Mapping[str, str]) -> str:
 def others(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
     """Interfaces that all hosts have beside the ones in use → their addresses, which no two hosts share (as they
     share a bridge's for containers)."""
-    found: dict[str, list[str]] = {}
+    shared: dict[str, list[str]] = {}
     held = [by_interface(fact.extra.get("interfaces", {})) for fact in facts]
     for name in sorted(set(held[0]).intersection(*held[1:])):
         addresses = [there[name][0] for there in held]
         if len(set(addresses)) == len(facts) and not any(fact.interface == name for fact in facts):
-            found[name] = addresses
-    return found
+            shared[name] = addresses
+    return shared
 
 
 def active_infiniband(fact: NodeFacts) -> list[Mapping[str, Any]]:
@@ -186,9 +191,9 @@ def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -
     for item in failures:
         ports[item.source, item.target, _named(item.why, facts)].append(item.port)
     sources: dict[tuple[int, str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for (source, target, why), found in ports.items():
-        sources[target, why, tuple(found)].append(source)
-    rows = [_row(target, why, found, who, facts) for (target, why, found), who in sources.items()]
+    for (source, target, why), target_ports in ports.items():
+        sources[target, why, tuple(target_ports)].append(source)
+    rows = [_row(target, why, target_ports, who, facts) for (target, why, target_ports), who in sources.items()]
     more = len(rows) - _LONGEST_LIST
     rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
@@ -269,3 +274,67 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
     rest = ", …" if len(facts) > 2 else ""
     return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"
+
+
+TLS_WARNED_DAYS = 90
+_DAY_S = 86400.0
+_TLS_VARIABLES = {
+    "tls_certificate": "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT",
+    "tls_key": "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY",
+    "tls_ca": "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE",
+}
+
+
+def tls_files(cluster: Cluster) -> dict[str, str]:
+    """Setting → path on the hosts; empty: nothing is encrypted."""
+    paths = {name: getattr(cluster, name) for name in _TLS_VARIABLES}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def tls_variables(cluster: Cluster, home: str) -> dict[str, str]:
+    """The environment that lets gloo encrypt on a host with this home; empty where nothing is configured."""
+    named = tls_files(cluster)
+    if not named:
+        return {}
+    paths = {_TLS_VARIABLES[name]: f"{home}{path[1:]}" if path[:2] == "~/" else path for name, path in named.items()}
+    return {"GLOO_DEVICE_TRANSPORT": "TCP_TLS", **paths}
+
+
+def refuse_tls_over_nccl(cluster: Cluster, backend: str) -> None:
+    """Raises UsageError: the gradients would travel in the clear all the same."""
+    if tls_files(cluster) and (backend == "nccl" or (backend == "auto" and cluster.device == "cuda")):
+        raise UsageError(
+            f"cluster.tls_certificate={cluster.tls_certificate}, but strategy.backend={backend} on GPUs is NCCL, which "
+            "doesn't encrypt",
+            hint="strategy.backend=gloo, or a network of the hosts' own and cluster.tls_certificate=null",
+        )
+
+
+def tls_problems(cluster: Cluster, fact: NodeFacts) -> list[str]:
+    """What keeps a host from encrypting with the files that it has."""
+    certificates: Mapping[str, Mapping[str, Any]] = fact.extra.get("certificates", {})
+    faults = []
+    for name, path in tls_files(cluster).items():
+        seen = certificates.get(name, {})
+        if "error" in seen:
+            faults.append(f"cluster.{name}={path}: {seen['error']}")
+        elif seen.get("until", fact.unix_time) < fact.unix_time:
+            faults.append(f"cluster.{name}={path} ended on {_day(seen['until'])}; put a new one there")
+    return faults
+
+
+def tls_warnings(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[str]:
+    """A line for each certificate that ends soon."""
+    lines = []
+    for fact in facts:
+        for name, path in tls_files(cluster).items():
+            until = fact.extra.get("certificates", {}).get(name, {}).get("until")
+            days = None if until is None else (until - fact.unix_time) / _DAY_S
+            if days is not None and 0 <= days < TLS_WARNED_DAYS:
+                end = f"ends in {int(days)} days, on {_day(until)}"
+                lines.append(f"WARNING: {fact.host}: cluster.{name}={path} {end}; put a new one there before")
+    return lines
+
+
+def _day(unix_time: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(unix_time))

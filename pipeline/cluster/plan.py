@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster import encryption, networks
+from pipeline.cluster import networks
 from pipeline.cluster.launchers.base import AttemptSpec, Place, place
+from pipeline.cluster.networks import tls_variables
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
@@ -133,7 +134,7 @@ def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
     if cluster.nnodes == 1:
         return networks.loopback(node.fact)
     chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
-    return {**chosen, **encryption.variables(cluster, node.fact.home)}
+    return {**chosen, **tls_variables(cluster, node.fact.home)}
 
 
 def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:

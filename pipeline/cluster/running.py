@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
+from pipeline.cluster.failures import Tracebacks, is_for_a_person
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
-from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible
@@ -319,10 +319,10 @@ class RunningAttempt:
             self._noted = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
-                status.write(self.log_dir, status.rows(self.watch.last.values()), self.notes, usages)
+                status.write_rank_rows(self.log_dir, status.rank_rows(self.watch.last.values()), self.notes, usages)
 
     def _name_slow_ranks(self) -> None:
-        slow = status.slow_ranks(status.rows(self.watch.last.values()))
+        slow = status.slow_ranks(status.rank_rows(self.watch.last.values()))
         for note in slow:
             self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=note))
         self.notes += slow
@@ -344,7 +344,7 @@ class RunningAttempt:
         starts.followed(self.plan.run_id, self.run_dir)
 
     def _folder_is_ours(self) -> bool:
-        return journal.known(self.run_dir)[-1:] == [self.plan.run_id]
+        return journal.known_attempts(self.run_dir)[-1:] == [self.plan.run_id]
 
     def _next(self, events: queue.SimpleQueue[Event], quiet: bool = False) -> None:
         try:

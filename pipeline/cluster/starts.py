@@ -77,7 +77,7 @@ def is_noted(run_id: str, run_dir: Path) -> bool:
 def unended(run_dir: Path) -> list[Start]:
     """The oldest first; what is damaged is passed over."""
     found = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
-    order = {run_id: number for number, run_id in enumerate(journal.known(run_dir))}
+    order = {run_id: number for number, run_id in enumerate(journal.known_attempts(run_dir))}
     return sorted(found, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
@@ -176,7 +176,7 @@ def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
         return False
     if parts[-3:-1] == ["runs", run_id] and re.fullmatch(r"node\d+", parts[-1]):
         return state == f"{place}/agent"
-    own = f"{place}/attempts/{journal.number(run_id)}/agent-{run_id}"
+    own = f"{place}/attempts/{journal.attempt_number(run_id)}/agent-{run_id}"
     return place == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(own)}(/node\d+)?", state) is not None
 
 
@@ -212,7 +212,9 @@ def _seconds(value: Any) -> float:
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
-    return run_dir / run_folder.ATTEMPTS / str(journal.number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
+    return (
+        run_dir / run_folder.ATTEMPTS / str(journal.attempt_number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
+    )
 
 
 def _read(path: Path, run_dir: Path) -> Start | None:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.cluster import encryption, networks
+from pipeline.cluster import networks
+from pipeline.cluster.networks import refuse_tls_over_nccl, tls_problems
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.tables import counted
 
@@ -37,13 +38,13 @@ def validate(
 
 def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
     """Raises HostError: one text that lists every host that can't take part, the value seen and the fix."""
-    encryption.refuse_nccl(cluster, backend)
+    refuse_tls_over_nccl(cluster, backend)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         unfit = [
             *networks.absent_interface(host, fact),
             *(networks.loopback_interface(host, fact) if cluster.nnodes > 1 else []),
-            *encryption.problems(cluster, fact),
+            *tls_problems(cluster, fact),
             *_unfit(host, fact, backend, cluster.device),
         ]
         problems += [f"  {host.label}: {what}" for what in unfit]

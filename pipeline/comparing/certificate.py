@@ -22,8 +22,7 @@ from pipeline.core.tables import some_names
 from pipeline.data import manifest
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, ContentKey
-from pipeline.runs.agreement import check_parts
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.runs.index import STATES
 from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError, Result

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster import hostfile
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.spares import against
@@ -246,8 +247,6 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     if raw["hostfile"] is not None:
         if not raw["hostfile"].strip():
             raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
-        from pipeline.cluster import hostfile
-
         told = f"cluster.hostfile={raw['hostfile']}"
         text = _text_of(root / expanded(raw["hostfile"], told), told)
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi

@@ -90,7 +90,7 @@ def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: 
     """Note in a pack what the function took in besides ``known``, and say which files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
-    found = rank_environment.digests(os.environ)
+    found = rank_environment.variable_digests(os.environ)
     record["values"] = {name: found.get(name, "") for name in record["own_variables"]}
     record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
     for part in ("files", "folders", "looked_for"):  # no secret in a file

@@ -128,7 +128,7 @@ def stale_because(folder: Path, root: Path) -> str | None:
     try:
         record = json.loads((folder / READ).read_text(encoding="utf-8"))
         changed = dependencies.changed(record, root)
-        return changed or rank_environment.changed(record, record.get("values"), os.environ)
+        return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, AttributeError):

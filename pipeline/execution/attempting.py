@@ -43,7 +43,7 @@ _MOST_SHOWN = 2000  # characters of a line on the terminal
 
 def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
-    cluster, plan = run.config.cluster, earlier.left(run.folder.path)
+    cluster, plan = run.config.cluster, earlier.unfinished_plan(run.folder.path)
     if launchers.capabilities(cluster).hosts_are_granted:  # a job may also wait, or be over
         raise UsageError(
             f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
@@ -203,7 +203,7 @@ def _last_step(run: Run, number: int) -> int:
     """The last step of which anything was heard in an attempt; of a script the last one that it has logged."""
     if run.config.script is not None:
         return metrics_file.last_step(run.folder.path / run_folder.METRICS)
-    rows, _ = status.read(run.folder.path / run_folder.ATTEMPTS / str(number))
+    rows, _ = status.read_rank_rows(run.folder.path / run_folder.ATTEMPTS / str(number))
     return max((row.step for row in rows), default=0)
 
 

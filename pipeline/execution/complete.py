@@ -39,7 +39,7 @@ from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 
 
-def bring(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
+def bring_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
     """Bring the weights that the run starts from here, if they aren't; of a run before it everything that it needs.
 
     Two commands that need the same run share it: the second waits for the first.
@@ -53,7 +53,7 @@ def bring(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> No
     if start is None or start.path is not None:
         return
     if start.url is not None:
-        fetch(config, start)
+        fetch_weights(config, start)
     elif config.parent is not None:
         try:
             _train_parent(config.parent, start.said, root, argv=argv, say=say)
@@ -64,7 +64,7 @@ def bring(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> No
             raise TrainingError(what, hint=error.hint) from error
 
 
-def fetch(config: RunConfig, start: starting.Start) -> None:
+def fetch_weights(config: RunConfig, start: starting.Start) -> None:
     """Get the file from its address, if it has one. Raises DataError."""
     if start.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
@@ -72,7 +72,7 @@ def fetch(config: RunConfig, start: starting.Start) -> None:
 
 
 def _train_parent(parent: RunConfig, said: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
-    bring(parent, root, argv=argv, say=say)
+    bring_weights(parent, root, argv=argv, say=say)
     run = prepare(parent, root, store.fetch(parent.train.dataset, parent.data_dir))
     if run is None:
         raise PacelineError("its weights vanished after they were brought here", hint="the same command again")
@@ -383,7 +383,7 @@ def _lay_out(work: Work) -> None:
     write_json(run.folder.path / run_folder.PROVENANCE, origin.as_json())
     write_atomic(run.folder.path / run_folder.CHANGES, patch)
     if launchers.capabilities(run.config.cluster).is_this_computer:  # others' ranks have the variables of their hosts
-        write_json(run.folder.path / VARIABLES, rank_environment.digests(os.environ, _set_by(run)))
+        write_json(run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, _set_by(run)))
     else:
         (run.folder.path / VARIABLES).unlink(missing_ok=True)
     provenance.keep_lock(run.root, run.folder.path)

@@ -92,7 +92,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     changed = lacking or dependencies.changed(record, keyed=key.parts["environment"])
     if changed or not record.get("own_variables"):
         return changed
-    return rank_environment.changed(record, folder.read_json(VARIABLES), os.environ)
+    return rank_environment.changed_variables(record, folder.read_json(VARIABLES), os.environ)
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:

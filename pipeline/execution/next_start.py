@@ -22,7 +22,7 @@ def next_start(run: Run) -> str:
 
 def of_folder(run_dir: Path, script: ScriptConfig | None) -> str:
     """The same for a run folder. ``script``: None where Paceline's own trainer runs."""
-    left = earlier.left(run_dir)
+    left = earlier.unfinished_plan(run_dir)
     if script is not None:
         return _of_script(run_dir, script, left)
     if step := checkpoints.newest_step(run_dir):

@@ -17,7 +17,7 @@ from trainers.core import dependencies
 _OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # where they lie differs from shell to shell
 
 
-def digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
+def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
     """sha256 of each variable that a program gets from this environment and that isn't compared otherwise.
 
     Args:
@@ -36,7 +36,7 @@ def digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, 
     return {**hashed, **dict.fromkeys(keyed)}
 
 
-def changed(
+def changed_variables(
     record: Mapping[str, Any], known: Mapping[str, str | None] | None, environ: Mapping[str, str]
 ) -> str | None:
     """The first variable that the program's own code read and that has another value now, in words.
@@ -48,7 +48,7 @@ def changed(
     names = record.get("own_variables")
     if not names or known is None or record.get("host") != dependencies.host():
         return None
-    now = digests(environ)
+    now = variable_digests(environ)
     for name in names:
         if known.get(name, "") not in (None, now.get(name, "")):
             return f"the variable {name}, which it read and its key lacks, changed"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import earlier
+from pipeline.cluster.failures import is_for_a_person
 from pipeline.cluster.launchers.transport.answers import log_line
-from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, LogLine, State, Waiting
@@ -85,7 +85,7 @@ class AttemptFiles:
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
     """The last report of each host, from the file that the command rewrites every other second."""
-    rows, _ = status.read(attempt)
+    rows, _ = status.read_rank_rows(attempt)
     usages = status.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
         ranks = tuple(

@@ -23,8 +23,7 @@ from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction import clones
 from pipeline.runs import acceptance, layout
-from pipeline.runs.agreement import check_parts
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 

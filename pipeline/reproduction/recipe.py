@@ -22,8 +22,7 @@ from pipeline.core.processes import git
 from pipeline.reproduction import clones
 from pipeline.reproduction.archive import SOURCE
 from pipeline.runs import acceptance
-from pipeline.runs.agreement import check_parts
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
 _LARGEST_COPIED = 1 << 20  # bytes of a file of a project without a repository: code and settings are smaller

@@ -14,9 +14,12 @@ from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
+from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
+from pipeline.keys.canonical import ORDER, canonical_config
 from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
+from pipeline.keys.import_closure import matches
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
 from pipeline.runs.contents import is_newer, ranks_of, unkeyed, what
@@ -139,8 +142,6 @@ class RunFolder(NamedTuple):
     def config_altered(self, key: ContentKey) -> str:
         """Why config.json isn't the configuration that the key was taken of, with the fields that differ, as words that
         follow "it"; '' where it is."""
-        from pipeline.keys.canonical import ORDER, canonical_config
-
         config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
             return "can't be read"
@@ -268,8 +269,6 @@ class RunFolder(NamedTuple):
             TrainingError: a target is missing.
             OSError: it can't be written.
         """
-        from pipeline.core.specs import State
-
         self.refuse_incomplete()
         results.write(
             self.result,
@@ -401,3 +400,42 @@ def removed(path: Path | str | None) -> TrainingError:
         f"{path} is missing: it, or the whole folder, was removed while the run was going on",
         hint="the same command again",
     )
+
+
+_ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>"
+
+
+def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
+    """Configuration, code and origin against what the key and the result say of them.
+
+    Args:
+        result: None of a run that didn't finish.
+        root: the project, where what is known of sources lies.
+
+    Raises:
+        AlteredError: one of them isn't what was written, or is missing; the text names it.
+    """
+    if result is not None and result.digest not in ("", key.digest):
+        raise folder.altered(run_folder.RESULT, "belongs to another key")
+    if why := folder.config_altered(key):
+        raise folder.altered(run_folder.CONFIG, why)
+    if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_matches_key(folder, key, root):
+        raise _altered_history(folder.code, "isn't the code that the key was taken of")
+    for name, digest in (result.origin_sha256 if result is not None else {}).items():
+        path = folder.path / name
+        if not path.exists():
+            raise AlteredError(f"{path} is missing: the run had it when it finished", hint=_ANOTHER_COPY)
+        if not (path.is_file() and sha256_file(path) == digest):
+            raise _altered_history(path, "isn't what it was when the run finished")
+
+
+def _code_matches_key(folder: RunFolder, key: ContentKey, root: Path) -> bool:
+    try:
+        return matches(root, folder.code, key.parts["code"])
+    except (OSError, UsageError, KeyError, TypeError, AttributeError, ValueError):
+        return False
+
+
+def _altered_history(path: Path, why: str) -> AlteredError:
+    """Of history, which no training can write again."""
+    return AlteredError(f"{path} was altered: it {why}", hint=_ANOTHER_COPY)

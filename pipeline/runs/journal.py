@@ -17,7 +17,7 @@ from pipeline.core.specs import State
 from trainers.contract import run_folder
 
 
-def prefix(run_key: str, run_dir: Path) -> str:
+def attempt_prefix(run_key: str, run_dir: Path) -> str:
     """How the ids of all attempts of one run folder begin, whatever folder stood at its path before.
 
     Two clones may train the same key on the same hosts: what is ended for one of them is not the other's.
@@ -25,22 +25,22 @@ def prefix(run_key: str, run_dir: Path) -> str:
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 
 
-def new_id(run_key: str, run_dir: Path, attempt: int, nonce: str) -> str:
+def new_attempt_id(run_key: str, run_dir: Path, attempt: int, nonce: str) -> str:
     """A run id that no other start has; ``nonce`` sets the starts of one attempt apart."""
-    return f"{prefix(run_key, run_dir)}{attempt}-{nonce}"
+    return f"{attempt_prefix(run_key, run_dir)}{attempt}-{nonce}"
 
 
-def prefix_of(run_id: str) -> str:
+def prefix_of_attempt(run_id: str) -> str:
     """The ``prefix`` that a run id was made with."""
     return run_id.rsplit("-", 2)[0] + "-"
 
 
-def number(run_id: str) -> int:
+def attempt_number(run_id: str) -> int:
     """Which attempt a run id is of."""
     return int(run_id.rsplit("-", 2)[1])
 
 
-def known(run_dir: Path) -> list[str]:
+def known_attempts(run_dir: Path) -> list[str]:
     """The run ids of all starts so far, the newest last; none where the file is missing or damaged."""
     try:
         value = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
@@ -49,16 +49,16 @@ def known(run_dir: Path) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def register(run_dir: Path, run_id: str) -> None:
+def register_attempt(run_dir: Path, run_id: str) -> None:
     """Make ``run_id`` the newest attempt: ranks of another one end when they see it. Raises OSError."""
-    write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [*known(run_dir), run_id]})
+    write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [*known_attempts(run_dir), run_id]})
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
     """Count what ``run_id`` has written as this folder's own: an attempt of the run in a folder that was lost. Raises
     OSError."""
-    if run_id not in known(run_dir):
-        write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known(run_dir)]})
+    if run_id not in known_attempts(run_dir):
+        write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})
 
 
 @dataclass(frozen=True, kw_only=True)

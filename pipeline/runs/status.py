@@ -28,7 +28,7 @@ _NAMED = 4  # hosts in one text
 _TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
 
 
-def awaited(folder: RunFolder) -> str | None:
+def hosts_awaited(folder: RunFolder) -> str | None:
     """Words that follow "still": for whom the others wait and why, as far as it is known; None once all have come."""
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
@@ -42,8 +42,8 @@ def awaited(folder: RunFolder) -> str | None:
     if not come or not absent:
         return None
     reasons = [why for host in absent if (why := _why(host, texts[host], where, first=next(iter(texts))))]
-    told = f": {'; '.join(reasons[:_NAMED])}" if reasons else ", where torchrun starts (it imports torch)"
-    return f"waiting for {_listed(absent)}{told}; {_listed(come)} {'has' if len(come) == 1 else 'have'} come"
+    reason = f": {'; '.join(reasons[:_NAMED])}" if reasons else ", where torchrun starts (it imports torch)"
+    return f"waiting for {_listed(absent)}{reason}; {_listed(come)} {'has' if len(come) == 1 else 'have'} come"
 
 
 def _why(host: str, text: str, where: str, *, first: str) -> str | None:
@@ -86,22 +86,22 @@ class RankRow:
     own_s: float
 
 
-def rows(told: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
+def rank_rows(beats: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
     """Of what each rank told last, with its host, in the order of the ranks."""
-    found = [
+    rows = [
         RankRow(rank=beat.rank, host=host, step=beat.step, phase=beat.phase, for_s=beat.for_s, own_s=beat.own_s)
-        for host, beat in told
+        for host, beat in beats
     ]
-    return sorted(found, key=lambda row: row.rank)
+    return sorted(rows, key=lambda row: row.rank)
 
 
-def write(
-    folder: Path, told: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
+def write_rank_rows(
+    folder: Path, rows: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
 ) -> None:
     """Put it where ``doit status`` looks. ``hosts``: how busy each is, as far as it told. Raises OSError."""
     temporary = folder / f".{FILE}.tmp"
     value = {
-        "ranks": [asdict(row) for row in told],
+        "ranks": [asdict(row) for row in rows],
         "notes": list(notes),
         "hosts": {host: as_json(usage) for host, usage in (hosts or {}).items()},
     }
@@ -109,7 +109,7 @@ def write(
     temporary.replace(folder / FILE)
 
 
-def read(folder: Path) -> tuple[list[RankRow], list[str]]:
+def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
     """The ranks and the notes on them; none where nothing readable is there."""
     try:
         value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -122,23 +122,23 @@ def usages(folder: Path) -> dict[str, Usage]:
     """How busy each host is; none where nothing readable is there."""
     try:
         value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return {str(host): Usage.of(told) for host, told in value["hosts"].items()}
+        return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def lagging(told: Sequence[RankRow]) -> str:
+def lagging(rows: Sequence[RankRow]) -> str:
     """``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``; of a script
     ``2 at work``, or which do nothing."""
-    if not told:
+    if not rows:
         return ""
-    if any(row.phase == Phase.RUNNING_A_SCRIPT for row in told):
-        return _of_script(told)
-    first, last = min(row.step for row in told), max(row.step for row in told)
+    if any(row.phase == Phase.RUNNING_A_SCRIPT for row in rows):
+        return _of_script(rows)
+    first, last = min(row.step for row in rows), max(row.step for row in rows)
     steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
-    behind = [row for row in told if row.step < last]
-    if not behind and any(row.phase == Phase.WAITING for row in told):  # the others wait for whoever doesn't
-        behind = [row for row in told if row.phase != Phase.WAITING]
+    behind = [row for row in rows if row.step < last]
+    if not behind and any(row.phase == Phase.WAITING for row in rows):  # the others wait for whoever doesn't
+        behind = [row for row in rows if row.phase != Phase.WAITING]
     slow = [row for row in behind if row.for_s >= 1.0]
     if not slow:
         return steps
@@ -147,20 +147,20 @@ def lagging(told: Sequence[RankRow]) -> str:
     return f"{steps}; behind: {', '.join(shown)}{more}"
 
 
-def _of_script(told: Sequence[RankRow]) -> str:
-    idle = [row for row in told if row.for_s >= IDLE_S]
-    at_work = f"{len(told) - len(idle)} at work" if len(idle) < len(told) else ""
+def _of_script(rows: Sequence[RankRow]) -> str:
+    idle = [row for row in rows if row.for_s >= IDLE_S]
+    at_work = f"{len(rows) - len(idle)} at work" if len(idle) < len(rows) else ""
     shown = [f"rank {row.rank} on {row.host} for {row.for_s:.0f} s" for row in idle[:3]]
     more = f" and {counted(len(idle) - 3, 'more rank')}" if len(idle) > 3 else ""
     return "; ".join(filter(None, [at_work, f"idle: {', '.join(shown)}{more}" if idle else ""]))
 
 
-def slow_ranks(told: Sequence[RankRow]) -> list[str]:
+def slow_ranks(rows: Sequence[RankRow]) -> list[str]:
     """A sentence for each rank whose own work took more than a fifth longer than the median's."""
-    if len(told) < 2:
+    if len(rows) < 2:
         return []
-    usual_s = median_low([row.own_s for row in told])
-    slow = [row for row in told if usual_s and row.own_s > SLOWER * usual_s and row.own_s - usual_s >= LEAST_LOST_S]
+    usual_s = median_low([row.own_s for row in rows])
+    slow = [row for row in rows if usual_s and row.own_s > SLOWER * usual_s and row.own_s - usual_s >= LEAST_LOST_S]
     return [
         f"rank {row.rank} on {row.host} was slow: its own work took {row.own_s:.1f} s, {row.own_s / usual_s - 1:.0%} "
         f"more than the median rank's {usual_s:.1f} s, and the others waited {row.own_s - usual_s:.1f} s for it"
@@ -227,9 +227,9 @@ def under_way(folder: RunFolder) -> str:
     Until they have written any, the metrics are those of an attempt before, perhaps of later steps than its checkpoint.
     """
     rows = _last_rows(folder)
-    if rows and rows[-1].attempt in journal.known(folder.path)[-1:]:
+    if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
         return f"{rows[-1].doing}, last reported step {rows[-1].step}"
-    if (absent := awaited(folder)) is not None:
+    if (absent := hosts_awaited(folder)) is not None:
         return absent
     if not folder.program.is_ours:
         return f"running the script; {_no_metric(folder)}"
@@ -268,13 +268,13 @@ def altered(folder: RunFolder) -> str:
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
     attempts = folder.path / run_folder.ATTEMPTS
-    found = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
-    if not found:
+    log_files = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
+    if not log_files:
         raise _without_logs(folder)
-    hosts = {path.stem for path in found}
+    hosts = {path.stem for path in log_files}
     if host is not None and host not in hosts:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
-    for path in found:
+    for path in log_files:
         if host in (None, path.stem) and layout.leads_out(path, folder.path):
             yield layout.not_read([path], folder.path)
         elif host in (None, path.stem):
@@ -347,10 +347,10 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     rows = _last_rows(folder)
     if not rows:
         first = "the ranks import torch and read the data" if folder.program.is_ours else _no_metric(folder)
-        doing = awaited(folder) or first
+        doing = hosts_awaited(folder) or first
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
-    doing = f", {last.doing}" if training and last.attempt in journal.known(folder.path)[-1:] else ""
+    doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""
     epoch = "" if last.epoch is None else f", epoch {last.epoch}"
     lines = [f"  step     {last.step}{epoch}{doing}"]
     return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
@@ -358,8 +358,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
     """Where the ranks are while they train, and who held them up."""
-    told, notes = read(folder.path / run_folder.ATTEMPTS / str(attempt))
-    lines = [f"  ranks    {lagging(told)}"] if told and training else []
+    rows, notes = read_rank_rows(folder.path / run_folder.ATTEMPTS / str(attempt))
+    lines = [f"  ranks    {lagging(rows)}"] if rows and training else []
     return lines + [f"  {note}" for note in notes]
 
 

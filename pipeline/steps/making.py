@@ -192,7 +192,7 @@ class _Work:
                 self._refuse_read(making.seen, step, keyed)
                 record["dependencies"] = dependencies = _without_secrets(making.seen.record(root, keyed, inputs))
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-                known = rank_environment.digests(os.environ, keys)
+                known = rank_environment.variable_digests(os.environ, keys)
                 dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
                 dependencies["nodes"] = [making.program]  # counts, and no input needs to name it
                 self._warn_of_files(making, [*dependencies["files"]])

@@ -99,7 +99,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     keyed = key.parts["environment"]
     took = record.get("dependencies") or {}
     changed = dependencies.changed(took, root, keyed)
-    changed = changed or rank_environment.changed(took, took.get("values"), os.environ)
+    changed = changed or rank_environment.changed_variables(took, took.get("values"), os.environ)
     if changed is not None:
         return None, changed
     return Made(folder=folder, record=record), ""

@@ -56,9 +56,9 @@ def test_what_no_agent_holds_and_no_run_needs_is_removed_by_preflight_and_by_cle
     project = Project(tmp_path, ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
     run_dir = tmp_path / "runs" / KEY
     run_dir.mkdir(parents=True)
-    alive, superseded, wanted = (journal.new_id(KEY, run_dir, number, "aa") for number in (1, 2, 3))
+    alive, superseded, wanted = (journal.new_attempt_id(KEY, run_dir, number, "aa") for number in (1, 2, 3))
     for run_id in (alive, superseded, wanted):
-        journal.register(run_dir, run_id)
+        journal.register_attempt(run_dir, run_id)
         leave(lab, run_id, pid=999999)
     leave(lab, alive, pid=1, born=on(lab, "node1", "cut -d' ' -f22 /proc/1/stat").stdout.strip())
 

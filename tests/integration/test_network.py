@@ -74,8 +74,8 @@ def test_who_gets_no_answer_is_told_where_a_firewall_comes_between_check_and_sta
     try:
         wait_until(lambda: (stub.run_dir / "plan.json").exists(), child)  # the hosts have connected; torchrun has not
         with firewall(lab, "node0", "drop"):
-            wait_until(lambda: "no answer" in (status.awaited(folder) or ""), child)
-            told = status.awaited(folder) or ""
+            wait_until(lambda: "no answer" in (status.hosts_awaited(folder) or ""), child)
+            told = status.hosts_awaited(folder) or ""
     finally:
         child.terminate()
         child.communicate(timeout=HANG_S)

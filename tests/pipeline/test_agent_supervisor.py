@@ -91,7 +91,7 @@ def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: p
 def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """A request and its node, whose torchrun only sleeps."""
     run_dir = tmp_path / "runs" / "key"
-    run_id = journal.new_id(uuid.uuid4().hex[:12], run_dir, 1, "abc123")
+    run_id = journal.new_attempt_id(uuid.uuid4().hex[:12], run_dir, 1, "abc123")
     node = {
         "identity": identity({"local": True}),
         "node_rank": 0,
@@ -107,7 +107,7 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         "local": True,
         "run_key": "key",
         "run_id": run_id,
-        "attempts": journal.prefix_of(run_id),
+        "attempts": journal.prefix_of_attempt(run_id),
         "lease_s": 600.0,
         "registry": str(tmp_path / "runs" / ".agents"),
         "nodes": [node],
@@ -260,7 +260,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     tmp_path: Path, node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, _ = node
-    other = journal.new_id("key", tmp_path / "another clone" / "key", 1, "abc123")
+    other = journal.new_attempt_id("key", tmp_path / "another clone" / "key", 1, "abc123")
 
     def rank(run_id: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(SLEEP, env={**os.environ, variables.NODE: f"{run_id}:0"}, start_new_session=True)
@@ -283,7 +283,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
         assert others.poll() is None, "that of another clone"
         monkeypatch.setattr(processes, "send_all", lambda *_: None)  # one that nothing can end
         monkeypatch.setattr(registry, "TERM_GRACE_S", 0.1)
-        registry.stop({**request, "attempts": journal.prefix_of(other)})
+        registry.stop({**request, "attempts": journal.prefix_of_attempt(other)})
         assert said[1] == {"left": [f"process {others.pid}"]}
     finally:
         for child in (orphan, earlier, others):

@@ -44,7 +44,7 @@ def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoin
     nothing = "there is no checkpoint yet" if told else "no argument of the script has {resume}"
     assert next_start(run) == f"from the beginning: {nothing}"
     write_json(tmp_path / "plan.json", asdict(PLAN))
-    journal.register(tmp_path, PLAN.run_id)
+    journal.register_attempt(tmp_path, PLAN.run_id)
     node = PLAN.nodes[0]
     left = f"attempt 1 has left on {node.host}"
     itself = f"; checkpoints that {left} are fetched, and it goes on from them if it reads them by itself"
@@ -66,7 +66,7 @@ def test_a_run_of_the_own_trainer_starts_from_a_checkpoint_that_is_here_or_may_b
     run: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), config=SimpleNamespace(script=None))
     assert next_start(run) == "from the beginning: there is no checkpoint yet"
     write_json(tmp_path / "plan.json", asdict(PLAN))
-    journal.register(tmp_path, PLAN.run_id)
+    journal.register_attempt(tmp_path, PLAN.run_id)
     left = f"attempt 1 has left on {PLAN.nodes[0].host}"
     assert next_start(run) == f"from the newest checkpoint that {left}, if there is one"
     (tmp_path / "checkpoints").mkdir()

@@ -90,7 +90,7 @@ def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, ru
     assert another.restore(empty) == (30, [])
     assert names(empty / "checkpoints") == ["shards-00000030", "step-00000030.json", "step-00000030.pt"]
     assert read_verified(empty / "checkpoints" / "step-00000030.pt")["step"] == 30
-    assert journal.known(empty) == ["abc-1-30"]
+    assert journal.known_attempts(empty) == ["abc-1-30"]
     assert names(empty) == ["attempts.json", "checkpoints"]
     assert CheckpointMirror(address, "other").restore(empty) == (0, [])
 

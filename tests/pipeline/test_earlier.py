@@ -76,7 +76,7 @@ def on(*names: str, **host: Any) -> Cluster:
 
 def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchPlan:
     """As a start does, whose command is killed then."""
-    run_id = journal.new_id("k", run_dir, attempt, "aa")
+    run_id = journal.new_attempt_id("k", run_dir, attempt, "aa")
     nodes = tuple(
         dataclasses.replace(
             NODE, node_rank=rank, host=host.label, identity=f"id of {host.name}",
@@ -89,7 +89,7 @@ def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchP
         world_size=1, lease_s=600.0, nodes=nodes, **plan,
     )  # fmt: skip
     starts.note(made, run_dir)
-    journal.register(run_dir, run_id)
+    journal.register_attempt(run_dir, run_id)
     return made
 
 
@@ -167,7 +167,7 @@ def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends
     hosts: Hosts, tmp_path: Path
 ) -> None:
     placed(tmp_path, dataclasses.replace(on("node0"), launcher="mpi"))
-    said, run_id = list[str](), journal.known(tmp_path)[0]
+    said, run_id = list[str](), journal.known_attempts(tmp_path)[0]
     launcher = hosts.create(on("localhost"))
     launcher.capabilities = Capabilities(shares_run_dir=True)
     facts: Any = [Fact("localhost", "node0 127.0.0.1:0 uid 0", "m0")]

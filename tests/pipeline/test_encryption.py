@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import encryption
 from pipeline.cluster.agent.host.checks import certificates
+from pipeline.cluster.networks import tls_warnings
 from pipeline.cluster.validation import validate
 from pipeline.config.cluster import build_cluster
 from pipeline.core.errors import UsageError
@@ -57,7 +57,7 @@ def test_a_file_that_is_not_there_or_has_ended_is_refused_with_the_host_and_the_
 def test_a_certificate_that_ends_within_90_days_is_a_warning() -> None:
     found = [holding(0, tls_certificate=89.5, tls_ca=91), holding(1, tls_certificate=400)]
     validate(encrypted(1, 1), found, global_batch_size=2)
-    assert encryption.warnings(encrypted(1, 1), found) == [
+    assert tls_warnings(encrypted(1, 1), found) == [
         "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem ends in 89 days, on 2001-12-07; put a new one there "
         "before"
     ]

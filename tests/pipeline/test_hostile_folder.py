@@ -69,7 +69,7 @@ def folder_of(runs_dir: Path, evil: Path) -> RunFolder:
     way = {"launcher": "local", "python": str(evil), "ssh_config": str(evil), "hosts": [], "env": {}}
     config = {**CONFIG, "cluster": way, "notify": {"command": str(evil)}}
     folder = finished(runs_dir, config=config, provenance={"overrides": ["experiment=quickstart"]})
-    run_id = journal.new_id(folder.key, folder.path, 1, "aa")
+    run_id = journal.new_attempt_id(folder.key, folder.path, 1, "aa")
     nodes = tuple(
         {**asdict(node), "run_dir": f"/w/runs/{run_id}/node{n}", "state_dir": f"/w/runs/{run_id}/node{n}/agent"}
         for n, node in enumerate(PLAN.nodes)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import leftover
 from pipeline.cluster.agent import node
 from pipeline.cluster.agent.running import leftovers, processes
-from pipeline.cluster.leftover import Left, why_stays
+from pipeline.cluster.earlier import Left, clear_left, why_stays
 from pipeline.runs import journal
 from trainers.contract import variables
 
@@ -110,7 +109,7 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
 
 
 def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Left:
-    name = f"{journal.new_id(KEY, run_dir, attempt, nonce)}/node0"
+    name = f"{journal.new_attempt_id(KEY, run_dir, attempt, nonce)}/node0"
     return Left(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
 
 
@@ -119,7 +118,7 @@ def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goe
     run_dir.mkdir()
     first, second = one(run_dir, 1, idle_s=61.0), one(run_dir, 2, idle_s=90 * DAY_S)
     for left_there in (first, second):
-        journal.register(run_dir, left_there.run_id)
+        journal.register_attempt(run_dir, left_there.run_id)
     assert why_stays(first, tmp_path) == "", "a later attempt has begun"
     assert why_stays(second, tmp_path) == (
         f"run {KEY} goes on from its checkpoints: the same doit train fetches them"
@@ -158,5 +157,5 @@ def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
     }
     facts: Any = [Fact]
     launcher: Any = Clears()
-    assert leftover.clear(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
-    assert leftover.clear(launcher, facts, tmp_path) == []
+    assert clear_left(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
+    assert clear_left(launcher, facts, tmp_path) == []

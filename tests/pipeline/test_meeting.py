@@ -98,13 +98,13 @@ def waiting(folder: Path, *logs: str) -> RunFolder:
 def test_who_has_not_come_yet_is_named_first(tmp_path: Path) -> None:
     folder = waiting(tmp_path, COME, "", COME)
     told = "waiting for node1, where torchrun starts (it imports torch); node0, node2 have come"
-    assert (status.awaited(folder), status.under_way(folder)) == (told, told)
+    assert (status.hosts_awaited(folder), status.under_way(folder)) == (told, told)
 
 
 def test_the_newest_reason_of_its_own_log_is_told(tmp_path: Path) -> None:
     lines = [f"- | paceline: no answer from {HERE}, where the hosts meet, for {seconds} s\n" for seconds in (3, 33)]
     folder = waiting(tmp_path, COME, "".join(lines))
-    assert status.awaited(folder) == (
+    assert status.hosts_awaited(folder) == (
         f"waiting for node1: node1 gets no answer from node0 ({HERE}) since 33 s; node0 has come"
     )
 
@@ -112,14 +112,14 @@ def test_the_newest_reason_of_its_own_log_is_told(tmp_path: Path) -> None:
 def test_torchs_own_warning_is_told(tmp_path: Path) -> None:
     warning = "The client socket has failed to connect to [node0]:4711 (errno: 111 - Connection refused)."
     folder = waiting(tmp_path, COME, f"- | [W1122 06:00:00.1 socket.cpp:764] [c10d] {warning}\n")
-    assert status.awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
+    assert status.hosts_awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
 
 
 @pytest.mark.parametrize("logs", [("", ""), (COME, COME), (COME,), ()])
 def test_nobody_is_named_before_the_first_has_come_and_when_all_have(tmp_path: Path, logs: tuple[str, ...]) -> None:
-    assert status.awaited(waiting(tmp_path, *logs)) is None
+    assert status.hosts_awaited(waiting(tmp_path, *logs)) is None
 
 
 def test_the_lines_of_an_earlier_start_of_the_attempt_do_not_count(tmp_path: Path) -> None:
     other = COME.replace("4711", "4710")
-    assert status.awaited(waiting(tmp_path, other + COME, other)) is not None
+    assert status.hosts_awaited(waiting(tmp_path, other + COME, other)) is not None

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import encryption, leftover, preflight
+from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import probe as agent
+from pipeline.cluster.earlier import left_on_hosts, why_stays
 from pipeline.cluster.launchers.transport.probe_answer import node_facts
+from pipeline.cluster.networks import tls_warnings
 from pipeline.cluster.preflight import occupation
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts
@@ -61,7 +63,7 @@ def taken(value: dict[str, Any]) -> tuple[list[NodeFacts], HostError | None]:
 def test_the_answer_of_an_agent_is_taken_as_it_is(answer: dict[str, Any]) -> None:
     facts = node_facts("node0", answer)
     assert (facts.host, facts.hostname, facts.extra) == ("node0", os.uname().nodename, answer["extra"])
-    assert [left.bytes for left in leftover.of([facts])] == [10]
+    assert [left.bytes for left in left_on_hosts([facts])] == [10]
 
 
 def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harms_nothing(
@@ -86,9 +88,9 @@ def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harm
             hosts = cluster(2, device="cuda")  # what has passed is taken by all who read it
             preflight.judge(hosts, facts)
             occupation.occupied(hosts, facts, "")
-            encryption.warnings(hosts, facts)
+            tls_warnings(hosts, facts)
             provenance.environment(facts[0])
-            [leftover.why_stays(left, tmp_path) for left in leftover.of(facts)]
+            [why_stays(left, tmp_path) for left in left_on_hosts(facts)]
     assert refused > 500
 
 

@@ -50,7 +50,7 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
 
 def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> None:
     write_json(running.path / "config.json", {"program": {"name": "script", "args": {"resume": "{resume}"}}})
-    journal.register(running.path, "second")
+    journal.register_attempt(running.path, "second")
     waits = "running the script; no metric so far, no line either"
     assert progress.under_way(running) == waits  # rows of the first attempt are there
     (running.path / "metrics.jsonl").unlink()
@@ -79,12 +79,12 @@ def test_a_run_that_is_just_being_prepared_says_so(tmp_path: Path) -> None:
 def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder) -> None:
     path = running.path / "metrics.jsonl"
     path.unlink()
-    journal.register(running.path, "first")
+    journal.register_attempt(running.path, "first")
     assert progress.under_way(running).startswith("waiting for the first step; ")
     line = '{"t": 1.0, "step": %d, "epoch": 1, "metrics": {}, "attempt": "%s"}\n'
     path.write_text(line % (40, "first"))
     assert progress.under_way(running) == "training, last reported step 40"
-    journal.register(running.path, "second")
+    journal.register_attempt(running.path, "second")
     assert progress.under_way(running).startswith("starting again from the beginning; the ranks import torch")
     (running.path / "checkpoints").mkdir()
     for name in ("step-00000019.pt", "step-00000038.pt"):

@@ -50,10 +50,10 @@ def test_a_rank_that_is_a_fifth_slower_than_the_median_is_named_with_what_it_cos
 
 def test_what_was_noted_is_read_again_and_what_is_damaged_is_nothing(tmp_path: Path) -> None:
     beat = RankBeat(rank=3, pid=9, step=58, phase=Phase.WAITING, moves=4, for_s=2.0, collectives=60, own_s=1.5)
-    told = status.rows([("b", beat)])
-    status.write(tmp_path, told, ["slow"])
-    assert status.read(tmp_path) == (told, ["slow"])
+    told = status.rank_rows([("b", beat)])
+    status.write_rank_rows(tmp_path, told, ["slow"])
+    assert status.read_rank_rows(tmp_path) == (told, ["slow"])
     assert (told[0].rank, told[0].host, told[0].own_s) == (3, "b", 1.5)
     for text in ("", "null", '{"ranks": [{"rank": 1}], "notes": []}', '{"ranks": 7}'):
         (tmp_path / status.FILE).write_text(text)
-        assert status.read(tmp_path) == ([], [])
+        assert status.read_rank_rows(tmp_path) == ([], [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person, shortened
+from pipeline.cluster.failures import Tracebacks, is_for_a_person, shortened
 from pipeline.core.specs import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]

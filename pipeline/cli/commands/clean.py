@@ -17,7 +17,8 @@ from pipeline.cli.commands.runs import config_of, day, experiments_of, matches, 
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
-from pipeline.cluster import launchers, leftover
+from pipeline.cluster import launchers
+from pipeline.cluster.earlier import Left, clear_left, idle_words, left_on_hosts, why_stays
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import remove_leftovers
@@ -430,7 +431,7 @@ def clean_hosts(options: Mapping[str, str]) -> None:
     with closing(launchers.create(config.cluster)) as launcher:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
-        reasons = [(left, leftover.why_stays(left, config.runs_dir)) for left in leftover.of(facts)]
+        reasons = [(left, why_stays(left, config.runs_dir)) for left in left_on_hosts(facts)]
         going = [left for left, why in reasons if not why]
         for left, why in reasons:
             if why:
@@ -442,12 +443,12 @@ def clean_hosts(options: Mapping[str, str]) -> None:
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
         if is_on(options, "yes") or agreed(amount):
             with waiting(note, "removing it"):
-                lines = leftover.clear(launcher, facts, config.runs_dir)
+                lines = clear_left(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)
 
 
-def _hosts_table(going: Sequence[leftover.Left]) -> str:
+def _hosts_table(going: Sequence[Left]) -> str:
     rows = [("host", "attempt", "unused for", "frees")]
-    rows += [(left.host, left.name, leftover.ago(left.idle_s), file_size(left.bytes)) for left in going]
+    rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
     return aligned(rows)

@@ -19,7 +19,7 @@ from pipeline.execution.dry_run import PlannedRun
 from pipeline.execution.run import Run
 from pipeline.runs import index
 from pipeline.runs import status as run_status
-from pipeline.runs.agreement import check_parts
+from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
 
 

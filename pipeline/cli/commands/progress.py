@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.invocation import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.cli.output import as_typed
-from pipeline.cluster.tracebacks import is_for_a_person
+from pipeline.cluster.failures import is_for_a_person
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.specs import LogLine

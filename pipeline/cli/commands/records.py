@@ -21,8 +21,7 @@ from pipeline.core.tables import is_count
 from pipeline.evaluation.table import format_report
 from pipeline.execution import complete
 from pipeline.runs import acceptance, journal
-from pipeline.runs.agreement import check_parts
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.tracking import server as team_server
 from pipeline.tracking import ui as web_ui
 from pipeline.tracking.client import Recorder

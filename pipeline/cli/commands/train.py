@@ -27,7 +27,7 @@ def fetch() -> None:
     if current.pack is None:
         _fetch_data(current)
     if (start := current.start) is not None and start.url is not None:
-        complete.fetch(current.config, start)
+        complete.fetch_weights(current.config, start)
         current.forget_pack()
 
 
@@ -96,7 +96,7 @@ def attach() -> None:
 
 def _train(current: Session, *, attach: bool = False) -> None:
     if not attach and current.config.train.init.said:  # weights to start from: fetched, or made by init.run
-        complete.bring(current.config, ROOT, argv=sys.argv, say=note)
+        complete.bring_weights(current.config, ROOT, argv=sys.argv, say=note)
         current.forget_pack()
     with waiting(note_usual, "looking up the run"):
         run = current.run

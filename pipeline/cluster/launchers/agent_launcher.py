@@ -348,7 +348,7 @@ class AgentLauncher:
             bar: a run id that may not start any more: its start command may still be on its way.
         """
         self.transport.shares_connections = False
-        which = journal.prefix(run_key, run_dir)
+        which = journal.attempt_prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         hosts = {host.label: host for host in self.cluster.hosts}

@@ -271,7 +271,7 @@ class GrantedLauncher:
         start = {
             "run_key": plan.run_key,
             "run_id": plan.run_id,
-            "attempts": journal.prefix_of(plan.run_id),
+            "attempts": journal.prefix_of_attempt(plan.run_id),
             "lease_s": plan.lease_s,
             "registry": str(run_dir.parent / ".agents"),
             "nodes": [{**dataclasses.asdict(node), "remove": [node.state_dir]} for node in plan.nodes],

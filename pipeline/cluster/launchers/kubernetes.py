@@ -420,7 +420,7 @@ def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Obje
 
 def _label(run_key: str, run_dir: Path) -> str:
     """The label of all jobs of one run folder."""
-    return _word(journal.prefix(run_key, run_dir))
+    return _word(journal.attempt_prefix(run_key, run_dir))
 
 
 def _word(text: str) -> str:

@@ -389,4 +389,4 @@ def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Job:
 
 def _name(run_key: str, run_dir: Path) -> str:
     """The beginning of the names of all jobs of one run folder."""
-    return f"{NAME_PREFIX}{journal.prefix(run_key, run_dir)}"
+    return f"{NAME_PREFIX}{journal.attempt_prefix(run_key, run_dir)}"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster import launchers, leftover, validation
+from pipeline.cluster import launchers, validation
+from pipeline.cluster.earlier import clear_left
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
@@ -119,7 +120,7 @@ def examine(
         if isinstance(launcher, GrantedLauncher):
             return _rehearsed(launcher)
         facts = launcher.probe(None, probed(key))
-        for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
+        for note in clear_left(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:

@@ -48,7 +48,7 @@ def laid_out(tmp_path: Path) -> RunFolder:
     (folder.path / "plan.json").write_text(json.dumps(asdict(plan("node0", "node1"))))
     (attempt / "node0.log").write_text("0 | epoch 1/20\n- | torchrun's own\n0 | half a li")
     row = RankRow(rank=0, host="node0", step=7, phase=2, for_s=0.5, own_s=1.0)
-    status.write(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
+    status.write_rank_rows(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
     return folder
 
 

@@ -120,7 +120,7 @@ def remove_ours(folders: list[str]) -> None:
 
 def remove_left(request: Json, node: Json) -> None:
     """Remove below the workdir what was half unpacked by a process that is gone, and the folders of earlier attempts
-    of this run. Of other runs the controller decides (pipeline/cluster/leftover.py)."""
+    of this run. Of other runs the controller decides (pipeline/cluster/earlier.py)."""
     runs = os.path.dirname(os.path.dirname(node["run_dir"]))
     remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import encryption
 from pipeline.cluster.launchers.base import PackSource, workdir_of
 from pipeline.cluster.launchers.settings import capabilities
 from pipeline.cluster.launchers.transport import claims
+from pipeline.cluster.networks import tls_files
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
@@ -34,7 +34,7 @@ def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], reg
         "python_path": cluster.python_path,
         "pack_digest": pack.digest if pack else "",
         "pack_places": [str(pack.path)] if pack else [],
-        "certificates": encryption.files(cluster),
+        "certificates": tls_files(cluster),
         "gpu_s": GPU_S if cluster.device == "cuda" else 0.0,
     }
 
@@ -48,7 +48,7 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-    prefix, what = journal.prefix_of(plan.run_id), claims.title(run_dir, plan.run_key)
+    prefix, what = journal.prefix_of_attempt(plan.run_id), claims.title(run_dir, plan.run_key)
     nodes = [
         {
             **node,
@@ -66,7 +66,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
-        "attempts": journal.prefix_of(plan.run_id),
+        "attempts": journal.prefix_of_attempt(plan.run_id),
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,
