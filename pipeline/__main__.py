@@ -26,12 +26,12 @@ from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import for_verb, leave  # noqa: E402
 from pipeline.cli.output import outlive_reader  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
-from pipeline.config import hydra_flags  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
-from pipeline.config.explain import explain  # noqa: E402
-from pipeline.config.override_words import for_hydra  # noqa: E402
+from pipeline.config.errors.explain import explain  # noqa: E402
+from pipeline.config.overrides import hydra_flags  # noqa: E402
+from pipeline.config.overrides.trials import jobs  # noqa: E402
+from pipeline.config.overrides.words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
-from pipeline.config.trials import jobs  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
 from pipeline.core.processes import signals  # noqa: E402

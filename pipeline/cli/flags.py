@@ -109,7 +109,8 @@ def _meant(name: str, value: str, verb: str) -> str | None:
         return f"{name}={value or 1}"
     if not VERBS[verb].composes:
         return None
-    from pipeline.config import compose, unknown_key  # Hydra, for this error alone
+    from pipeline.config import compose
+    from pipeline.config.errors import unknown_key  # Hydra, for this error alone
 
     word = f"{name}={value or 'VALUE'}"
     try:

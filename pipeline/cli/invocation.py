@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pipeline.cli.verbs import VERBS
-from pipeline.config.override_words import NAME_A_SCRIPT, quoted_run
+from pipeline.config.overrides.words import NAME_A_SCRIPT, quoted_run
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.printable import hydra_value
 

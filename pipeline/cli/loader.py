@@ -159,7 +159,7 @@ def _answer_help() -> None:
 
 def for_verb(error: PacelineError, verb: str) -> PacelineError:
     """An unknown key may have been meant as an option of the verb, or of another one."""
-    from pipeline.config.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
+    from pipeline.config.errors.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
 
     if not isinstance(error, UnknownKeyError):
         return error

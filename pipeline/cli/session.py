@@ -135,7 +135,7 @@ class Session:
         """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
-            from pipeline.config.trials import jobs  # Hydra's parser of overrides
+            from pipeline.config.overrides.trials import jobs  # Hydra's parser of overrides
 
             return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps

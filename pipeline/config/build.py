@@ -154,18 +154,18 @@ def build(
     )
 
 
-def tracking_config(told: Mapping[str, Any]) -> TrackingConfig:
+def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
     """With the fields that the chosen tracker alone has. Raises UsageError: no such tracker, or no name."""
-    tracker = told.get("tracker")
+    tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
-    found: TrackingConfig = settings(**told)
-    if found.experiment.strip() in ("", ".", "..") or len(found.experiment) > _LONGEST_EXPERIMENT:
+    config: TrackingConfig = settings(**section)
+    if config.experiment.strip() in ("", ".", "..") or len(config.experiment) > _LONGEST_EXPERIMENT:
         raise UsageError(
-            f"tracking.experiment={found.experiment[:40]!r} is no name of an experiment: it is also that of a folder, "
+            f"tracking.experiment={config.experiment[:40]!r} is no name of an experiment: it is also that of a folder, "
             f"and has 1 to {_LONGEST_EXPERIMENT} characters",
             hint="tracking.experiment=paceline",
         )
-    return found
+    return config
 
 
 def _cluster(
@@ -190,11 +190,17 @@ def parent_of(
     train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, above: tuple[str, ...] = ()
 ) -> RunConfig | None:
     """The run that ``init.run`` names; ``above``: words of the runs that start from this one. Raises UsageError."""
-    if train.init.run is None:
+    said = train.init.run
+    if said is None:
         return None
-    from pipeline.config.parents import parent  # it imports Hydra
+    from pipeline.config.parents import compose_parent, parent_errors_explained  # they import Hydra
 
-    return parent(train.init.run, words, root=root, local_gpus=local_gpus, above=above)
+    with parent_errors_explained(said, above):
+        resolved, every = compose_parent(said, words, above=above)
+        parent = build(resolved, every, root=root, local_gpus=local_gpus, above=(*above, said))
+    if parent.script is not None:
+        raise UsageError(f"init.run={said!r} is the run of a script, of whose weights nothing is known")
+    return parent
 
 
 def _check_together(
@@ -254,13 +260,13 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
     section, options = resolved["search"], OPTIONS["search"]
     if section["name"] == SearchConfig().name:  # no search
         return SearchConfig(**section)
-    found: SearchConfig = typed(options.settings(section["name"]), section)
-    return found
+    config: SearchConfig = typed(options.settings(section["name"]), section)
+    return config
 
 
-def notify_config(told: Mapping[str, Any]) -> NotifyConfig:
+def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
     """Who is told of the end. Raises UsageError: a command that has no end of its quotes, an address that is none."""
-    config = NotifyConfig(**told)
+    config = NotifyConfig(**section)
     if config.command is not None:
         try:
             words = shlex.split(config.command)
@@ -331,7 +337,7 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in known:
-            from pipeline.config.explain import unknown_key  # it imports Hydra
+            from pipeline.config.errors.explain import unknown_key  # it imports Hydra
 
             typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
             rest = {name: value for name, value in resolved.items() if name in known}

@@ -14,7 +14,7 @@ from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.spares import against
 from pipeline.cluster.validation import visible_gpus
-from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
+from pipeline.config.errors.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
@@ -247,8 +247,8 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     if raw["hostfile"] is not None:
         if not raw["hostfile"].strip():
             raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
-        told = f"cluster.hostfile={raw['hostfile']}"
-        text = _text_of(root / expanded(raw["hostfile"], told), told)
+        option = f"cluster.hostfile={raw['hostfile']}"
+        text = _text_of(root / expanded(raw["hostfile"], option), option)
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
         parse = hostfile.parse_mpi if of_mpi else hostfile.parse
         parsed = parse(text, str(raw["hostfile"]), default_slots=nproc)
@@ -260,19 +260,21 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     return list(raw["hosts"])
 
 
-def _text_of(path: Path, told: str) -> str:
+def _text_of(path: Path, option: str) -> str:
     """A hostfile's text. Raises UsageError: it can't be read, or might have no end (a pipe, a device)."""
     try:
         if not path.is_file() and path.exists() and not path.is_dir():
-            raise UsageError(f"{told} is no ordinary file; write its lines into one and name that")
+            raise UsageError(f"{option} is no ordinary file; write its lines into one and name that")
         with path.open(encoding="utf-8-sig") as file:  # editors of Windows put a byte order mark first
             text = file.read(HOSTFILE_CHARACTERS + 1)
     except OSError as error:
-        raise UsageError(f"{told} can't be read: {os_reason(error)}") from error
+        raise UsageError(f"{option} can't be read: {os_reason(error)}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{told} is not a text file: {error}") from error
+        raise UsageError(f"{option} is not a text file: {error}") from error
     if len(text) > HOSTFILE_CHARACTERS:
-        raise UsageError(f"{told} has more than {HOSTFILE_CHARACTERS:,} characters, so it is no hostfile; name another")
+        raise UsageError(
+            f"{option} has more than {HOSTFILE_CHARACTERS:,} characters, so it is no hostfile; name another"
+        )
     return text
 
 

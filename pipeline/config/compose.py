@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.explain import explain, explain_interpolation
-from pipeline.config.override_words import for_hydra
+from pipeline.config.errors.explain import explain, explain_interpolation
+from pipeline.config.overrides.words import for_hydra
 from pipeline.config.schema_store import register
 from pipeline.core import redact
 from pipeline.core.places import ROOT, conf_dirs

@@ -42,11 +42,11 @@ class Group(NamedTuple):
     @property
     def installed(self) -> dict[str, str]:
         """The options that other installed packages bring, and their modules."""
-        from pipeline.config.schema import OPTIONS, installed_programs
+        from pipeline.config.schema import OPTIONS, installed_programs  # nor for this
 
-        found = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
-        found = installed_programs() if self.name == "program" else found
-        return {name: f"Of an installed package ({module})." for name, module in found.items()}
+        modules = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
+        modules = installed_programs() if self.name == "program" else modules
+        return {name: f"Of an installed package ({module})." for name, module in modules.items()}
 
 
 def groups(root: Path = ROOT) -> list[Group]:
@@ -67,8 +67,8 @@ def config_file(folders: Sequence[Path]) -> Path:
 
 
 def _options(folders: Sequence[Path], group: str) -> dict[str, str]:
-    found = {path.stem: path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")}
-    return {name: _first_comment(path) for name, path in sorted(found.items())}
+    files = {path.stem: path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")}
+    return {name: _first_comment(path) for name, path in sorted(files.items())}
 
 
 def _first_comment(path: Path) -> str:

@@ -101,7 +101,7 @@ class ComposeMemo:
 
 def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
     """True if an option or the program comes from an installed package other than Paceline."""
-    from pipeline.config.schema import OPTIONS, installed_programs
+    from pipeline.config.schema import OPTIONS, installed_programs  # likewise
 
     for group, options in OPTIONS.items():
         name = (resolved.get(group) or {}).get(choice_of(group))

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pipeline.config import compose
-from pipeline.config.override_words import quoted_run
+from pipeline.config.overrides.words import quoted_run
 from pipeline.config.step_source import named_step
 from pipeline.core.errors import UsageError
-
-if TYPE_CHECKING:  # it imports this module
-    from pipeline.config.build import RunConfig
 
 _SHARED = re.compile(r"[+~]*(?P<group>cluster|paths|tracking)\b")
 
 
-def parent(said: str, words: Sequence[str], *, root: Path, local_gpus: int, above: tuple[str, ...] = ()) -> RunConfig:
-    """The configuration that ``init.run`` names: on the cluster of the run that says so, unless its words name another.
+@contextmanager
+def parent_errors_explained(said: str, above: tuple[str, ...]) -> Iterator[None]:
+    """What is wrong with the run that ``init.run`` names is said of that field; ``above`` as in ``compose_parent``.
+
+    Raises:
+        UsageError: whatever the block raises of it.
+    """
+    try:
+        yield
+    except ValueError as error:  # of shlex
+        raise UsageError(f"init.run={said!r} can't be split into words: {error}") from error
+    except UsageError as error:
+        if above or error.what.startswith("init.run"):
+            raise
+        raise UsageError(f"init.run={said!r}: {error.what}", hint=error.hint) from error
+
+
+def compose_parent(
+    said: str, words: Sequence[str], *, above: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Resolve the configuration that ``init.run`` names, on the cluster of the run that says so, unless its words name
+    another; with the words that it was composed of.
 
     Args:
         said: the words, as a shell would split them.
@@ -29,32 +46,15 @@ def parent(said: str, words: Sequence[str], *, root: Path, local_gpus: int, abov
 
     Raises:
         UsageError: a word that can't work, or a run that would start from itself.
+        ValueError: ``said`` can't be split.
     """
-    from pipeline.config.build import build
-
     if said in above:
         raise UsageError(f"init.run leads back to itself: {' → '.join((*above, said))}")
-    try:
-        own = [quoted_run(word) for word in shlex.split(said)]
-        elsewhere = any(word.startswith("cluster=") for word in own)
-        every = [
-            *(
-                word
-                for word in words
-                if (found := _SHARED.match(word)) and not (elsewhere and found["group"] == "cluster")
-            ),
-            *own,
-        ]
-        resolved = compose.resolve(compose.compose_config(every))
-        if named_step(resolved) is not None:
-            raise UsageError("its data comes from a step", hint=f"doit train {said}, then init.weights=<its key>")
-        built = build(resolved, tuple(every), root=root, local_gpus=local_gpus, above=(*above, said))
-    except ValueError as error:  # of shlex
-        raise UsageError(f"init.run={said!r} can't be split into words: {error}") from error
-    except UsageError as error:
-        if above or error.what.startswith("init.run"):
-            raise
-        raise UsageError(f"init.run={said!r}: {error.what}", hint=error.hint) from error
-    if built.script is not None:
-        raise UsageError(f"init.run={said!r} is the run of a script, of whose weights nothing is known")
-    return built
+    own = [quoted_run(word) for word in shlex.split(said)]
+    elsewhere = any(word.startswith("cluster=") for word in own)
+    shared = [(word, match["group"]) for word in words if (match := _SHARED.match(word))]
+    every = (*(word for word, group in shared if not (elsewhere and group == "cluster")), *own)
+    resolved = compose.resolve(compose.compose_config(every))
+    if named_step(resolved) is not None:
+        raise UsageError("its data comes from a step", hint=f"doit train {said}, then init.weights=<its key>")
+    return resolved, every

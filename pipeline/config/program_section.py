@@ -94,17 +94,22 @@ class DataArguments:
 
 def tracked(args: Any, data: Sequence[DataPath], untracked: Sequence[str], root: Path) -> DataArguments:
     """``program.args`` with its paths as data behind ``data``, which ``program.data`` names."""
-    found = DataArguments(args=args, data=[*data], untracked=untracked, root=root)
+    data_arguments = DataArguments(args=args, data=[*data], untracked=untracked, root=root)
     if isinstance(args, Mapping):
-        found.args = {name: _of_option(found, str(name), value) for name, value in args.items()}
+        data_arguments.args = {name: _of_option(data_arguments, str(name), value) for name, value in args.items()}
     elif isinstance(args, list):
         flags = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
-        found.args = [found.word(flags[at], f"program.args[{at}]", word) for at, word in enumerate(args)]
-    return found
+        data_arguments.args = [
+            data_arguments.word(flags[at], f"program.args[{at}]", word) for at, word in enumerate(args)
+        ]
+    return data_arguments
 
 
-def _of_option(found: DataArguments, name: str, value: Any) -> Any:
-    words = [found.word(name, f"program.args.{name}", word) for word in (value if isinstance(value, list) else [value])]
+def _of_option(data_arguments: DataArguments, name: str, value: Any) -> Any:
+    words = [
+        data_arguments.word(name, f"program.args.{name}", word)
+        for word in (value if isinstance(value, list) else [value])
+    ]
     return words if isinstance(value, list) else words[0]
 
 
@@ -159,26 +164,26 @@ def with_script(
     if must_exist and not has_step:
         refuse_unseen_seed(words, resolved)
     try:
-        told = ScriptConfig(**section)
+        settings = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
         raise UsageError(str(error)) from error
-    found = script_files.find(
+    files = script_files.find(
         root=root,
-        script=told.script,
-        command=told.command,
-        workdir=told.workdir,
-        inputs=told.inputs,
-        outputs=told.outputs,
-        data=told.data,
+        script=settings.script,
+        command=settings.command,
+        workdir=settings.workdir,
+        inputs=settings.inputs,
+        outputs=settings.outputs,
+        data=settings.data,
         must_exist=must_exist,
     )
-    where = {"script": found.shown or None} if told.script else {}
-    arguments = tracked(section["args"], found.data, told.untracked, root)
-    found = found._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
-    shown = [script_files.shown(one.path, root) for one in found.data]
+    where = {"script": files.shown or None} if settings.script else {}
+    arguments = tracked(section["args"], files.data, settings.untracked, root)
+    files = files._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
+    shown = [script_files.shown(one.path, root) for one in files.data]
     data = {"args": arguments.args, "data": shown if len(shown) > 1 else "".join(shown) or None}
     run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
-    return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
+    return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
 
 
 def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
@@ -216,14 +221,14 @@ def _holds(value: Any, text: str) -> bool:
     return str(value) == text or str(value).endswith(f"={text}")
 
 
-def check_script(told: ScriptConfig, cluster: Cluster) -> None:
+def check_script(settings: ScriptConfig, cluster: Cluster) -> None:
     """What a script can't have of the hosts. Raises UsageError."""
-    if not told.torchrun and cluster.world_size > 1:
+    if not settings.torchrun and cluster.world_size > 1:
         raise UsageError(
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
             hint="cluster.nproc_per_node=1" if cluster.nnodes == 1 else "cluster=local cluster.nproc_per_node=1",
         )
-    if cluster.checkpoint_mirror is not None and not told.resumes:
+    if cluster.checkpoint_mirror is not None and not settings.resumes:
         raise UsageError(
             "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
             hint="program.args.NAME='{resume}', or cluster.checkpoint_mirror=null",

@@ -36,13 +36,13 @@ _PLACEHOLDERS = ("name", "launcher")  # they repeat the option
 
 def page() -> str:
     """The whole page, as Markdown."""
-    found = {group.name: group for group in groups()}
+    by_name = {group.name: group for group in groups()}
     classes = get_type_hints(RootConfig)
     parts = [_HEAD, _section("Top level", {"seed": _field(RootConfig, "seed")})]
     for name, settings in classes.items():
         if isinstance(settings, type) and dataclasses.is_dataclass(settings):
-            parts.append("\n".join(_group(name, settings, found.get(name))))
-    parts.append("\n".join(_recipes(found["experiment"])))
+            parts.append("\n".join(_group(name, settings, by_name.get(name))))
+    parts.append("\n".join(_recipes(by_name["experiment"])))
     return "\n".join(parts)
 
 

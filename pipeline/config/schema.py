@@ -17,7 +17,7 @@ from trainers.core import config as node
 from trainers.script.settings import ProgramConfig, ScriptConfig
 
 if TYPE_CHECKING:  # it imports Hydra
-    from pipeline.config.trials import SearchSpace
+    from pipeline.config.overrides.search_space import SearchSpace
 
 
 @dataclass(kw_only=True)
@@ -186,5 +186,5 @@ PROGRAMS: dict[str, type[ProgramConfig]] = {"classifier": ProgramConfig, "script
 
 def installed_programs() -> dict[str, str]:
     """The scripts that other installed packages offer as ``program=NAME``: name → file ('' where it isn't there)."""
-    found = node.installed_options("paceline.programs")
-    return {name: str(source_of_installed(module) or "") for name, module in found.items()}
+    modules = node.installed_options("paceline.programs")
+    return {name: str(source_of_installed(module) or "") for name, module in modules.items()}

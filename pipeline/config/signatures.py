@@ -30,26 +30,26 @@ def _described(target: str, folders: list[str]) -> dict[str, Any]:
     place, _, name = target.partition(":")
     try:
         module = import_module(place)
-        found = getattr(module, name, _ABSENT)
+        item = getattr(module, name, _ABSENT)
     except BaseException as error:  # whatever a module raises, sys.exit() included
         return _failed(error, folders)
-    if found is _ABSENT:
+    if item is _ABSENT:
         return {"file": module.__file__, "names": _names(module)}
-    if isinstance(found, ModuleType):
+    if isinstance(item, ModuleType):
         return {"file": module.__file__, "value": "a module"}
-    if not callable(found):
-        return {"file": module.__file__, "value": repr(found)[:40]}
-    if not inspect.isclass(found) and not inspect.isroutine(found):
+    if not callable(item):
+        return {"file": module.__file__, "value": repr(item)[:40]}
+    if not inspect.isclass(item) and not inspect.isroutine(item):
         return {}
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(item).parameters.values()
     except (TypeError, ValueError):  # one that is written in C
         return {}
     return {
-        "name": found.__name__,
-        **_place(found),
-        "is_class": inspect.isclass(found),
-        "bases": [f"{base.__module__}.{base.__qualname__}" for base in getattr(found, "__mro__", ())],
+        "name": item.__name__,
+        **_place(item),
+        "is_class": inspect.isclass(item),
+        "bases": [f"{base.__module__}.{base.__qualname__}" for base in getattr(item, "__mro__", ())],
         "parameters": [[one.name, one.kind.name, one.default is not one.empty] for one in parameters],
     }
 

@@ -54,10 +54,10 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
     Raises:
         UsageError: the step can't be made as it is told, or has no such output.
     """
-    found = named_step(resolved)
-    if found is None or steps is None:
+    named = named_step(resolved)
+    if named is None or steps is None:
         return resolved, None
-    section, field, text = found
+    section, field, text = named
     step = steps(text, resolved)
     path = step.path
     return {**resolved, section: {**resolved[section], field: str(path or _UNMADE[section])}}, step
@@ -72,12 +72,12 @@ def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> N
         )
 
 
-def with_words(placed: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def with_words(placed: Mapping[str, Any], words_of: Mapping[str, Any]) -> dict[str, Any]:
     """``placed`` with the name of a step again where it was told, for config.json."""
-    found = named_step(told)
-    if found is None or found[0] not in placed:
+    named = named_step(words_of)
+    if named is None or named[0] not in placed:
         return dict(placed)
-    section, field, text = found
+    section, field, text = named
     return {**placed, section: {**placed[section], field: text}}
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from pipeline.config import build, compose, program_section
 from pipeline.config.build import RunConfig, train_config
+from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words, with_step, with_words
-from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.config.values import refuse_endless, refuse_unprintable
 from pipeline.core import redact
 from pipeline.core.errors import UsageError

@@ -23,8 +23,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from pipeline import tracking
+from pipeline.config.overrides.search_space import Choice, Dimension, SearchSpace
 from pipeline.config.schema import OPTIONS, SearchConfig
-from pipeline.config.trials import Choice, Dimension, SearchSpace
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.sweep.search_source import STUDY, objectives

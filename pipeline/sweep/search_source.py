@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import compose, trials
+from pipeline.config import compose
 from pipeline.config.build import RunConfig, search_config
+from pipeline.config.overrides import trials
+from pipeline.config.overrides.search_space import Choice, SearchSpace, space
 from pipeline.config.schema import SearchConfig, SweepConfig
-from pipeline.config.trials import Choice, SearchSpace, space
 from pipeline.core import program as programs
 from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.files import canonical_json, sha256_text

@@ -14,7 +14,7 @@ from doit.task import Task
 
 from pipeline.cli import flags, invocation
 from pipeline.cli.loader import refuse_unknown
-from pipeline.config import hydra_flags
+from pipeline.config.overrides import hydra_flags
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process
 from tests.integration.commands import ROOT

@@ -11,8 +11,9 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_search_path import PacelineSearchPath
 from pipeline.cli import clone, main
-from pipeline.config import compose, origins
+from pipeline.config import compose
 from pipeline.config.groups import groups
+from pipeline.config.overrides import origins
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.keys.import_closure import import_closure

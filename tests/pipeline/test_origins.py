@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from pipeline.config import compose, origins
+from pipeline.config import compose
+from pipeline.config.overrides import origins
 from tests.integration import preloaded
 
 WORDS = (

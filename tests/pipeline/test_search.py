@@ -7,7 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.build import search_config
-from pipeline.config.trials import space
+from pipeline.config.overrides.search_space import space
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.sweep.search import Search, Suggestion, open_search

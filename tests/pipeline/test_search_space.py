@@ -4,8 +4,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.build import search_config
+from pipeline.config.overrides.search_space import Choice, Number, SearchSpace, space
 from pipeline.config.schema import SearchConfig
-from pipeline.config.trials import Choice, Number, SearchSpace, space
 from pipeline.core.errors import UsageError
 from pipeline.sweep.search_source import check, objectives
 

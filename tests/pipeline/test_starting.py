@@ -17,7 +17,7 @@ import pytest
 from pipeline.cli.commands.clean import needed
 from pipeline.config import build
 from pipeline.config.build import RunConfig
-from pipeline.config.override_words import quoted_run
+from pipeline.config.overrides.words import quoted_run
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.data import weights

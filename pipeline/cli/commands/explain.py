@@ -12,7 +12,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
-from pipeline.config import origins
+from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.execution import dry_run
 from pipeline.execution.dry_run import PlannedRun

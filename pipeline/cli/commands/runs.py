@@ -14,8 +14,8 @@ from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import relative, session
-from pipeline.config.origins import stands_for
-from pipeline.config.override_words import for_hydra
+from pipeline.config.overrides.origins import stands_for
+from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.redact import placeholders

@@ -8,8 +8,8 @@ from typing import Any
 
 from optuna.samplers import BaseSampler, GridSampler
 
+from pipeline.config.overrides.search_space import SearchSpace
 from pipeline.config.schema import SearchConfig
-from pipeline.config.trials import SearchSpace
 from pipeline.core.errors import UsageError
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler, TPESampler
 
+from pipeline.config.overrides.search_space import SearchSpace
 from pipeline.config.schema import SearchConfig
-from pipeline.config.trials import SearchSpace
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.config.override_words import for_hydra
+from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import DataError
 from pipeline.data.datasets.torchvision import TorchvisionConfig
 from pipeline.data.store import fetch

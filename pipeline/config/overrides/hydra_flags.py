@@ -13,11 +13,11 @@ from pipeline.config.compose import CONF_DIRS
 from pipeline.core.errors import UsageError
 from pipeline.core.places import HOME
 
-_BESIDE = HOME / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
+_APPLICATION = HOME / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
 _SHELLS = ("bash", "fish", "zsh")
 
 
-class Asked(NamedTuple):
+class HydraFlags(NamedTuple):
     """What a command line asks of Hydra.
 
     Attributes:
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     composes: bool
 
 
-def read(argv: Sequence[str]) -> Asked:
+def read(argv: Sequence[str]) -> HydraFlags:
     """The words behind ``python -m pipeline``.
 
     Raises:
@@ -63,7 +63,7 @@ def read(argv: Sequence[str]) -> Asked:
     _refuse_absent(args)
     answers = args.help or args.hydra_help or args.info or args.shell_completion
     elsewhere = args.config_path or args.config_name or args.config_dir
-    return Asked(words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere))
+    return HydraFlags(words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere))
 
 
 def _refuse(message: str) -> NoReturn:
@@ -77,7 +77,7 @@ def _refuse_absent(args: argparse.Namespace) -> None:
         raise UsageError(f"--config-dir {args.config_dir}: there is no such folder", hint="an absolute path")
     folders = [*CONF_DIRS]
     if args.config_path is not None and "://" not in args.config_path:  # else a package, which only Hydra finds
-        folders = [_BESIDE / args.config_path]
+        folders = [_APPLICATION / args.config_path]
         if not folders[0].is_dir():
             raise UsageError(
                 f"--config-path {args.config_path}: there is no folder {folders[0]}", hint="an absolute path"
@@ -94,8 +94,8 @@ def _refuse_absent(args: argparse.Namespace) -> None:
 
 def _refuse_no_shell(words: Sequence[str]) -> None:
     """Raises UsageError where the words don't name one shell."""
-    told = [word.partition("=")[::2] for word in words]
-    named = [shell for name, shell in told if name in ("install", "uninstall", "query")]
+    pairs = [word.partition("=")[::2] for word in words]
+    named = [shell for name, shell in pairs if name in ("install", "uninstall", "query")]
     if len(named) != 1 or named[0] not in _SHELLS:
         seen = f", not {' '.join(words)}" if words else ""
         raise UsageError(

@@ -79,13 +79,13 @@ class UnknownKeyError(UsageError):
     @property
     def meant(self) -> str | None:
         """The word that was probably meant, with its value, as it is typed; None where nothing is alike."""
-        found = known_as(self.key, self._names) or like(self.key, self._names)
-        return _word(self.key, found, self._value) if found else None
+        match = known_as(self.key, self._names) or like(self.key, self._names)
+        return _word(self.key, match, self._value) if match else None
 
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
         """The same error for one who typed ``doit verb``."""
-        told = {"verb": verb, "options": options, "other_options": others}
-        return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **told}))
+        verb_names = {"verb": verb, "options": options, "other_options": others}
+        return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **verb_names}))
 
 
 def _text(key: str, value: str | None, names: Names) -> str:
@@ -93,19 +93,19 @@ def _text(key: str, value: str | None, names: Names) -> str:
     for name in names.unchosen:
         if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
             return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
-    found = known_as(key, names)
-    if found is None and (verbs := (names.other_options or {}).get(key)):
+    match = known_as(key, names)
+    if match is None and (verbs := (names.other_options or {}).get(key)):
         return f"{start}it is an option of doit {', '.join(verbs)}; {_valid(key, names)}"
-    if found := found or like(key, names):
-        return f"{start}did you mean {_word(key, found, value)}? {_valid(key, names)}"
+    if match := match or like(key, names):
+        return f"{start}did you mean {_word(key, match, value)}? {_valid(key, names)}"
     return start + _valid(key, names)
 
 
-def _word(key: str, found: str, value: str | None) -> str:
+def _word(key: str, match: str, value: str | None) -> str:
     """What to type instead, quoted for the shell where it has to be."""
-    if value is None or "=" in found or is_secret_name(key):
-        return found
-    return shlex.quote(f"{found}={hide(value)}")
+    if value is None or "=" in match or is_secret_name(key):
+        return match
+    return shlex.quote(f"{match}={hide(value)}")
 
 
 def known_as(key: str, names: Names) -> str | None:
@@ -126,8 +126,8 @@ def like(key: str, names: Names) -> str | None:
     parts = _parts(key)
     short = parts[-1]
     inside = [name for name in names.fields if len(parts) > 1 and name.startswith(f"{parts[0]}.")]
-    if found := _nearest(short, {name.rpartition(".")[2]: name for name in inside}):
-        return found
+    if match := _nearest(short, {name.rpartition(".")[2]: name for name in inside}):
+        return match
     if len(parts) > 1:
         return None if inside else _nearest(".".join(parts), {name: name for name in (*names.fields, *names.groups)})
     known = {name.rpartition(".")[2]: name for name in reversed(names.fields) if not name.endswith(".name")}
@@ -139,8 +139,8 @@ def _parts(key: str) -> list[str]:
 
 
 def _nearest(word: str, known: Mapping[str, str]) -> str | None:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=_LEAST)
-    return known[found[0]] if found else None
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=_LEAST)
+    return known[match[0]] if match else None
 
 
 def _valid(key: str, names: Names) -> str:

@@ -8,224 +8,27 @@ Whatever is not plain (an interpolation that could depend on it, an added key, a
 from __future__ import annotations
 
 import copy
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
-    ChoiceSweep,
-    IntervalSweep,
     Override,
     OverrideType,
-    RangeSweep,
-    Transformer,
     ValueType,
 )
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
-from pipeline.config.explain import explain
-from pipeline.config.override_words import NAME_A_SCRIPT, for_hydra
+from pipeline.config.errors.explain import explain
+from pipeline.config.overrides.search_space import refuse_impossible
+from pipeline.config.overrides.words import NAME_A_SCRIPT, for_hydra
 from pipeline.config.values import texts
 from pipeline.core.errors import UsageError
-
-MOST = 100_000
-"""Trials of a grid. Each is composed and has its key before the first starts: about a millisecond each."""
-
-
-def refuse_impossible(overrides: Sequence[Override]) -> None:
-    """Refuse a grid without a trial, and one with more trials than anybody waits for.
-
-    Args:
-        overrides: parsed words, the last of equal keys counts; no interval among them.
-
-    Raises:
-        UsageError: names the word and how many trials there would be.
-    """
-    counts = {override.get_key_element(): (count(override), str(override.input_line)) for override in overrides}
-    total = math.prod(number for number, _ in counts.values())
-    if total > MOST:
-        number, word = max(counts.values())
-        others = "" if number == total else f" and the other words together (it alone has {number:,} values)"
-        raise UsageError(f"{word}{others}: that would be {total:,} trials; a sweep takes at most {MOST:,}")
-
-
-def count(override: Override) -> int:
-    """The number of values of one word, at least 1.
-
-    Raises:
-        UsageError: it has none, no end of them, or more than a sweep takes.
-    """
-    word, value = str(override.input_line), override.value()
-    if isinstance(value, RangeSweep):
-        return range_length(word, value)
-    if not override.is_sweep_override():
-        return 1
-    number = len(value.list) if isinstance(value, ChoiceSweep) else sum(1 for _ in override.sweep_iterator())
-    if number == 0:
-        why = "" if isinstance(value, ChoiceSweep) else f": no option of {override.get_key_element()} has such a name"
-        raise UsageError(f"{word} has no value in it{why}")
-    return number
-
-
-def range_length(word: str, value: RangeSweep) -> int:
-    """``count`` of a range. Raises UsageError."""
-    start, stop, step = value.start, value.stop, value.step
-    if start is None or stop is None or not all(math.isfinite(number) for number in (start, stop, step)):
-        raise UsageError(f"{word}: range(start, stop, step) needs three finite numbers")
-    if step == 0:
-        raise UsageError(f"{word}: range(start, stop, step) needs a step that isn't 0")
-    number = math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step))
-    if number <= 0:
-        raise UsageError(f"{word} has no value in it: range(start, stop, step) ends before stop")
-    if number > MOST:
-        raise UsageError(
-            f"{word}: that would be {number:,} trials; a sweep takes at most {MOST:,}",
-            hint=f"search=tpe and {word.partition('=')[0]}='interval({min(start, stop)},{max(start, stop)})': a search "
-            "draws from any number of values",
-        )
-    return number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Options without an order, each as it stands behind ``key=``."""
-
-    options: tuple[str, ...]
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return self.options
-
-    def text(self, value: Any) -> str:
-        return str(value)
-
-    def __str__(self) -> str:
-        return ",".join(self.options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """Numbers from ``low`` to ``high``, both included; ``step`` None: any between them. ``whole``: integers."""
-
-    low: float
-    high: float
-    step: float | None
-    log: bool
-    whole: bool
-
-    @property
-    def values(self) -> tuple[float, ...] | None:
-        """All of them in order; None where there is no end of them."""
-        if self.step is None:
-            return None
-        count = round((self.high - self.low) / self.step) + 1
-        return tuple(self._at(index) for index in range(count))
-
-    def text(self, value: float) -> str:
-        """As it stands behind ``key=``: 0.3 where arithmetic with a step gives 0.30000000000000004."""
-        if self.step is not None:
-            value = self._at(round((value - self.low) / self.step))
-        return repr(int(value) if self.whole else float(value))
-
-    def __str__(self) -> str:
-        kind = f"{'log ' if self.log else ''}{'whole numbers ' if self.whole else ''}"
-        step = "" if self.step is None or (self.whole and self.step == 1) else f" in steps of {self.step!r}"
-        return f"{kind}{self.low!r} to {self.high!r}{step}"
-
-    def _at(self, index: int) -> float:
-        value = Decimal(repr(self.low)) + index * Decimal(repr(self.step))
-        return int(value) if self.whole else float(value)
-
-
-Dimension = Choice | Number
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSpace:
-    """``dimensions``: key of the override → what it may be. ``fixed`` are the words that are no sweep."""
-
-    dimensions: Mapping[str, Dimension]
-    fixed: tuple[str, ...]
-
-    @property
-    def endless(self) -> list[str]:
-        """The keys that have no end of values."""
-        return [name for name, item in self.dimensions.items() if item.values is None]
-
-    @property
-    def numbers(self) -> list[str]:
-        """The keys of numbers that can be more than one."""
-        return [name for name, item in self.dimensions.items() if isinstance(item, Number) and item.low < item.high]
-
-    def described(self) -> dict[str, str]:
-        """A line for each dimension. Equal for equal spaces, whatever the order of their words."""
-        return {name: str(dimension) for name, dimension in sorted(self.dimensions.items())}
-
-
-def space(overrides: Sequence[Override]) -> SearchSpace:
-    """Sort parsed overrides (the last of equal keys counts).
-
-    Raises:
-        UsageError: a sweep with no value in it, a scale that can't be, a tag that nobody reads.
-    """
-    last = {override.get_key_element(): override for override in overrides}
-    dimensions = {key: _dimension(key, item) for key, item in last.items() if item.is_sweep_override()}
-    fixed = tuple(str(item.input_line) for item in last.values() if not item.is_sweep_override())
-    return SearchSpace(dimensions=dimensions, fixed=fixed)
-
-
-def _dimension(key: str, override: Override) -> Dimension:
-    word = str(override.input_line)
-    value = override.value()
-    tags: set[str] = getattr(value, "tags", set())
-    if tags - {"log"}:
-        raise UsageError(f"{word}: the tag {sorted(tags - {'log'})[0]!r} means nothing here; the one there is: log")
-    if isinstance(value, IntervalSweep):
-        return _interval(word, value)
-    if isinstance(value, RangeSweep):
-        return _range(word, value)
-    if tags:
-        raise UsageError(f"{word}: a log scale needs numbers in between: tag(log, interval(a,b))")
-    items = value.list if isinstance(value, ChoiceSweep) else override.sweep_iterator()  # a list is in the order typed
-    options = tuple(dict.fromkeys(str(Transformer.str(item)) for item in items))
-    if not options:
-        raise UsageError(f"{word} has no value in it")
-    return Choice(options=options)
-
-
-def _interval(word: str, value: IntervalSweep) -> Number:
-    low, high = value.start, value.end
-    if low is None or high is None or not low < high:
-        raise UsageError(f"{word}: interval(a,b) needs a < b")
-    whole = isinstance(low, int) and isinstance(high, int)
-    _check_log(word, low, value.tags)
-    return Number(low=low, high=high, step=1 if whole else None, log="log" in value.tags, whole=whole)
-
-
-def _range(word: str, value: RangeSweep) -> Number:
-    range_length(word, value)
-    numbers = sorted(value.range())
-    whole = all(isinstance(number, int) for number in numbers)
-    log, step = "log" in value.tags, abs(value.step)
-    _check_log(word, numbers[0], value.tags)
-    if log and not (whole and step == 1):
-        raise UsageError(f"{word}: a log scale has no steps; write tag(log, interval(a,b))")
-    high = numbers[0] + (len(numbers) - 1) * step
-    return Number(low=numbers[0], high=high, step=step, log=log, whole=whole)
-
-
-def _check_log(word: str, low: float, tags: set[str]) -> None:
-    if "log" in tags and not low > 0:
-        raise UsageError(f"{word}: a log scale begins above 0, not at {low:g}")
-
 
 Overrides = tuple[str, ...]
 Resolved = dict[str, Any]
@@ -410,8 +213,8 @@ def _referenced(config: DictConfig) -> frozenset[str] | None:
     for text in texts(OmegaConf.to_container(config, resolve=False)):
         if "${" not in text:
             continue
-        found = _PLAIN_REFERENCE.findall(text)
-        if len(found) != text.count("${"):
+        references = _PLAIN_REFERENCE.findall(text)
+        if len(references) != text.count("${"):
             return None  # relative, nested or a resolver's
-        keys.update(found)
+        keys.update(references)
     return frozenset(keys)

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
 from pipeline.config.groups import choice_of
-from pipeline.config.override_words import for_hydra
-from pipeline.config.trials import overrides
+from pipeline.config.overrides.trials import overrides
+from pipeline.config.overrides.words import for_hydra
 from pipeline.core.redact import without_secrets
 
 COMMAND_LINE = "command line"
@@ -37,9 +37,9 @@ def values(words: Sequence[str]) -> list[Value]:
     """
     with compose.hydra_ready():
         config = compose.compose_now(words)
-        found = _origins(words)
+        origins = _origins(words)
         resolved = without_secrets(compose.resolve(config))
-    return [Value(keys, value, found.get(keys) or _default(config, keys)) for keys, value in _leaves(resolved)]
+    return [Value(keys, value, origins.get(keys) or _default(config, keys)) for keys, value in _leaves(resolved)]
 
 
 def stands_for(group: str, words: Sequence[str]) -> list[str]:
@@ -49,20 +49,20 @@ def stands_for(group: str, words: Sequence[str]) -> list[str]:
     with compose.hydra_ready():
         loader = GlobalHydra.instance().config_loader()
         merged = loader.compute_defaults_list(compose.CONFIG_NAME, for_hydra(words), RunMode.RUN).defaults
-    found: dict[str, None] = {}
+    fields_set: dict[str, None] = {}
     for item in merged:
         package, folder = item.package or "", _folder_of(f"{item.config_path}.yaml")
         if package.partition(".")[0] != group or folder is None:  # None: a schema
             continue
-        told = OmegaConf.to_container(OmegaConf.load(folder / f"{item.config_path}.yaml"))
-        assert isinstance(told, dict)  # Hydra takes no other
+        content = OmegaConf.to_container(OmegaConf.load(folder / f"{item.config_path}.yaml"))
+        assert isinstance(content, dict)  # Hydra takes no other
         name = choice_of(group)
-        if told.get(name) == item.config_path.rpartition("/")[2]:
-            found[f"{group}.{name}"] = None
+        if content.get(name) == item.config_path.rpartition("/")[2]:
+            fields_set[f"{group}.{name}"] = None
         else:
-            leaves = (".".join((package, *keys)) for keys, _ in _leaves(told) if keys[0] != "defaults")
-            found |= dict.fromkeys(leaves)
-    return list(found)
+            leaves = (".".join((package, *keys)) for keys, _ in _leaves(content) if keys[0] != "defaults")
+            fields_set |= dict.fromkeys(leaves)
+    return list(fields_set)
 
 
 def text(fields: Sequence[Value]) -> str:
@@ -87,7 +87,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     """Of what a file or the command line has set: whoever comes last in Hydra's order of merging."""
     loader = GlobalHydra.instance().config_loader()
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
-    found: dict[tuple[str, ...], str] = {}
+    origins: dict[tuple[str, ...], str] = {}
     for item in merged:
         folder = _folder_of(f"{item.config_path}.yaml")
         if folder is not None:  # else a schema, or Hydra's own
@@ -95,14 +95,14 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
                 if keys[0] != "defaults":
-                    found[(*package, *keys)] = f"{whose}/{item.config_path}.yaml"
+                    origins[(*package, *keys)] = f"{whose}/{item.config_path}.yaml"
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
         if not _is_group(override.key_or_group):
-            found[keys] = COMMAND_LINE
+            origins[keys] = COMMAND_LINE
             if isinstance(override.value(), Mapping):
-                found |= dict.fromkeys(((*keys, *inner) for inner, _ in _leaves(override.value())), COMMAND_LINE)
-    return found
+                origins |= dict.fromkeys(((*keys, *inner) for inner, _ in _leaves(override.value())), COMMAND_LINE)
+    return origins
 
 
 def _folder_of(name: str) -> Path | None:

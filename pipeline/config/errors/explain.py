@@ -17,11 +17,11 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config import file_errors
+from pipeline.config.errors import files
+from pipeline.config.errors.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.config.program_section import refuse_unseen_seed
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.step_source import named_step
-from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.printable import printable, shell_line, shell_word
@@ -70,7 +70,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     culprit = _word_of_field(text, overrides) or _culprit(overrides, composed)
     if culprit.lstrip("+~").startswith("="):
         return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
-    if of_file := file_errors.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
+    if of_file := files.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
         return of_file
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
@@ -80,12 +80,12 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     if culprit.startswith("~") and any("does not support deletion" in str(cause) for cause in _chain(error)):
         key = culprit.lstrip("~").partition("=")[0]
         return UsageError(f"{culprit}: {key} always has a value and can't be deleted; write {key}=VALUE instead")
-    if found := _IN_A_HOST.search(text):
-        return _not_of_a_host(found.group(1), culprit)
+    if match := _IN_A_HOST.search(text):
+        return _not_of_a_host(match.group(1), culprit)
     if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
         return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
-    if found := _NO_TEXT.search(text):
-        kind = "list" if found[1] == "list" else "mapping"
+    if match := _NO_TEXT.search(text):
+        kind = "list" if match[1] == "list" else "mapping"
         quoted = _in_quotes(culprit.removeprefix("++"))
         return UsageError(
             f"{culprit} must be one text, and this is a {kind}; if all of it is a text, it needs quotes: {quoted}"
@@ -99,21 +99,21 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
             f"or train them all: {shell_line(['doit', 'sweep', *overrides])}"
         )
     for pattern in _UNKNOWN:
-        if found := pattern.search(text):
-            return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
-    if place := file_errors.place_of_file(text, culprit):
+        if match := pattern.search(text):
+            return _unknown_key(match.group(1), culprit, [item for item in overrides if item != culprit], composed)
+    if place := files.place_of_file(text, culprit):
         return UsageError(f"{place}: {'a list stands where fields are wanted' if _A_LIST in text else _reason(error)}")
     return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
 
 
 def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
     """A field that a file sets and nothing reads, or whose value is wrong; None: the error is of no file."""
-    found = file_errors.field_error(text, culprit)
-    if found is None:
+    field_of_file = files.field_error(text, culprit)
+    if field_of_file is None:
         return None
-    place, field, settings = found
+    place, field, settings = field_of_file
     if not settings:
-        return UsageError(f"{place}: {field}: {file_errors.value_reason(error)}")
+        return UsageError(f"{place}: {field}: {files.value_reason(error)}")
     group, _, name = field.rpartition(".")
     if group == SECTION:
         return _of_program(place, name, settings)
@@ -251,8 +251,8 @@ def _not_text(error: UnicodeDecodeError) -> UsageError:
     for path in (path for folder in conf_dirs(ROOT) for path in sorted(folder.rglob("*.yaml"))):
         try:
             path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as found:
-            return UsageError(f"{_shown(str(path))} is not UTF-8 text (byte {found.start})")
+        except UnicodeDecodeError as reason:
+            return UsageError(f"{_shown(str(path))} is not UTF-8 text (byte {reason.start})")
         except OSError:  # a folder of that name
             continue
     return UsageError(f"a configuration file is not UTF-8 text: {error}")
@@ -271,19 +271,19 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
         return UsageError(
             f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…"
         )
-    if found := _NO_FIELD.search(str(error)):
-        field, written = str(error.full_key), f"${{{found[1]}}}"
-        place = file_errors.place_of_value(field, written)
-        close = nearest(found[1], field_names(_plain(config)))
+    if match := _NO_FIELD.search(str(error)):
+        field, written = str(error.full_key), f"${{{match[1]}}}"
+        place = files.place_of_value(field, written)
+        close = nearest(match[1], field_names(_plain(config)))
         meant = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
         return UsageError(f"{place and f'{place}: '}{field}: {written} names no field; {meant}")
     return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
 
 
 def _plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
-    found = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(found, dict)  # the root of a Hydra configuration is a mapping
-    return {str(name): value for name, value in found.items()}
+    container = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
+    return {str(name): value for name, value in container.items()}
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -305,7 +305,7 @@ def _reason(error: Exception) -> str:
 def _word_of_field(text: str, overrides: list[str]) -> str:
     """The only override of the field that an error names, where no file has set it; else ''. Another word may be what
     gave the field its type: program.env.A=[1] program.script=a.py."""
-    field = file_errors.full_key(text)
+    field = files.full_key(text)
     words = [word for word in overrides if field and word.lstrip("+").partition("=")[0] == field]
     return words[0] if len(words) == 1 else ""
 
@@ -331,7 +331,7 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
         return UsageError(
             f"{culprit}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
         )
-    place = file_errors.place_of_entry(str(error), culprit, group, option) or culprit
+    place = files.place_of_entry(str(error), culprit, group, option) or culprit
     return UsageError(
         f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
     )
@@ -364,17 +364,17 @@ def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
 
 def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
     """The fields that only options have which weren't chosen, with these options."""
-    found: dict[str, list[str]] = {}
+    choices: dict[str, list[str]] = {}
     for item in dataclasses.fields(PROGRAMS["script"]):
         if f"program.{item.name}" not in fields:
-            found[f"program.{item.name}"] = ["program=script"]
+            choices[f"program.{item.name}"] = ["program=script"]
     for group, options in OPTIONS.items():
         for name in options.names():
             with suppress(UsageError):  # an option that can't be read, and wasn't chosen
                 for item in dataclasses.fields(options.settings(name)):
                     if f"{group}.{item.name}" not in fields:
-                        found.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
-    return found
+                        choices.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
+    return choices
 
 
 def _reason_of(culprit: str) -> str:

@@ -65,18 +65,18 @@ class ConfigFile:
     def _entries(self, field: str) -> list[tuple[yaml.Node | None, yaml.Node | None]]:
         """The key and the value of each section on the way to the field, and of the field; None: it isn't there."""
         inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
-        found: list[tuple[yaml.Node | None, yaml.Node | None]] = []
+        way: list[tuple[yaml.Node | None, yaml.Node | None]] = []
         node = self.root
         for part in inside.split("."):
             entries = node.value if isinstance(node, yaml.MappingNode) else []
-            found.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
-            node = found[-1][1]
-        return found
+            way.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
+            node = way[-1][1]
+        return way
 
 
-def of(text: str, culprit: str) -> Iterator[ConfigFile]:
+def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
     """The file that Hydra's error names, then the one that the override at fault chooses."""
-    names = [found[1] for found in [_IN_FILE.search(text)] if found]
+    names = [match[1] for match in [_IN_FILE.search(text)] if match]
     name, equals, option = culprit.lstrip("+").partition("=")
     for choice in dict.fromkeys([*names, *([f"{name.partition('@')[0]}/{option}"] if equals else [])]):
         paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
@@ -94,7 +94,7 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
         culprit: the override at fault.
         groups: the names of all groups.
     """
-    for file in of(text, culprit):
+    for file in files_named(text, culprit):
         group = file.group
         if (root := file.root) is not None and not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
@@ -105,26 +105,26 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
                 f"{file.at(1)}: without {PACKAGE!r} all that it sets would be fields of {group}, which has none",
                 hint=f"{PACKAGE} as the first line of the file",
             )
-        found = _NOT_FOUND.search(text) or _NO_OVERRIDE.search(text) or _TWICE.search(text)
-        if found is None:
+        match = _NOT_FOUND.search(text) or _NO_OVERRIDE.search(text) or _TWICE.search(text)
+        if match is None:
             continue
-        name = found[1].removeprefix(f"{group}/") if group else found[1]
+        name = match[1].removeprefix(f"{group}/") if group else match[1]
         if not (line := file.entry(name)):
             continue
         written = file.lines[line - 1].strip()
-        if name in groups and (name != found[1] or found.re is _TWICE):
+        if name in groups and (name != match[1] or match.re is _TWICE):
             chosen = written.partition(":")[2].strip()
             return UsageError(
-                f"{file.at(line)}: {written!r} would " + _would(name, group, found),
+                f"{file.at(line)}: {written!r} would " + _would(name, group, match),
                 hint=f"- override /{name}: {chosen}",
             )
-        if found.re is _NO_OVERRIDE:
+        if match.re is _NO_OVERRIDE:
             return UsageError(f"{file.at(line)}: there is no group {name!r} to override; {suggestion(name, groups)}")
     return None
 
 
-def _would(name: str, group: str, found: re.Match[str]) -> str:
-    if found.re is _TWICE:
+def _would(name: str, group: str, match: re.Match[str]) -> str:
+    if match.re is _TWICE:
         return f"choose {name} a second time, beside conf/config.yaml's"
     return f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
 
@@ -132,29 +132,29 @@ def _would(name: str, group: str, found: re.Match[str]) -> str:
 def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
     """``conf/experiment/x.yaml, line 3`` where a file chooses the option of ``group`` that isn't there; else ''."""
     chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
-    places = ((file, file.entry(group)) for file in of(text, culprit))
+    places = ((file, file.entry(group)) for file in files_named(text, culprit))
     return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
 
 
 def full_key(text: str) -> str:
     """The field that OmegaConf's error names; '' where it names none, or where the error is a file's."""
-    found = None if _IN_FILE.search(text) else _FIELD.search(text)
-    return found[1] if found else ""
+    match = None if _IN_FILE.search(text) else _FIELD.search(text)
+    return match[1] if match else ""
 
 
 def place_of_file(text: str, culprit: str) -> str:
     """The file that Hydra's error names; '' where it names none."""
-    file = next(of(text, culprit), None) if _IN_FILE.search(text) else None
+    file = next(files_named(text, culprit), None) if _IN_FILE.search(text) else None
     return "" if file is None else file.at(0)
 
 
 def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
     """Where a field with an error stands (``conf/experiment/x.yaml, line 3``), its full name, and the settings class
     that has no such field ('': its value is wrong); None: the error is of no file."""
-    found, file = _FIELD.search(text), next(of(text, culprit), None)
-    if found is None or file is None or not _IN_FILE.search(text):
+    match, file = _FIELD.search(text), next(files_named(text, culprit), None)
+    if match is None or file is None or not _IN_FILE.search(text):
         return None
-    field = found[1]
+    field = match[1]
     unread = _NO_KEY.search(text)
     return file.at(file.line_of(field)), field, unread[1] if unread else ""
 

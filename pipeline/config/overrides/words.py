@@ -34,8 +34,8 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     for word in overrides:
         if "{" in word and (key := next(_doubled(word), None)) is not None:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
-        if word.lstrip("+").startswith(_HOSTS) and (found := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
-            raise UsageError(f"{word}: {found[1]} is no name of a host; where one is called so, write '{found[1]}'")
+        if word.lstrip("+").startswith(_HOSTS) and (match := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
+            raise UsageError(f"{word}: {match[1]} is no name of a host; where one is called so, write '{match[1]}'")
     if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
         overrides = [
             *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
@@ -70,6 +70,7 @@ def _mended(word: str) -> str:
 
 def _doubled(word: str) -> Iterator[str]:
     """Keys that stand twice in one mapping, as Hydra's own lexer reads the word."""
+    # Here, as each `doit train` imports this module and few words need the lexer.
     from antlr4 import InputStream  # type: ignore[import-untyped]
     from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
