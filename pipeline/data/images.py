@@ -64,7 +64,7 @@ def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> Raw
     Raises:
         DataError: an image that can't be read is named, with others that can't.
     """
-    from trainers.data.image_files import Geometry
+    from trainers.data.image_files import Geometry  # it imports numpy, and only packing decodes
 
     wanted = [name for name in source.parts if name != "test" or not config.holdout]
     seen = {name: _survey(source, name, report) for name in wanted}
@@ -117,7 +117,7 @@ def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
 
 def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
     """(height, width, whether it is grey) of each image, and what is wrong with those that can't be read."""
-    from trainers.data.image_files import BrokenImageError, header
+    from trainers.data.image_files import BrokenImageError, header  # it imports numpy, and only packing decodes
 
     found, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
@@ -150,9 +150,9 @@ def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded:
 
 def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
     """Raises DataError that names the image."""
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
-    from trainers.data.image_files import BrokenImageError, pixels
+    from trainers.data.image_files import BrokenImageError, pixels  # it imports numpy, and only packing decodes
 
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:

@@ -70,7 +70,7 @@ class ArrayFile:
 
     def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """The whole array."""
-        import numpy as np
+        import numpy as np  # only where a pack is made
 
         header = self.header(name)
         try:
@@ -82,7 +82,7 @@ class ArrayFile:
 
     def blocks(self, name: str, size: int) -> Iterator[Images]:
         """A uint8 array in pieces of ``size`` along its first axis."""
-        import numpy as np
+        import numpy as np  # only where a pack is made
 
         with self._member(name) as file:
             header = self._header(name, file)
@@ -110,7 +110,7 @@ class ArrayFile:
             return bundle.getinfo(f"{name}.npy").file_size
 
     def _header(self, name: str, file: IO[bytes]) -> Header:
-        from numpy.lib import format as npy
+        from numpy.lib import format as npy  # only where a pack is made
 
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

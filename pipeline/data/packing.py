@@ -1,4 +1,4 @@
-"""Split and write the images, and their manifest, in bounded memory."""
+"""Split the images, by a fixed choice that no seed changes, and write them and their manifest in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from itertools import compress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
-from pipeline.data import disk, manifest, splits
+from pipeline.data import disk, manifest
 from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, NAMES, PLACES, Manifest
 from pipeline.data.progress import OnProgress
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from pipeline.data.base import Block, EncodedBlock, EncodedImage, Images, Labels, Part
+
 
 _STATISTICS_BLOCK = 1 << 20  # bincount widens its input to int64, eight bytes an element
 
@@ -29,7 +30,7 @@ _STATISTICS_BLOCK = 1 << 20  # bincount widens its input to int64, eight bytes a
 def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) -> Manifest:
     """Write the pack into the empty ``folder`` and fsync it. Raises DataError and OSError."""
     check_class_names(raw.classes, raw.origin)
-    splits.check(config.name, raw.train.count, config.holdout, config.val_size, raw.test is not None)
+    check_splits(config.name, raw.train.count, config.holdout, config.val_size, raw.test is not None)
     if raw.val is not None and config.val_size:
         val = f"dataset={config.name} has {raw.val.count} val images of its own, and dataset.val_size={config.val_size}"
         raise DataError(f"{val} would take more from the training images", hint="dataset.val_size=0")
@@ -63,15 +64,13 @@ def _assigned(
 ) -> Iterator[tuple[Block, Sequence[EncodedImage], npt.NDArray[np.uint8]]]:
     """Each block, its files in an encoded set, and the split of each of its images. Official test images are left out
     where ``holdout`` makes the test split."""
-    import numpy as np
-
-    chosen = splits.assign(raw.train.count, config.holdout, config.val_size)
+    chosen = assign_splits(raw.train.count, config.holdout, config.val_size)
     begin = 0
     for block, files in _blocks(raw.train):
         end = begin + len(block[1])
         yield block, files, chosen[begin:end]
         begin = end
-    for part, split in ((raw.val, splits.VAL), (None if config.holdout else raw.test, splits.TEST)):
+    for part, split in ((raw.val, VAL), (None if config.holdout else raw.test, TEST)):
         for block, files in _blocks(part) if part is not None else ():
             yield block, files, np.full(len(block[1]), split, dtype=np.uint8)
 
@@ -84,8 +83,6 @@ class _Writer:
     """Puts each image where its split has got to; images keep their order within a split."""
 
     def __init__(self, raw: RawSet, counts: tuple[int, int, int], files: PackFiles) -> None:
-        import numpy as np
-
         self.raw, self.files = raw, files
         self.ends = [sum(counts[: i + 1]) for i in range(3)]
         self.next = [0, *self.ends[:2]]
@@ -99,7 +96,7 @@ class _Writer:
             if not mask.any():
                 continue
             picked = images if mask.all() else images[mask]
-            if split == splits.TRAIN:
+            if split == TRAIN:
                 _count_values(picked, self.histogram)
             self.files.put(self.next[split], picked, labels[mask], [*compress(encoded, mask)])
             self.next[split] += len(picked)
@@ -123,8 +120,6 @@ def _count_values(images: Images, histogram: npt.NDArray[np.int64]) -> None:
 
     Two values are counted at once, as one of 65,536: that takes half the time.
     """
-    import numpy as np
-
     for channel, counts in enumerate(histogram):
         values = images[:, channel].ravel()
         even = len(values) // 2 * 2
@@ -161,7 +156,7 @@ def _manifest(
         width=width,
         num_classes=len(raw.classes),
         classes=raw.classes,
-        splits={name: (end - n, end) for name, n, end in zip(splits.NAMES, counts, writer.ends, strict=True)},
+        splits={name: (end - n, end) for name, n, end in zip(SPLIT_NAMES, counts, writer.ends, strict=True)},
         mean=tuple(mean for mean, _ in statistics),
         std=tuple(std for _, std in statistics),
         sha256={name: sha256_file(folder / name) for name in writer.files.names},
@@ -198,8 +193,6 @@ class PixelFiles:
         self.written_bytes = 0
 
     def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
-        import numpy as np
-
         pixels = np.ascontiguousarray(images)
         _write(self._images, at * pixels[0].nbytes, pixels)
         _write(self._labels, 8 * at, labels.astype("<i8"))
@@ -223,8 +216,6 @@ class EncodedFiles:
         self.written_bytes = 0
 
     def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
-        import numpy as np
-
         sizes = np.array([len(file.content) for file in files], dtype=np.int64)
         ends = self.written_bytes + np.cumsum(sizes)
         self._images.writelines(file.content for file in files)
@@ -247,3 +238,56 @@ def _flush(*files: IO[bytes]) -> None:
     for file in files:
         file.flush()
         os.fsync(file.fileno())
+
+
+TRAIN, VAL, TEST = 0, 1, 2
+SPLIT_NAMES = ("train", "val", "test")
+
+
+def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
+    """Refuse sizes that leave no training or no test images. Raises DataError."""
+    if not has_test and holdout == 0:
+        most = count - val_size - 1  # one image at least stays for training
+        share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
+        raise DataError(
+            f"dataset={name} has no test images of its own and dataset.holdout=0",
+            hint=share if most > 0 else f"a source with test images, or with more than {_images(count)}",
+        )
+    for field, size, left in (
+        ("dataset.holdout", holdout, count),
+        ("dataset.val_size", val_size, count - holdout),
+    ):
+        if size >= left:
+            needs_one = field == "dataset.holdout" and not has_test
+            less = max(left // 10, int(needs_one))
+            raise DataError(
+                f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
+                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {_images(left)}",
+            )
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}"
+
+
+def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:
+    """The split (TRAIN, VAL or TEST) of each of ``count`` training images, uint8 [count].
+
+    Images are ranked by splitmix64 of their index (Steele, Lea & Flood 2014), a bijection on 64-bit integers,
+    so there are no ties and nothing depends on numpy's generators. The ``holdout`` lowest become test, the
+    next ``val_size`` val. A larger holdout therefore keeps the images of a smaller one, and changing val_size
+    never changes the test split.
+    """
+    order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64)), kind="stable")
+    chosen = np.full(count, TRAIN, dtype=np.uint8)
+    chosen[order[:holdout]] = TEST
+    chosen[order[holdout : holdout + val_size]] = VAL
+    return chosen
+
+
+def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Arithmetic modulo 2^64, which unsigned arrays do by definition."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -39,9 +39,9 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     """Gone at the end. A narrow terminal gets the words without the bar: a line that wraps can't be drawn anew."""
-    from rich.console import Console
+    from rich.console import Console  # only on a terminal
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
+    from rich.table import Column  # only on a terminal
 
     colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
     console = Console(stderr=True, color_system=colours)

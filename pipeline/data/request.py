@@ -22,6 +22,7 @@ from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
+from pipeline.data.sources.source import local_path
 from pipeline.keys import rank_environment
 from pipeline.keys.canonical import order_in
 from pipeline.keys.import_closure import Closure, import_closure
@@ -32,7 +33,7 @@ _PACKING = "pipeline.data.packing"
 # decides no image: it moves bytes, says or checks something, or where; the layout of a pack counts by manifest.VERSION
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
-    "pipeline.data.download", "pipeline.data.manifest", "pipeline.data.progress",
+    "pipeline.data.sources.download", "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.files", "pipeline.core.redact",
     "pipeline.core.places",  # which names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
@@ -143,8 +144,6 @@ def _source(inputs: Inputs) -> str | None:
     source = inputs.settings["source"]
     if source is None:
         return None
-    from pipeline.data.source import local_path
-
     path = local_path(source)
     if path is None:
         return hide(source)

@@ -20,7 +20,8 @@ from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Inputs, Request
-from pipeline.data.source import local_path
+from pipeline.data.sources.filesystems import refuse_protocol
+from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
 from trainers.core.dependencies import joined
 
@@ -64,8 +65,6 @@ def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
 def refuse(dataset: DatasetConfig) -> None:
     """Raises DataError for what `fetch` refuses before it reads or asks for anything: a source that is missing, of no
     use to this data set, or of a protocol that can't be read here."""
-    from pipeline.data.filesystems import refuse_protocol
-
     with _os_errors_as_data_errors(dataset, None):
         datasets.module(dataset.name).local_inputs(dataset)
         if dataset.source is not None:
@@ -131,7 +130,7 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
 
 
 def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
-    from pipeline.data import packing
+    from pipeline.data import packing  # it imports numpy, which a look at what is packed does without
 
     folder = work.folder / "pack"
     if dataset.name == OWN:
@@ -151,7 +150,7 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
 
 def _own(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
     """The pack of a function of one's own. Raises DataError."""
-    from pipeline.data import own_process
+    from pipeline.data import own_process  # likewise
 
     folder, name = work.folder / own_process.PACK, getattr(dataset, "target", "")
     if target.exists() and (why := request.stale_because(target, ROOT)):

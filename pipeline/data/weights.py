@@ -13,10 +13,10 @@ from pipeline.core.errors import DataError, PacelineError, UsageError, suggestio
 from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
-from pipeline.data.download import Wanted, retrieve
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import fingerprints
-from pipeline.data.source import file_name, shown
+from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.source import file_name, shown
 from pipeline.keys.installed import version
 
 _FOLDER = "weights"

@@ -17,7 +17,7 @@ from pipeline.config.build import RunConfig
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, write_json
 from pipeline.data import weights
-from pipeline.data.source import local_path, scheme
+from pipeline.data.sources.source import local_path, scheme
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import changed

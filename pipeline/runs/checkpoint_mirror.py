@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, system_temporary_prefix, temporary_prefix
-from pipeline.data.filesystems import ObjectStore
+from pipeline.data.sources.filesystems import ObjectStore
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 from trainers.contract import run_folder

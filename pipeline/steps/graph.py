@@ -12,7 +12,7 @@ from pipeline.config.own_targets import check_step
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import expanded
 from pipeline.data.request import fingerprints
-from pipeline.data.source import walked
+from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import declared, store
 from pipeline.steps.key import changed, step_key

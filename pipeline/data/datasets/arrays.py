@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.download import Wanted, retrieve
 from pipeline.data.npz import ArrayFile, Header
-from pipeline.data.official import unreachable
-from pipeline.data.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.official import unreachable
+from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _channels_last(file: Arrays, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def _labels(file: Arrays, name: str) -> Labels:
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     if name not in file.names:
         raise DataError(f"{file.path} has no array {name}; it has: {', '.join(file.names)}")
@@ -206,7 +206,7 @@ def _labels(file: Arrays, name: str) -> Labels:
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
     """K. A class without a training image is a gap."""
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     present = np.unique(train.labels)
     classes = int(present[-1]) + 1

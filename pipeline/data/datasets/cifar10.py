@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
-from pipeline.data import official
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.download import Wanted
-from pipeline.data.official import Catalogue, Layout, OfficialFile
+from pipeline.data.sources import official
+from pipeline.data.sources.download import Wanted
+from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def read_binary(path: Path) -> Iterator[Block]:
     Raises:
         DataError: the file is not a whole number of records.
     """
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     with path.open("rb") as file:
         while chunk := file.read(_RECORD_BYTES * images_per_block(SHAPE)):
@@ -127,7 +127,7 @@ def read_python(path: Path) -> Iterator[Block]:
     Raises:
         DataError: the pickle asks for anything else, or holds another shape.
     """
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()

@@ -2,16 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shlex
+import unicodedata
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
-from pipeline.data import class_folders, images, source_folder
-from pipeline.data.base import RawSet, Workspace
+from pipeline.core.errors import DataError
+from pipeline.core.tables import first_of
+from pipeline.data import images
+from pipeline.data.base import RawSet, Workspace, check_class_names
 from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.sources import folder
 from trainers.core.config import DatasetConfig
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
+_OTHER_IMAGE_SUFFIXES = (
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jp2",
+    ".jxl",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".svg",
+    ".psd",
+)
+_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFolders:
+    """``parts``: train, val, test → (path below ``root``, class number) of each image, sorted by class and path.
+    ``val_is_test``: there is no test folder, so the val folder is the test split."""
+
+    root: Path
+    classes: tuple[str, ...]
+    parts: Mapping[str, tuple[tuple[str, int], ...]]
+    val_is_test: bool
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Every image by its path below the root."""
+        return {name: self.root / name for part in self.parts.values() for name, _ in part}
+
+
+def find_class_folders(folder: Path, source: str) -> ClassFolders:
+    """``CLASS/…`` or ``train/CLASS/…`` with ``val/`` (``valid/``, ``validation/``) and ``test/``, where it has them.
+
+    Without ``test/`` the images of ``val/`` are the test split. ``source`` is what messages call the folder.
+
+    Raises:
+        DataError: no classes, one alone, two with one name, one without images, images beside the classes' folders, a
+            folder that holds itself, or files that would be images of another kind.
+        OSError: a folder can't be read.
+    """
+    root = _below_single(folder)
+    splits = {_SPLITS[name.lower()]: name for name in _folders(root, source) if name.lower() in _SPLITS}
+    if splits and "train" not in splits:
+        raise DataError(
+            f"{source} has {first_of([*splits.values()], _MOST_LISTED)} and no train/",
+            hint="put the training images into train/CLASS/; or rename what is a class",
+        )
+    names = splits or {"train": ""}
+    classes = _classes(root / names["train"], source, names["train"])
+    parts = {part: _part(root, name, classes, source) for part, name in names.items()}
+    seen = {label for _, label in parts["train"]}
+    for number, name in enumerate(classes):
+        if number not in seen:
+            raise DataError(f"{source}: the class {name!r} has no training image", hint=_layout_hint(names["train"]))
+    val_is_test = "val" in parts and "test" not in parts
+    if val_is_test:
+        parts["test"] = parts.pop("val")
+    return ClassFolders(root=root, classes=tuple(classes), parts=parts, val_is_test=val_is_test)
+
+
+def _below_single(folder: Path) -> Path:
+    """An archive of a folder holds that folder alone: what counts lies in it."""
+    while True:
+        entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
+        if len(entries) != 1 or not entries[0].is_dir() or entries[0].name.lower() in _SPLITS:
+            return folder
+        inner = Path(entries[0].path)
+        if not any(item.is_dir() for item in os.scandir(inner)) or inner.is_symlink():
+            return folder
+        folder = inner
+
+
+def _folders(folder: Path, source: str) -> list[str]:
+    """Names of the folders in a folder, sorted. Raises DataError: images lie right in it."""
+    entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
+    loose = sorted(item.name for item in entries if _is_image(item.name) and not item.is_dir())
+    if loose:
+        raise DataError(
+            f"{source}: {first_of(loose, _MOST_LISTED)} in {folder}: in no class's folder",
+            hint="one folder a class: CLASS/IMAGE.jpg",
+        )
+    return sorted(item.name for item in entries if item.is_dir())
+
+
+def _classes(folder: Path, source: str, split: str) -> list[str]:
+    classes = _folders(folder, source)
+    if len(classes) < 2:
+        seen = f"one class, {classes[0]!r}" if classes else "no class: it holds no folder"
+        raise DataError(f"{source} has {seen}; wanted: two classes at least", hint=_layout_hint(split))
+    check_class_names(classes, source)
+    known: dict[str, str] = {}
+    for name in classes:
+        alike = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        if alike in known:
+            raise DataError(
+                f"{source}: two classes have one name but for case or Unicode form: {known[alike]!r} and {name!r}",
+                hint="put their images into one folder, or rename one",
+            )
+        known[alike] = name
+    return classes
+
+
+def _layout_hint(split: str) -> str:
+    return (
+        f"one folder a class, as in {split + '/' if split else ''}cat/1.jpg and {split + '/' if split else ''}dog/1.jpg"
+    )
+
+
+def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tuple[str, int], ...]:
+    found = _folders(root / split, source)
+    unexpected = [name for name in found if name not in classes]
+    if unexpected:
+        raise DataError(
+            f"{source}: {split}/ has {first_of(unexpected, _MOST_LISTED)}, which train/ hasn't; "
+            f"classes: {first_of(classes, _MOST_LISTED)}",
+            hint=f"the same folders in both; move {split}/ away where its images have no classes",
+        )
+    images = [
+        (path.relative_to(root).as_posix(), label)
+        for label, name in enumerate(classes)
+        if name in found
+        for path in sorted(_images(root / split / name, source, (), root / split / name))
+    ]
+    if not images:
+        raise DataError(f"{source}: {split or 'it'} has no image in its classes' folders", hint=_layout_hint(split))
+    return tuple(images)
+
+
+def _images(folder: Path, source: str, above: tuple[str, ...], link: Path) -> Iterator[Path]:
+    """All images below a folder, through links too; ``link`` is the last one on the way to it."""
+    here = os.path.realpath(folder)
+    if here in above:
+        raise DataError(f"{source}: {link} is a link to a folder that holds it, so it has no end", hint=_rm(link))
+    with os.scandir(folder) as entries:
+        for item in entries:
+            if item.name.startswith("."):
+                continue
+            if item.is_dir():
+                path = Path(item.path)
+                yield from _images(path, source, (*above, here), path if item.is_symlink() else link)
+            elif _is_image(item.name):
+                yield _checked_file(item, source)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith((*IMAGE_SUFFIXES, *_OTHER_IMAGE_SUFFIXES))
+
+
+def _checked_file(item: os.DirEntry[str], source: str) -> Path:
+    if item.name.lower().endswith(_OTHER_IMAGE_SUFFIXES):
+        raise DataError(
+            f"{source}: {item.path} is of a kind that isn't read; kinds: {', '.join(IMAGE_SUFFIXES)}",
+            hint="convert it, or move it away",
+        )
+    if not item.is_file():
+        raise DataError(f"{source}: {item.path} is no file, or a link that leads nowhere", hint=_rm(Path(item.path)))
+    try:
+        item.path.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{source}: the name {item.path!r} is not UTF-8", hint="rename it") from None
+    return Path(item.path)
+
+
+def _rm(path: Path) -> str:
+    return f"rm {shlex.quote(str(path))}"
+
 
 _WANTED = "a folder with one folder a class, an archive of it, or an s3:// address"
 
@@ -25,16 +204,16 @@ class FolderConfig(ImageFilesConfig):
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     """Every image by its path, which says its class; or the archive."""
-    path = source_folder.local(config, _WANTED)
+    path = folder.local(config, _WANTED)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
-    return class_folders.find(path, str(path)).files
+    return find_class_folders(path, str(path)).files
 
 
 def load(config: FolderConfig, work: Workspace) -> RawSet:
     """Look at each image; they are decoded while they are packed. Raises DataError."""
-    place = source_folder.get(config, work, _WANTED, class_folders.READ)
-    found = class_folders.find(place.folder, place.origin)
+    place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
+    found = find_class_folders(place.folder, place.origin)
     val_is_test = "; the test split is their val folder" if found.val_is_test else ""
     source = images.Source(
         parts={name: partial(_items, found.root, part) for name, part in found.parts.items()},

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from pipeline.core.errors import DataError
-from pipeline.data import official
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.download import Wanted
-from pipeline.data.official import Catalogue, Layout, OfficialFile
+from pipeline.data.sources import official
+from pipeline.data.sources.download import Wanted
+from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _part(images: Path, labels: Path) -> Part:
 
 def read_idx(images: Path, labels: Path) -> Iterator[Block]:
     """Both files of a part, block by block. Raises DataError for another format, or one cut off."""
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     with _opened(images) as image_file, _opened(labels) as label_file:
         count, height, width = _header(images, image_file, _IMAGES_MAGIC)

@@ -19,7 +19,7 @@ from pipeline.core.processes.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
 from pipeline.data.npz import Header
-from pipeline.data.source import files_below, local_path, refuse_special
+from pipeline.data.sources.source import files_below, local_path, refuse_special
 from trainers.core.config import DatasetConfig, check_target
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class _InMemory:
     """The arrays of a mapping, read like those of a .npz."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        import numpy as np
+        import numpy as np  # only where a pack is made
 
         self.path = path
         self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}

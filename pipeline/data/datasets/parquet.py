@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core.errors import DataError
-from pipeline.data import images, source_folder
+from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.sources import folder as source_folder
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
         place = source_folder.Place(one[0].parent, one[1])
         shards = [one[0]]
     else:
-        place = source_folder.get(config, work, _WANTED, (".parquet",))
+        place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
         shards = _shards(place.folder, place.origin)
     columns = _columns(shards[0], config)
     _refuse_other_shards(shards, columns)
@@ -128,7 +129,7 @@ class _Columns(NamedTuple):
 
 
 def _open(path: Path) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
     import pyarrow.parquet as pq
 
     try:
@@ -138,7 +139,7 @@ def _open(path: Path) -> Any:
 
 
 def _columns(path: Path, config: ParquetConfig) -> _Columns:
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
 
     with _open(path) as file:
         schema: pa.Schema = file.schema_arrow
@@ -154,7 +155,7 @@ def _columns(path: Path, config: ParquetConfig) -> _Columns:
 
 def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
     """Raises DataError: one was written otherwise than the first, as those of another set are."""
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
 
     labels = dict[bool, pa.DataType]()
     for path in shards:
@@ -177,7 +178,7 @@ def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
 
     if pa.types.is_struct(kind):
         return any(field.name == "bytes" for field in kind)
@@ -185,7 +186,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # as pandas writes categories
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -259,7 +260,7 @@ def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
 
 def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
     """(number of the first row, rows). Raises DataError."""
-    import pyarrow as pa
+    import pyarrow as pa  # only where tables are read
 
     begin = 0
     with _open(path) as file:

@@ -71,7 +71,7 @@ def _part(config: SyntheticConfig, count: int, stream: int) -> Part:
 def generate(config: SyntheticConfig, count: int, stream: int) -> Iterator[Block]:
     """Half a pattern of the image's class, half noise. Whole numbers throughout and only the raw output of
     PCG64, which numpy keeps stable: the same bytes with every version, on every platform."""
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     shape = (config.channels, config.image_size, config.image_size)
     patterns = _patterns(config)
@@ -84,7 +84,7 @@ def generate(config: SyntheticConfig, count: int, stream: int) -> Iterator[Block
 
 def _patterns(config: SyntheticConfig) -> Images:
     """uint8 [K, C, S, S]: a coarse grid of random cells for each class."""
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     cells = _bytes((config.num_classes, config.channels, _GRID, _GRID), config.generator_seed, _PATTERNS)
     nearest = np.arange(config.image_size) * _GRID // config.image_size
@@ -92,7 +92,7 @@ def _patterns(config: SyntheticConfig) -> Images:
 
 
 def _bytes(shape: tuple[int, ...], *seed: int) -> Images:
-    import numpy as np
+    import numpy as np  # only where a pack is made
 
     count = int(np.prod(shape))
     words = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(-(-count // 8))

@@ -16,7 +16,7 @@ from pipeline.core.processes import process
 from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.image_settings import ImageFilesConfig
-from pipeline.data.source import files_below, local_path
+from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.installer import install
 

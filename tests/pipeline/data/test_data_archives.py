@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import archives
+from pipeline.data.sources import archives
 
 WANTED = {"a.bin": 10, "b.bin": 10}
 

@@ -11,8 +11,8 @@ import fsspec
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import download
-from pipeline.data.download import Failure, Wanted, retrieve
+from pipeline.data.sources import download
+from pipeline.data.sources.download import Failure, Wanted, retrieve
 from tests.pipeline.data.data_server import Server
 from tests.s3_fixture import BUCKET
 from tests.waiting import promised_s

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import DATASETS
-from pipeline.data.source import file_name, files_below, local_path, shown
+from pipeline.data.sources.source import file_name, files_below, local_path, shown
 from pipeline.data.store import fetch, refuse
 from trainers.core.config import DatasetConfig
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import splits
-from pipeline.data.packing import mean_std
+from pipeline.data.packing import TEST, VAL, assign_splits, check_splits, mean_std
 
 
 def test_the_choice_is_the_same_for_ever() -> None:
     """splitmix64 of 0, 1, 2 … in Python's own integers: no numpy version can change it."""
-    assert np.flatnonzero(splits.assign(20, 3, 4) == splits.TEST).tolist() == expected(20)[:3]
-    assert sorted(np.flatnonzero(splits.assign(20, 3, 4) == splits.VAL).tolist()) == sorted(expected(20, 7)[3:])
+    assert np.flatnonzero(assign_splits(20, 3, 4) == TEST).tolist() == expected(20)[:3]
+    assert sorted(np.flatnonzero(assign_splits(20, 3, 4) == VAL).tolist()) == sorted(expected(20, 7)[3:])
 
 
 def expected(count: int, chosen: int = 3) -> list[int]:
@@ -35,23 +34,23 @@ def test_splitmix64_is_the_published_one() -> None:
 
 
 def test_a_larger_holdout_keeps_the_images_of_a_smaller_one() -> None:
-    small, large = (set(np.flatnonzero(splits.assign(1000, n, 0) == splits.TEST)) for n in (50, 200))
+    small, large = (set(np.flatnonzero(assign_splits(1000, n, 0) == TEST)) for n in (50, 200))
     assert small < large
 
 
 def test_sizes_are_exact() -> None:
-    assert np.bincount(splits.assign(50_000, 5000, 4000)).tolist() == [41_000, 4000, 5000]
+    assert np.bincount(assign_splits(50_000, 5000, 4000)).tolist() == [41_000, 4000, 5000]
 
 
 def test_a_set_without_test_images_asks_for_a_holdout() -> None:
     with pytest.raises(DataError, match=r"no test images of its own and dataset.holdout=0\n  try: dataset.holdout=179"):
-        splits.check("digits", 1797, 0, 0, has_test=False)
+        check_splits("digits", 1797, 0, 0, has_test=False)
 
 
 @pytest.mark.parametrize(("holdout", "val_size", "field"), [(100, 0, "holdout=100"), (60, 40, "val_size=40")])
 def test_no_training_image_left_is_an_error(holdout: int, val_size: int, field: str) -> None:
     with pytest.raises(DataError, match=f"dataset.{field} leaves no training image"):
-        splits.check("arrays", 100, holdout, val_size, has_test=True)
+        check_splits("arrays", 100, holdout, val_size, has_test=True)
 
 
 def test_a_constant_channel_has_std_one() -> None:
@@ -80,7 +79,7 @@ def test_advice_is_never_refused(count: int, holdout: int, val_size: int, has_te
 def refused(count: int, sizes: dict[str, int], has_test: bool) -> str:
     """What is said of these sizes; nothing where they are good."""
     try:
-        splits.check("arrays", count, sizes["dataset.holdout"], sizes["dataset.val_size"], has_test)
+        check_splits("arrays", count, sizes["dataset.holdout"], sizes["dataset.val_size"], has_test)
     except DataError as error:
         return str(error)
     return ""

@@ -298,7 +298,7 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
     (root / "mylib.py").write_text("SCALE = 1.0\n")
     second = edit(module, line, f"from mylib import SCALE\n{line}")
     third = edit(root / "mylib.py", "1.0", "7.0")
-    fourth = edit(root / "pipeline/data/splits.py", "def assign", "SALT = 1\n\n\ndef assign")
+    fourth = edit(root / "pipeline/data/packing.py", "def assign", "SALT = 1\n\n\ndef assign")
     assert len({first, second, third, fourth}) == 4
-    edit(root / "pipeline/data/splits.py", "SALT = 1\n\n\n", "")
+    edit(root / "pipeline/data/packing.py", "SALT = 1\n\n\n", "")
     assert name_of("mnist") == other

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core.errors import DataError
-from pipeline.data import archives, disk
+from pipeline.data import disk
 from pipeline.data.base import Workspace
-from pipeline.data.download import Wanted, retrieve
-from pipeline.data.filesystems import ObjectStore
-from pipeline.data.official import unreachable
-from pipeline.data.source import WEB, file_name, local_path, refuse_special, scheme, shown
+from pipeline.data.sources import archives
+from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.filesystems import ObjectStore
+from pipeline.data.sources.official import unreachable
+from pipeline.data.sources.source import WEB, file_name, local_path, refuse_special, scheme, shown
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files that a driver is asked for together
@@ -51,7 +52,7 @@ def one_file(config: DatasetConfig, work: Workspace, what: str, suffix: str) -> 
     return (path, str(path)) if path is not None else (_download(config, source, name, work), shown(source))
 
 
-def get(config: DatasetConfig, work: Workspace, what: str, suffixes: tuple[str, ...]) -> Place:
+def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tuple[str, ...]) -> Place:
     """The folder itself; of one behind an address or in an archive its files with these suffixes. Raises DataError."""
     path = local(config, what)
     if path is not None and path.is_dir():

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_json
 from pipeline.data import disk
-from pipeline.data.filesystems import login_hint, open_filesystem, said
 from pipeline.data.progress import OnProgress
-from pipeline.data.source import WEB, scheme, shown
+from pipeline.data.sources.filesystems import login_hint, open_filesystem, said
+from pipeline.data.sources.source import WEB, scheme, shown
 
 if TYPE_CHECKING:
     from requests import HTTPError, Response
@@ -88,7 +88,7 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
 
 
 def _attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path | Failure:
-    import pooch
+    import pooch  # only where something is downloaded
     import requests
 
     pooch.get_logger().setLevel("WARNING")
@@ -167,7 +167,7 @@ class HTTP:
         self.resumed = False
 
     def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        import requests
+        import requests  # only where something is downloaded
 
         offset, validator = self.part.resumable(url)
         headers = {"Accept-Encoding": "identity"}  # lengths and offsets are those of the file
@@ -189,7 +189,7 @@ class HTTP:
         self.part.move_to(Path(output_file))
 
     def _save(self, response: Response, offset: int) -> None:
-        import requests
+        import requests  # only where something is downloaded
         from urllib3.exceptions import HTTPError
 
         stated = response.headers.get("Content-Length", "")

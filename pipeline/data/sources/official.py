@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
-from pipeline.data import archives
 from pipeline.data.base import Workspace
-from pipeline.data.download import Failure, Wanted, retrieve
-from pipeline.data.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources import archives
+from pipeline.data.sources.download import Failure, Wanted, retrieve
+from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
 
 
@@ -48,7 +48,7 @@ class Catalogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class OfficialFiles:
     """Verified files of one layout. ``origin`` is where they came from, fit for a message."""
 
     layout: Layout
@@ -76,7 +76,7 @@ def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
     return [path]
 
 
-def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Found:
+def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> OfficialFiles:
     """The verified files, from wherever ``config.source`` says. Raises DataError."""
     path = local_path(config.source)
     if config.source is None:
@@ -91,7 +91,7 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Fou
     for file in layout.wanted(config):
         _verify(file, files[file.name])
         work.report(f"verifying {config.name}", file.size_bytes, None)
-    return Found(layout=layout, files=files, origin=origin)
+    return OfficialFiles(layout=layout, files=files, origin=origin)
 
 
 def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[Layout, Path]:

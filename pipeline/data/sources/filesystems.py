@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pipeline.core.errors import DataError
 from pipeline.core.redact import hide, of_environment
-from pipeline.data.source import WEB, is_local, scheme, shown
+from pipeline.data.sources.source import WEB, is_local, scheme, shown
 from trainers.core.installer import install
 
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
@@ -32,7 +32,7 @@ def has_folders(url: str) -> bool:
 
 def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
     """The filesystem behind an address, and the path in it. Raises DataError that names the setting."""
-    import fsspec
+    import fsspec  # only for an address of such a store
 
     if protocol(url) in _LOGINS and "@" in urlsplit(url).netloc:
         raise DataError(
@@ -46,7 +46,7 @@ def refuse_protocol(source: str) -> None:
     """Raises DataError where an address can't be read here, whatever answers there."""
     if is_local(source) or scheme(source) in WEB:
         return
-    import fsspec
+    import fsspec  # only for an address of such a store
 
     with _explained(source, "dataset.source"):
         for name in scheme(source).split("::"):
@@ -68,7 +68,7 @@ def login_hint(url: str, error: Exception) -> str | None:
 @contextmanager
 def _explained(url: str, setting: str) -> Iterator[None]:
     """What fsspec says of a protocol, with the fix. Raises DataError."""
-    import fsspec
+    import fsspec  # only for an address of such a store
 
     try:
         yield
