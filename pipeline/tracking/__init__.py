@@ -47,6 +47,6 @@ def __getattr__(name: str) -> Any:
     """``record``, imported when it is first asked for: a finished run only looks whether there is a record."""
     if name != "record":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.tracking.recorder import record
+    from pipeline.tracking.recorder import record  # not for a finished run
 
     return record

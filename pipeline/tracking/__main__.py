@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,9 +28,11 @@ from pipeline.core.processes import threads, unexpected
 from pipeline.core.processes.priority import give_way
 from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
+from pipeline.tracking.answers import StoreError
 from pipeline.tracking.destinations import SETTINGS_VARIABLE
-from pipeline.tracking.failures import StoreError
 from pipeline.tracking.launching import NO_SUCH_RUN
+from pipeline.tracking.mlflow.artifacts import RECIPE
+from pipeline.tracking.mlflow.publishing import Published, publish
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
 
@@ -175,15 +178,14 @@ def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
 
 
 def _prepare(uri: str) -> int:
-    from pipeline.tracking.store import Store
+    from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
 
     Store(uri)
     return 0
 
 
 def _fetch(uri: str, run_id: str, place: Path) -> int:
-    from pipeline.tracking.artifacts import RECIPE
-    from pipeline.tracking.store import Store
+    from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return 0 if Store(uri).fetch(run_id, RECIPE, place) else NO_SUCH_RUN
@@ -191,16 +193,10 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
 
 def _publish(uri: str, run_dir: Path) -> int:
     """stdin is an object of ``publish``'s arguments by their names."""
-    from dataclasses import asdict
-
-    from pipeline.tracking.publishing import Published
-
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in one piece
     asked = json.load(sys.stdin)
     told = asked.pop("model")
     model = Published(**{**told, "classes": tuple(told["classes"])})
-    from pipeline.tracking.publishing import publish
-
     done = publish(run_dir, model, uri=uri, **asked)
     with contextlib.suppress(BrokenPipeError):  # who has asked was killed, and it is published all the same
         print(json.dumps(asdict(done)), flush=True)

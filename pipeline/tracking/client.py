@@ -141,7 +141,7 @@ class Recorder:
             recorder.finish()
         for recorder in self._missing():
             say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
-        from pipeline.tracking import artifacts  # here: a finished run asks only whether it is recorded
+        from pipeline.tracking.mlflow import artifacts  # here: a finished run asks only whether it is recorded
 
         run_id = self.mlflow_run_id()
         for line in artifacts.left_out(self.run_dir) if run_id is not None else ():
@@ -219,7 +219,7 @@ def patient(pid: int, done: Callable[[float], bool]) -> bool:
 def _processor_s(pid: int) -> float:
     """Processor time of a process so far; 0 where there is none."""
     if not _PROC.is_dir():
-        import psutil
+        import psutil  # on macOS alone
 
         try:
             used = psutil.Process(pid).cpu_times()

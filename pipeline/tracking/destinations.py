@@ -12,10 +12,8 @@ from pipeline.core.files import sha256_text
 from pipeline.core.redact import without_secrets
 from pipeline.tracking import state
 from pipeline.tracking.address import absolute_uri, recorder_env, redact, sqlite_path
-from pipeline.tracking.state import Recorded
+from pipeline.tracking.state import TENSORBOARD, Recorded
 
-TENSORBOARD = "tensorboard"
-"""The tracker that ``tracking.tensorboard=true`` adds to whatever else is chosen; it has no settings."""
 SETTINGS_VARIABLE = "PACELINE_TRACKER_SETTINGS"
 
 
@@ -71,20 +69,20 @@ def marked(experiment: str, settings: str) -> str:
     return f"{experiment} {sha256_text(plain)[:12]}"
 
 
-def destinations(told: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
+def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
     """MLflow first, where ``enabled`` (None: as the configuration says). Raises UsageError: its address is none.
 
     Args:
-        told: the fields of tracking, with those that the chosen tracker alone has.
+        section: the fields of tracking, with those that the chosen tracker alone has.
     """
-    found, experiment = [], told["experiment"]
-    if told["enabled"] if enabled is None else enabled:
-        found.append(Destination(uri=absolute_uri(told["uri"], root), experiment=experiment))
-    if name := told["tracker"]:
+    places, experiment = [], section["experiment"]
+    if section["enabled"] if enabled is None else enabled:
+        places.append(Destination(uri=absolute_uri(section["uri"], root), experiment=experiment))
+    if name := section["tracker"]:
         from pipeline.tracking.trackers import own_settings  # not for a finished run without one
 
-        settings = json.dumps(own_settings(told), sort_keys=True)
-        found.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
-    if told["tensorboard"]:
-        found.append(Destination(uri=TENSORBOARD, experiment=experiment, tracker=TENSORBOARD))
-    return found
+        settings = json.dumps(own_settings(section), sort_keys=True)
+        places.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
+    if section["tensorboard"]:
+        places.append(Destination(uri=TENSORBOARD, experiment=experiment, tracker=TENSORBOARD))
+    return places

@@ -12,9 +12,8 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError, text_of
 from pipeline.tracking import state
 from pipeline.tracking.address import redact
-from pipeline.tracking.answers import Caller
+from pipeline.tracking.answers import Caller, StoreError
 from pipeline.tracking.description import Progress, describe
-from pipeline.tracking.failures import StoreError
 from pipeline.tracking.points import Mark, Place, last_figures, read_points
 from pipeline.tracking.state import TrackingState, fingerprints
 from pipeline.tracking.trackers.base import Tracker, TrackerError

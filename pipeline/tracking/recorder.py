@@ -19,15 +19,15 @@ from pipeline.core.locks import FileLock
 from pipeline.core.redact import secret_values
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
+from pipeline.tracking.answers import StoreError
+from pipeline.tracking.description import Progress, progress
 from pipeline.tracking.destinations import Destination, marked
-from pipeline.tracking.failures import StoreError
 from pipeline.tracking.state import Recorded, TrackingState
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this module, and a finished one records nothing
-    from pipeline.tracking.description import Progress
     from pipeline.tracking.feed import Feed
-    from pipeline.tracking.writer import Writer
+    from pipeline.tracking.mlflow.writer import Writer
 
 _POLL_S = 1.0
 _SPARSER = 4  # after 40 s a look every 10 s: what a server is asked grows with the logarithm of the time at first
@@ -148,10 +148,10 @@ class _Recording:
 
     def _writer(self, to: Destination) -> Writer | Feed:
         if to.tracker is None:
-            from pipeline.tracking.writer import Writer
+            from pipeline.tracking.mlflow.writer import Writer  # MLflow's alone
 
             return Writer(self.run_dir, self.folder, to.uri, self.state, self._succeeded)
-        from pipeline.tracking.feed import Feed
+        from pipeline.tracking.feed import Feed  # other trackers' alone, as is what makes them
         from pipeline.tracking.trackers import create
 
         masking.remember(secret_values(json.loads(to.settings)))
@@ -160,8 +160,6 @@ class _Recording:
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> Recorded:
-        from pipeline.tracking.description import progress
-
         backoff_s = _POLL_S
         while True:
             size = self._journal_bytes()  # taken first: a line added from here on ends the sleep below at once

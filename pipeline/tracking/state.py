@@ -15,6 +15,8 @@ from pipeline.core.files import write_json_in
 from pipeline.tracking.address import shown
 from trainers.contract import run_folder
 
+TENSORBOARD = "tensorboard"
+"""The tracker that ``tracking.tensorboard=true`` adds to whatever else is chosen; it has no settings."""
 RECORDING, PENDING, DONE = "recording", "pending", "done"
 
 _INPUTS = (

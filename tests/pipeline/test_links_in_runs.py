@@ -10,7 +10,7 @@ import pytest
 from pipeline.reproduction import archive
 from pipeline.runs import layout, status
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking import artifacts
+from pipeline.tracking.mlflow import artifacts
 from tests.pipeline.finished_folder import finished
 
 

@@ -6,9 +6,9 @@ from sqlalchemy.engine import make_url
 
 from pipeline import tracking
 from pipeline.core.errors import UsageError
-from pipeline.tracking import server
 from pipeline.tracking.address import database_login, redact, shown, sqlite_path
-from pipeline.tracking.failures import explained, plain
+from pipeline.tracking.answers import explained, plain_reason
+from pipeline.tracking.mlflow import server
 
 ROOT = Path("/proj")
 
@@ -182,10 +182,10 @@ def test_the_password_of_postgresql_comes_from_where_its_own_programs_have_it(
 )
 def test_a_request_that_failed_is_said_without_the_exceptions_around_it(cause: str, said: str) -> None:
     at = "API request to http://h/api failed with exception HTTPConnectionPool(host='h', port=1): Max retries exceeded"
-    assert plain(f"{at} with url: /api (Caused by {cause})") == said
-    locked = plain("(sqlite3.OperationalError) database is locked\n[SQL: INSERT INTO tags VALUES (?)]")
+    assert plain_reason(f"{at} with url: /api (Caused by {cause})") == said
+    locked = plain_reason("(sqlite3.OperationalError) database is locked\n[SQL: INSERT INTO tags VALUES (?)]")
     assert locked.startswith("another program holds its database locked (sqlite lets one write at a time)")
-    assert plain("(sqlite3.OperationalError) near 'x'") == "(sqlite3.OperationalError) near 'x'"
+    assert plain_reason("(sqlite3.OperationalError) near 'x'") == "(sqlite3.OperationalError) near 'x'"
 
 
 def test_no_proxy_is_asked_for_a_server_on_this_computer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,6 +358,6 @@ def test_a_pruned_run_is_killed_in_mlflow_with_its_state_as_a_tag_and_finished_o
     ],
 )
 def test_a_new_database_is_made_where_mlflow_can_write_the_folder_into_sql(folder: str, taken: str) -> None:
-    from pipeline.tracking.store import _quotable  # imports mlflow
+    from pipeline.tracking.mlflow.store import _quotable  # imports mlflow
 
     assert str(_quotable(Path(folder))) == taken

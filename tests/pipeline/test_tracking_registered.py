@@ -12,7 +12,7 @@ from pipeline import tracking
 from pipeline.cli.commands import records
 from pipeline.core.errors import UsageError
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.publishing import Published, environment, mlmodel, publish, refuse_names
+from pipeline.tracking.mlflow.publishing import Published, environment, mlmodel, publish, refuse_names
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline.tracking_store import client
 
@@ -46,7 +46,7 @@ def test_the_model_file_says_what_goes_in_and_out_and_of_which_run_it_is() -> No
 def test_a_model_that_is_registered_but_was_never_named_the_runs_outcome_is_that_once_published_again(
     tmp_path: Path, database: Path
 ) -> None:
-    from pipeline.tracking.store import ModelStore
+    from pipeline.tracking.mlflow.store import ModelStore
 
     uri = f"sqlite:///{shutil.copy(database, tmp_path / 'mlflow.db')}"
     run_id = str(tracking.record(folder.started(tmp_path), uri, "paceline").run_id)

@@ -26,10 +26,12 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.sweep import workers
-from pipeline.tracking import answers, client, pages, ui
+from pipeline.tracking import answers, client
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.destinations import Destination
+from pipeline.tracking.mlflow import ui
+from pipeline.tracking.mlflow.ui import _whole
 from pipeline.tracking.state import DONE, PENDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -86,7 +88,7 @@ def test_a_server_that_answers_without_end_is_given_up(
         wait_until(lambda: bool(left))
         server.shutdown()
         with pytest.raises(TimeoutError, match="its answer has no end"):
-            pages._whole(_Forever())  # type: ignore[arg-type]
+            _whole(_Forever())  # type: ignore[arg-type]
     assert (recorded.state, f"its answer has no end: given up after {limit}" in recorded.message) == (PENDING, True)
     assert not [thread for thread in threading.enumerate() if thread.name == answers._THREAD]
 
@@ -181,7 +183,7 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
 def page(database: Path) -> Iterator[int]:
     """`doit ui` for a database, as long as that is wanted: the port of its server."""
     code = (
-        f"from pipeline.tracking import ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
+        f"from pipeline.tracking.mlflow import ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
         "say=lambda text: print(text, flush=True), note=lambda text: print(text, file=sys.stderr))"
     )
     command = subprocess.Popen(
@@ -308,7 +310,7 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
 
 def both_have_their_data(uri: str, other: str, rounds: int) -> bool:
     """Whether two runs have their data set as an input when both are the first to tell of it, at once."""
-    from pipeline.tracking.store import Store  # imports mlflow
+    from pipeline.tracking.mlflow.store import Store  # imports mlflow
 
     client, number = store.client(uri), store.client(uri).create_experiment("data")
     stores, at_once = [Store(uri), Store(other)], threading.Barrier(2)

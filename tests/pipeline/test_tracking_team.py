@@ -21,8 +21,8 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.tracking import server
-from pipeline.tracking.failures import explained
+from pipeline.tracking.answers import explained
+from pipeline.tracking.mlflow import server
 from pipeline.tracking.state import DONE, PENDING
 from tests import postgres_fixture
 from tests.pipeline import tracking_folder as folder
@@ -51,7 +51,7 @@ def settings(tmp_path: Path, **more: Any) -> server.Settings:
 def served(told: server.Settings, env: dict[str, str]) -> Iterator[tuple[str, list[str], int]]:
     """The address of a server, the lines that it has said, and its process id."""
     code = (
-        "from pipeline.tracking.server import Settings, serve; "
+        "from pipeline.tracking.mlflow.server import Settings, serve; "
         "told = lambda text: print(text, flush=True); "
         f"serve({told!r}, 'paceline', say=told, note=told)"
     )

@@ -13,8 +13,7 @@ import pytest
 from pipeline import tracking
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
-from pipeline.tracking.destinations import TENSORBOARD
-from pipeline.tracking.state import DONE, PENDING
+from pipeline.tracking.state import DONE, PENDING, TENSORBOARD
 from pipeline.tracking.trackers import refuse_missing
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store

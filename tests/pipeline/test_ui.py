@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.tracking import pages, ui
-from pipeline.tracking.pages import Shown
+from pipeline.tracking.mlflow import ui
+from pipeline.tracking.mlflow.ui import Shown, compare_page, run_page, runs_page, view
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until
 
@@ -77,22 +77,22 @@ RUNS = [
 
 
 def test_the_table_shows_the_metrics_that_matter_and_the_parameters_that_differ() -> None:
-    state = json.loads(pages.view(RUNS))
+    state = json.loads(view(RUNS))
     columns = ["attributes.`Dataset`", "attributes.`Duration`", "metrics.`val/accuracy`", "params.`optimizer.lr`"]
     assert state == {"selectedColumns": columns}
-    state = json.loads(pages.view(RUNS, ["lr"]))
+    state = json.loads(view(RUNS, ["lr"]))
     assert state["chartsSearchFilter"] == "lr"
     assert state["selectedColumns"][2:4] == ["metrics.`lr`", "metrics.`val/accuracy`"]
 
 
 def test_addresses_open_on_the_chosen_runs() -> None:
-    state = json.loads(pages.view(RUNS, only=True))
+    state = json.loads(view(RUNS, only=True))
     assert state["searchFilter"] == f"attributes.run_id IN ('{'a' * 32}', '{'b' * 32}')"
     charts = "http://h:1/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=v&compareRunsMode=CHART"
-    assert pages.runs_page("http://h:1", "7", "v") == charts
-    assert "CHART" not in pages.runs_page("http://h:1", "7", "v", charts=False)
-    assert pages.run_page("http://h:1", "7", "aa").endswith("/runs/aa?workflowType=machine_learning")
-    assert pages.compare_page("http://h:1", "7", ["aa"]).startswith(
+    assert runs_page("http://h:1", "7", "v") == charts
+    assert "CHART" not in runs_page("http://h:1", "7", "v", charts=False)
+    assert run_page("http://h:1", "7", "aa").endswith("/runs/aa?workflowType=machine_learning")
+    assert compare_page("http://h:1", "7", ["aa"]).startswith(
         "http://h:1/#/compare-runs?runs=%5B%22aa%22%5D&experiments=%5B%227%22%5D"
     )
 
@@ -121,7 +121,7 @@ def test_the_server_and_its_workers_end_with_a_command_that_is_killed() -> None:
         port = probe.getsockname()[1]
     argv = [sys.executable, "-c", _HEALTHY, str(port)]
     code = (
-        "from pathlib import Path; from pipeline.tracking import ui; ui.keep_up("
+        "from pathlib import Path; from pipeline.tracking.mlflow import ui; ui.keep_up("
         f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', 'it', list, say=lambda text: print(text, flush=True), note=print)"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)

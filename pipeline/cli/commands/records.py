@@ -22,10 +22,10 @@ from pipeline.evaluation.table import format_report
 from pipeline.execution import complete
 from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, check_parts
-from pipeline.tracking import server as team_server
-from pipeline.tracking import ui as web_ui
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.publishing import Published, refuse_names
+from pipeline.tracking.mlflow import server as team_server
+from pipeline.tracking.mlflow import ui as web_ui
+from pipeline.tracking.mlflow.publishing import Published, refuse_names
 from trainers.contract import run_folder
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core import program as programs
 from pipeline.runs import metrics_file
-from pipeline.tracking import artifacts, state
+from pipeline.tracking import state
 from pipeline.tracking.description import Description, Progress, describe, mlflow_key
+from pipeline.tracking.mlflow import artifacts
 from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
 from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.tracking.store import Store, StoredRun
+    from pipeline.tracking.mlflow.store import Store, StoredRun
 
 
 class Writer:
@@ -61,7 +62,7 @@ class Writer:
 
     def _connected(self) -> Store:
         if self._store is None:
-            from pipeline.tracking.store import Store
+            from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
 
             self._store = Store(self.uri)
             self._succeeded()
@@ -114,7 +115,7 @@ class Writer:
 
     def _log(self, store: Store, now: Progress) -> None:
         """The points that came since, in full requests: what is left of a run under way goes with the next pass."""
-        from pipeline.tracking.store import ITEMS_PER_CALL
+        from pipeline.tracking.mlflow.store import ITEMS_PER_CALL  # it imports mlflow, which takes seconds
 
         for number in itertools.count():
             room = max(1, ITEMS_PER_CALL - len(self._params) - len(self._tags))
@@ -145,7 +146,7 @@ class Writer:
 
     def _log_system_metrics(self, store: Store) -> None:
         """No attempt takes any of them back, and MLflow itself knows those again whose answer was lost."""
-        from pipeline.tracking.store import ITEMS_PER_CALL
+        from pipeline.tracking.mlflow.store import ITEMS_PER_CALL  # it imports mlflow, which takes seconds
 
         path = self.run_dir / run_folder.SYSTEM_METRICS
         while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), ITEMS_PER_CALL)).points:

@@ -14,8 +14,8 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_atomic
 from pipeline.core.locks import FileLock
 from pipeline.core.web_address import LOOPBACK
-from pipeline.tracking import ui
 from pipeline.tracking.address import shown, sqlite_path, sqlite_uri
+from pipeline.tracking.mlflow import ui
 
 _USER, _PASSWORD = "MLFLOW_AUTH_ADMIN_USERNAME", "MLFLOW_AUTH_ADMIN_PASSWORD"
 

@@ -27,7 +27,7 @@ from pipeline.tracking.description import describe
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.tracking.store import ModelStore, Version
+    from pipeline.tracking.mlflow.store import ModelStore, Version
 
 
 MODEL_FILE = "data/model.pt2"
@@ -189,7 +189,7 @@ def publish(
     Raises:
         PacelineError: the model can't be made. StoreError: MLflow didn't take it.
     """
-    from pipeline.tracking.store import ModelStore
+    from pipeline.tracking.mlflow.store import ModelStore  # it imports mlflow, which takes seconds
 
     with held(run_dir / _LOCK, timeout_s=_WAIT_S):
         store = ModelStore(uri)
@@ -214,7 +214,7 @@ def _register(
     store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, name: str, pythonpath: str
 ) -> tuple[Version, dict[str, Any]]:
     """The new version, and what the exporter said of the model where it had to be made."""
-    from pipeline.tracking.store import Version
+    from pipeline.tracking.mlflow.store import Version  # it imports mlflow, which takes seconds
 
     model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
     if model_id is None:

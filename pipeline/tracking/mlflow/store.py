@@ -23,9 +23,8 @@ from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
-from pipeline.tracking.answers import Bounded
+from pipeline.tracking.answers import Bounded, StoreError, explained, plain_reason
 from pipeline.tracking.description import DataInput
-from pipeline.tracking.failures import StoreError, explained, plain
 from pipeline.tracking.points import Point
 
 ANSWER_TIMEOUT_S = 4
@@ -96,7 +95,7 @@ def _reason(error: Exception) -> str:
     system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
     if system:
         return system[1].rstrip(" :")
-    lines = plain(text.strip()).splitlines() or [type(error).__name__]
+    lines = plain_reason(text.strip()).splitlines() or [type(error).__name__]
     return lines[0][:300]
 
 
