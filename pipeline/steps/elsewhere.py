@@ -30,8 +30,7 @@ from pipeline.keys.import_closure import import_closure
 from pipeline.keys.script_files import STARTER
 from pipeline.steps.here import CALL, as_text, call
 from pipeline.steps.key import is_python, sources_of
-from pipeline.steps.making import Making
-from pipeline.steps.step import Step, StepError, filled
+from pipeline.steps.step import Making, Step, StepError, filled
 from trainers.contract import run_folder
 
 _INPUTS = "_inputs"  # where the snapshot has the files that lie outside of the project

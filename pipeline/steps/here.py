@@ -9,20 +9,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from pipeline.core import masking
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
 from pipeline.core.processes import process, threads
 from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
-from pipeline.steps.step import Step, StepError, filled
+from pipeline.steps.step import Making, Step, StepError, filled
 from trainers.core import observer
 from trainers.core.dependencies import Observed, Seen, joined, of_host
 from trainers.core.observer import PROJECT, SKIP
-
-if TYPE_CHECKING:
-    from pipeline.steps.making import Making
 
 CALL = "trainers.script.call"
 _LINE = 65_536

@@ -8,8 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +24,12 @@ from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
 from pipeline.steps.key import changed, described, sources_of
-from pipeline.steps.step import PREFIX, Step
+from pipeline.steps.step import PREFIX, Making, Say, Step
 from trainers.core.dependencies import Seen, joined
 
-Say = Callable[[str], None]
 _END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
 _CALLER = ("trainers/__init__.py", "trainers/script/__init__.py", "trainers/script/call.py")  # of functions
-
-
-@dataclass(kw_only=True)
-class Making:
-    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
-
-    ``seen`` gets what its Python processes took in, ``program`` the record of the program itself.
-    """
-
-    step: Step
-    root: Path
-    out: Path
-    inputs: tuple[tuple[Path, ...], ...]
-    log: Path
-    stop: Stop
-    say: Say
-    seen: Seen | None = None
-    program: dict[str, Any] | None = None
-
-    def warn(self, text: str) -> None:
-        """Say it on the terminal and in the log."""
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"WARNING: {text}\n")
-        self.say(f"WARNING: {text}")
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
@@ -278,7 +252,7 @@ def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elsewhere(making: Making, graph: Graph) -> int:
-    from pipeline.steps.elsewhere import run_elsewhere
+    from pipeline.steps.elsewhere import run_elsewhere  # the launchers, for steps on hosts alone
 
     return run_elsewhere(making, graph.composed)
 

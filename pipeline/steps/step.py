@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import refuse_odd_pattern
+from pipeline.core.processes.signals import Stop
 from trainers.core.config import ConfigError
+from trainers.core.dependencies import Seen
 from trainers.script.settings import words
+
+Say = Callable[[str], None]
 
 PREFIX = "step:"
 """Begins what names a step as a source: ``step:clean`` or ``step:clean/images.npz``."""
@@ -254,3 +258,27 @@ def _refuse_leading_out(what: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
         raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
+
+
+@dataclass(kw_only=True)
+class Making:
+    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
+
+    ``seen`` gets what its Python processes took in, ``program`` the record of the program itself.
+    """
+
+    step: Step
+    root: Path
+    out: Path
+    inputs: tuple[tuple[Path, ...], ...]
+    log: Path
+    stop: Stop
+    say: Say
+    seen: Seen | None = None
+    program: dict[str, Any] | None = None
+
+    def warn(self, text: str) -> None:
+        """Say it on the terminal and in the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"WARNING: {text}\n")
+        self.say(f"WARNING: {text}")

@@ -6,7 +6,7 @@ import json
 
 from pipeline.core.processes.signals import Stop
 from pipeline.steps.elsewhere import _program
-from pipeline.steps.making import Making
+from pipeline.steps.step import Making
 from tests.pipeline.steps.conftest import StepProject
 from trainers.script.settings import filled
 
