@@ -278,7 +278,7 @@ def shortened(traceback: str, folder: str) -> str:
         folder: name of the run's folder on the node; the snapshot of the code in it, or a script's own copy of that,
             stands for the project's folder.
     """
-    code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/)?code/'
+    code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     text = re.sub(code, "", traceback.rstrip()) if folder else traceback
     blocks = list(_blocks(text))
     own = [path for path, _ in blocks if path and not path.startswith("/")]

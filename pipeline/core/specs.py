@@ -239,7 +239,7 @@ SCRIPT_OUTPUTS = Outputs(
     pruned=run_folder.PRUNED,
     whole=("checkpoints", "outputs", "work"),
     others=("checkpoints", "outputs", run_folder.DEPENDENCIES),
-    work=("work/node{rank}/code",),
+    work=(f"{run_folder.WORK}/node{{rank}}/{run_folder.ABOVE}",),
 )
 """Those of a script; the folders come with all that lies in them. ``work`` ends empty where an attempt ends well."""
 

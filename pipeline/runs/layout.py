@@ -20,7 +20,7 @@ _FILES = frozenset((".json", ".jsonl", ".yaml", ".log", ".patch", ".png", ".pt")
 _FOLDERS = ("attempts", "checkpoints", "code", "evaluation")
 _LINK = "data"
 _WITH_FILES = (".", "attempts/*", "checkpoints", "evaluation")
-_WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*")
+_WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above")
 
 
 def refuse_links(run_dir: Path) -> None:

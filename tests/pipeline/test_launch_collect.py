@@ -367,14 +367,16 @@ def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_st
         "checkpoints/c-2/model.bin": 60.0,  # the first host's, which was sent there
         "checkpoints/c-2/rng_1.pth": 60.0,
         "checkpoints/c-4/rng_1.pth": 0.0,
-        "work/node1/code/train.py": 60.0,
-        "work/node1/code/states.csv": 60.0,
+        "work/node1/above/above/code/train.py": 60.0,
+        "work/node1/above/above/code/states.csv": 60.0,
     }.items():
         (node / name).parent.mkdir(parents=True, exist_ok=True)
         (node / name).write_text(name)
         os.utime(node / name, (now - age_s, now - age_s))
-    (node / "work/node1/code/link.txt").symlink_to("/etc/passwd")
-    stamps = {name: (node / name).stat() for name in ("checkpoints/c-2/model.bin", "work/node1/code/train.py")}
+    (node / "work/node1/above/above/code/link.txt").symlink_to("/etc/passwd")
+    stamps = {
+        name: (node / name).stat() for name in ("checkpoints/c-2/model.bin", "work/node1/above/above/code/train.py")
+    }
     given = {name: [stamp.st_size, stamp.st_mtime_ns] for name, stamp in stamps.items()}
     (node / "work/node1/given.json").write_text(json.dumps(given))
     said: list[str] = []
@@ -393,19 +395,19 @@ def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_st
         "nodes/1/checkpoints/c-4/rng_1.pth",
     ]
     assert said == [
-        "node0: what the script wrote in its working directory (26 B) is more than program.outputs_limit=9.31323e-09 "
-        f"GiB and stays there in {node}/work/node1/code; a higher limit brings such files back"
+        "node0: what the script wrote in its working directory (38 B) is more than program.outputs_limit=9.31323e-09 "
+        f"GiB and stays there in {node}/work/node1/above; a higher limit brings such files back"
     ]
     staging.remove_ours([str(node)])
-    assert (node / "work/node1/code/states.csv").exists()
-    assert fetch(others)[2:] == ["nodes/1/work/node1/code/states.csv"]  # nor what a link leads to
+    assert (node / "work/node1/above/above/code/states.csv").exists()
+    assert fetch(others)[2:] == ["nodes/1/work/node1/above/above/code/states.csv"]  # nor what a link leads to
 
 
 def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, run_dir = tmp_path / "node", tmp_path / "run"
     folder = node / "outputs"
     (folder / "closed").mkdir(parents=True)
-    (node / "work/node0/code").mkdir(parents=True)
+    (node / "work/node0/above/above/code").mkdir(parents=True)
     (node / "summary.json").write_text("{}")
     for name in ("good.txt", "secret.txt", "closed/in.txt"):
         (folder / name).write_text(name)

@@ -354,7 +354,7 @@ def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(fi
     "name",
     [
         *("journal.jsonl", "code", "attempts", "attempts/7", "attempts/1/node0.log", "evaluation", "stop", "outputs"),
-        *("work", "work/node0", "work/node0/code"),
+        *("work", "work/node0", "work/node0/above", "work/node0/above/above", "work/node0/above/above/code"),
     ],
 )
 def test_nothing_is_written_through_a_link_of_a_run_folder(finished: RunFolder, name: str, tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def test_of_what_no_rank_says_only_a_warning_is_shown(rank: int | None, text: st
 
 
 def test_the_lines_of_a_script_are_shown_from_its_own_copy_of_the_snapshot() -> None:
-    frames = [("/r/0123/work/node1/code/sub/t.py", "main()"), ("/usr/lib/x.py", "inner()"), ("/usr/lib/y.py", "raise")]
+    frames = [
+        ("/r/0123/work/node1/above/above/code/sub/t.py", "main()"),
+        ("/usr/lib/x.py", "inner()"),
+        ("/usr/lib/y.py", "raise"),
+    ]
     text = "Traceback:\n" + "".join(f'  File "{path}", line 3, in f\n    {line}\n' for path, line in frames)
     assert shortened(text, "0123") == (
         'Traceback:\n  File "sub/t.py", line 3, in f\n    main()\n  File "/usr/lib/y.py", line 3, in f\n    raise'

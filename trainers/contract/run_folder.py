@@ -39,7 +39,9 @@ INITIAL_WEIGHTS_NOTES = "init.json"  # where they are from
 # A script.
 OUTPUTS = "outputs"  # what it leaves besides checkpoints
 OUTPUT_DIGESTS = "outputs.json"  # file → sha256
-WORK = "work"  # working directories, node0/code, node1/code, …
+WORK = "work"  # working directories, of each host in node0, node1, …
+ABOVE = "above"  # in work/nodeN: a script's copy of the project, and what it wrote above that
+WORK_COPY = "above/above/code"  # in work/nodeN: the copy, so deep that ../x and ../../x are files of the script's own
 GIVEN = "given.json"  # in work/nodeN: what was laid out there before the script began
 LOGGED = "logged.jsonl"  # in work/node0: what paceline.log wrote; all of it is in metrics.jsonl at a good end
 EARLIER = "earlier.json"  # in work/node0: which files of metrics lay there before the attempt, with their sizes

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainers.contract import run_folder
 from trainers.script.files import sha256_file
+from trainers.script.workdir import below
 
 
 class MissingOutputsError(Exception):
@@ -62,7 +63,7 @@ def gather(
     No file takes the place of another: where one of {run} has the name, that of the working directory gets a free one.
 
     Args:
-        wrote: those of its files, anywhere in its copy of the project, that the snapshot doesn't hold.
+        wrote: those of its files, anywhere in its copy of the project and above it, that the snapshot doesn't hold.
         limit_bytes: of what no pattern matches, the smallest files are kept up to so much; None: none of it.
         required: refuse patterns that match nothing.
         lost: what of {run} can't be kept, and counts for nothing.
@@ -88,7 +89,7 @@ def gather(
     places = {path: asked[path] for path in sorted(asked)}
     # those below the working directory first: of up/x and ../x, both are up/x here, the one of that name keeps it
     for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
-        places[path] = f"{WORKDIR}/{_named(path, workdir)}"
+        places[path] = f"{WORKDIR}/{below(path, workdir)}"
     renamed, unmoved = {}, set()
     for path, name in places.items():
         target = _free(outputs, name)
@@ -104,14 +105,9 @@ def gather(
     return Gathered(
         outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in asked})],
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
-        over={_named(path, workdir): size for path, size in over.items()},
+        over={below(path, workdir): size for path, size in over.items()},
         renamed=renamed,
     )
-
-
-def _named(path: Path, workdir: Path) -> str:
-    """Where it lay from the working directory; ``up/`` stands for a folder above."""
-    return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
 
 
 def _free(outputs: Path, name: str) -> str:

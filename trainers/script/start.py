@@ -105,7 +105,7 @@ class Attempt:
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
         self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
-        self.snapshot, self.work = self.run_dir / run_folder.CODE, self.folder / run_folder.CODE
+        self.snapshot, self.work = self.run_dir / run_folder.CODE, self.folder / run_folder.WORK_COPY
         self.logged = self.folder / run_folder.LOGGED
         self.is_first = started.node_rank == 0
         self.is_sent = (self.run_dir / SENT).exists()
@@ -150,8 +150,7 @@ class Attempt:
             return 1
         if code == 0 and recorder is not None and recorder.stopping:
             self.note_pruned(recorder)
-            known = workdirs.given(self.run_dir, self.started.node_rank)
-            if next(workdirs.written(self.work, self.run_dir, known), None) is None:  # else it may go on with that
+            if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may go on with that
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
         if code == 0:
@@ -211,8 +210,8 @@ class Attempt:
 
     def tell_what_is_left(self) -> None:
         """Of a bad end: where the files are that it wrote in its working directory."""
-        known = workdirs.given(self.run_dir, self.started.node_rank)
-        names = [path.relative_to(self.work).as_posix() for path in workdirs.written(self.work, self.run_dir, known)]
+        paths = workdirs.written_by_script(self.run_dir, self.started.node_rank)
+        names = [os.path.relpath(path, self.work) for path in paths]
         if names:
             place = (
                 self.shown(self.work) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/work"
@@ -376,7 +375,7 @@ class Attempt:
             found = gather(
                 self.settings.outputs,
                 workdir=self.work / self.settings.workdir,
-                wrote=[*workdirs.written(self.work, self.run_dir, workdirs.given(self.run_dir, rank))],
+                wrote=workdirs.written_by_script(self.run_dir, rank),
                 outputs=outputs,
                 limit_bytes=self.settings.outputs_limit_bytes,
                 required=self.is_first,
@@ -385,7 +384,7 @@ class Attempt:
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
-        in_work = unreadable(self.run_dir, self.work)
+        in_work = unreadable(self.run_dir, self.folder / run_folder.ABOVE)
         unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # of its links nothing counts
         unkept |= unreadable(self.run_dir, outputs, self.run_dir / run_folder.CHECKPOINTS)
         if unkept and not self.is_sent:  # else it is said when they are to be brought
@@ -401,7 +400,7 @@ class Attempt:
         if found.over or self.is_sent:  # the agent reads there what this host needs not send
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
-            say(f"{WARNING}what can't be read stays on this host in {self.put_away()}/code")
+            say(f"{WARNING}what can't be read stays on this host in {self.put_away() / run_folder.WORK_COPY}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -424,7 +423,8 @@ class Attempt:
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
-                f"stay on this host in {left}/code; program.outputs=['GLOB'] or a higher limit bring such files back"
+                f"stay on this host in {left / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a higher limit "
+                "bring such files back"
             )
 
     def put_away(self) -> Path:

@@ -27,8 +27,13 @@ Stamps = Mapping[str, Sequence[int]]
 
 
 def folder_of(run_dir: Path, node_rank: int) -> Path:
-    """What a script's attempts have on one host, the copy of the snapshot in ``code``."""
+    """What a script's attempts have on one host: its copy of the snapshot (``copy_of``), files of Paceline's own."""
     return run_dir / run_folder.WORK / f"node{node_rank}"
+
+
+def copy_of(run_dir: Path, node_rank: int) -> Path:
+    """The script's copy of the project."""
+    return folder_of(run_dir, node_rank) / run_folder.WORK_COPY
 
 
 def given(run_dir: Path, node_rank: int) -> Stamps:
@@ -40,6 +45,12 @@ def given(run_dir: Path, node_rank: int) -> Stamps:
     except (OSError, ValueError):
         return {}
     return value
+
+
+def written_by_script(run_dir: Path, node_rank: int) -> list[Path]:
+    """The files in its copy of the project, and above it, that were not laid out there, or were altered since."""
+    above = folder_of(run_dir, node_rank) / run_folder.ABOVE
+    return [*written(above, run_dir, given(run_dir, node_rank))]
 
 
 def written(top: Path, run_dir: Path, known: Stamps) -> Iterator[Path]:
@@ -68,7 +79,7 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
     They lie in {checkpoints}, or, where no argument names that folder, in the working directory of the first node.
     """
-    work, known = folder_of(run_dir, 0) / run_folder.CODE, given(run_dir, 0)
+    work, known = copy_of(run_dir, 0), given(run_dir, 0)
     found: dict[str, Path] = {}
     for name in settings.resume_names:
         pattern = name.partition(":")[2] or settings.resume_pattern
@@ -99,7 +110,7 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
         OSError: it can't be written.
     """
     folder = folder_of(run_dir, node_rank)
-    work, laid = folder / run_folder.CODE, folder / _LAID
+    work, laid = copy_of(run_dir, node_rank), folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
     known = given(run_dir, node_rank)
     for name in known:
@@ -128,21 +139,21 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     """
     if node_rank == 0:
         unread.keep(run_dir)
-    work, known = folder_of(run_dir, node_rank) / run_folder.CODE, given(run_dir, node_rank)
+    folder, work = folder_of(run_dir, node_rank), copy_of(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
     parts = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]
     parts += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
     parts = parts if node_rank == 0 else []
-    moves = [(path, target / "workdir" / path.relative_to(work)) for path in written(work, run_dir, known)]
+    moves = [(path, target / "workdir" / below(path, work)) for path in written_by_script(run_dir, node_rank)]
     for name in parts:
         moves += [(path, to / path.relative_to(run_dir)) for path in written(run_dir / name, run_dir, {})]
     for path, place in moves:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-    for folder in (work, *(run_dir / name for name in parts)):
-        shutil.rmtree(folder, ignore_errors=True)
-    if (left := work.parent.with_name(f"{work.parent.name}-left")).exists():  # what was above program.outputs_limit
+    for place in (folder / run_folder.ABOVE, *(run_dir / name for name in parts)):
+        shutil.rmtree(place, ignore_errors=True)
+    if (left := folder.with_name(f"{folder.name}-left")).exists():  # what was above program.outputs_limit
         target.mkdir(parents=True, exist_ok=True)
         left.replace(target / "left")
     return [place.relative_to(to).as_posix() for _, place in moves]
@@ -171,6 +182,11 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
         of_first.pop(target.relative_to(run_dir).as_posix(), None)
     shutil.rmtree(run_dir / run_folder.CARRIED, ignore_errors=True)
     return of_first
+
+
+def below(path: Path, workdir: Path) -> str:
+    """Its path from the working directory; ``up/`` stands for a folder above."""
+    return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
 
 
 def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:

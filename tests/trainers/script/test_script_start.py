@@ -212,7 +212,7 @@ def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None
     for word, said in (
         ("nosuchprogram", "no nosuchprogram in PATH=/usr/bin:sub; install it on this host, or set program.env.PATH"),
         ("x", "no x in PATH=/usr/bin:sub; "),  # not executable
-        ("./sub", "work/node0/code/sub is no program here"),
+        ("./sub", "work/node0/above/above/code/sub is no program here"),
         ("/no/such", "/no/such is no program here"),
     ):
         run.write("", files={"sub/x": ""}, script=None, command=[word], env={"PATH": "/usr/bin:sub"})
@@ -222,7 +222,7 @@ def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None
         assert told.count("\n") == 1
     (run.path / "code/sub/x").write_text("#!/bin/sh\n")
     (run.path / "code/sub/x").chmod(0o755)
-    for word, found in (("x", "x"), ("./sub/x", f"{run.path}/work/node0/code/sub/x")):
+    for word, found in (("x", "x"), ("./sub/x", f"{run.path}/work/node0/above/above/code/sub/x")):
         run.write("", script=None, command=[word], env={"PATH": "/usr/bin:sub"})
         assert f"--no-python -- {found}" in run.start("/bin/echo")
 

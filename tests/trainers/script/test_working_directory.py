@@ -45,7 +45,7 @@ def files(folder: Path) -> list[str]:
 def test_what_a_script_wrote_where_it_stands_comes_back_and_that_is_said(run: ScriptRun) -> None:
     snapshot = {"sub/data.txt": "as given", "sub/other.txt": "read alone"}
     run.write(SAVES, files=snapshot, workdir="sub", outputs=["*.pt"])
-    said = run.start(env={"UP": str(run.path / "work/node0/code")})
+    said = run.start(env={"UP": str(run.path / "work/node0/above/above/code")})
     assert files(run.path / "outputs") == [
         "model.pt",
         "workdir/data.txt",
@@ -100,6 +100,20 @@ def test_files_that_meet_at_one_place_are_all_kept_and_those_with_another_name_a
     ) in said
 
 
+def test_files_above_the_project_are_kept_too_and_stay_for_the_next_attempt(run: ScriptRun) -> None:
+    script = "import os, pathlib\n"
+    script += "for name in ('../results/m.pt', '../../n.txt'):\n"
+    script += "    path = pathlib.Path(name); path.parent.mkdir(exist_ok=True); path.write_text(name)\n"
+    script += "os.environ['FAILS'] == '1' and exit(3)"
+    said = run.write(script, torchrun=False).start(env={"FAILS": "1"}, code=3)
+    assert "wrote in its working directory: ../../n.txt, ../results/m.pt; now in work/node0/above/above/code" in said
+    said = run.start(env={"FAILS": "0"})
+    assert "wrote in its working directory: up/up/n.txt, up/results/m.pt (26 B); kept in outputs/workdir\n" in said
+    kept = ("workdir/up/results/m.pt", "workdir/up/up/n.txt")
+    assert [(run.path / "outputs" / name).read_text() for name in kept] == ["../results/m.pt", "../../n.txt"]
+    assert not (run.path / "work").exists()
+
+
 def test_what_another_host_wrote_has_a_folder_of_its_own(run: ScriptRun) -> None:
     run.write("open('results.csv', 'w').write('of node 1')").start(node_rank=1)
     assert files(run.path / "nodes") == ["1/dependencies.json", "1/outputs/workdir/results.csv"]
@@ -115,10 +129,10 @@ def test_above_the_limit_files_are_named_with_what_keeps_them_and_are_not_delete
     assert files(run.path / "outputs") == ["a.pt", "workdir/small.txt"]
     assert (
         "paceline: WARNING: wrote in its working directory more than program.outputs_limit=9.31323e-07 GiB: large.bin "
-        f"(2.0 KiB); they stay on this host in {run.path}/work/node0-left/code; program.outputs=['GLOB'] or a higher "
-        "limit bring such files back\n"
+        f"(2.0 KiB); they stay on this host in {run.path}/work/node0-left/above/above/code; program.outputs=['GLOB'] "
+        "or a higher limit bring such files back\n"
     ) in said
-    assert (run.path / "work/node0-left/code/large.bin").stat().st_size == 2000
+    assert (run.path / "work/node0-left/above/above/code/large.bin").stat().st_size == 2000
 
 
 @pytest.mark.parametrize("resumes", [True, False])
@@ -133,7 +147,10 @@ def test_after_a_kill_a_script_that_resumes_finds_its_files_and_one_that_begins_
     assert (wrote / "results.csv").read_text().split() == ["1", "2", "3", "4"]
     assert [step for step, _ in run.rows()] == [1, 2, 3, 4]
     if resumes:
-        assert "paceline: note: goes on from a checkpoint: {resume} is work/node0/code/logs/step=2.ckpt\n" in said
+        assert (
+            "paceline: note: goes on from a checkpoint: {resume} is work/node0/above/above/code/logs/step=2.ckpt\n"
+            in said
+        )
         assert files(wrote) == [*(f"logs/step={step}.ckpt" for step in range(1, 5)), "results.csv"]
         assert not before.exists()
     else:
@@ -198,18 +215,20 @@ open(b"two\\nlines \\xff.txt", "w").write("odd")
 def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_kept(run: ScriptRun) -> None:
     run = dataclasses.replace(run.write(ODD, torchrun=False), prefix=tuple(WITHOUT_RIGHTS))
     said = run.start()
-    closed = run.path / "work/node0-left/code/closed"
+    closed = run.path / "work/node0-left/above/above/code/closed"
     closed.chmod(0o700)
     out = "a link that leads out of the run folder"
     summary = run.read("summary.json")
     assert summary["not_kept"] == {
-        "work/node0/code/closed": "Permission denied",
-        "work/node0/code/pipe": "a pipe",
+        "work/node0/above/above/code/closed": "Permission denied",
+        "work/node0/above/above/code/pipe": "a pipe",
         "outputs/away": out,
         "outputs/pipe": "a pipe",
         "outputs/secret.txt": "Permission denied",
     }
-    assert "WARNING: not kept with what the script wrote: work/node0/code/closed (Permission denied), " in said
+    assert (
+        "WARNING: not kept with what the script wrote: work/node0/above/above/code/closed (Permission denied), " in said
+    )
     assert f"WARNING: what can't be read stays on this host in {closed.parent}\n" in said
     odd = os.fsdecode(b"two\nlines \xff.txt")
     assert "two\\nlines \\udcff.txt" in said

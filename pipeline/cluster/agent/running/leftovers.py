@@ -86,7 +86,7 @@ def wrote_there(place: str) -> bool:
     """Whether a script has written in its working directory."""
     given = read_json(os.path.join(place, run_folder.GIVEN))
     run_dir = os.path.dirname(os.path.dirname(place))
-    return size_of_new(os.path.join(place, run_folder.CODE), run_dir, given if isinstance(given, dict) else {}) > 0
+    return size_of_new(os.path.join(place, run_folder.ABOVE), run_dir, given if isinstance(given, dict) else {}) > 0
 
 
 def size_bytes(folder: str) -> int:
