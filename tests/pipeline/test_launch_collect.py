@@ -14,6 +14,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from os import getuid
 from pathlib import Path
@@ -21,16 +22,18 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster import launchers
 from pipeline.cluster.agent.running import staging
 from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
+from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.transport import collect as collecting
 from pipeline.cluster.launchers.transport.collect import receive
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
-from pipeline.core.specs import SCRIPT_OUTPUTS, Outputs
+from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, Outputs
 from pipeline.runs.checkpoints import go_on_from_checkpoint
 from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
@@ -83,6 +86,25 @@ def test_everything_comes_and_what_the_node_dropped_goes(tmp_path: Path) -> None
     collect(node, run_dir)
     came = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
     assert came == {str(path.relative_to(node)) for path in node.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_the_summary_of_the_first_host_comes_when_all_of_the_others_is_here(
+    final: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed in between, the same command must not take the run for finished."""
+    came: list[int] = []
+
+    def receive_own(*args: object, rank: int = 0, **options: object) -> bool:
+        came.append(rank)
+        return True
+
+    monkeypatch.setattr(collecting, "receive", receive_own)
+    monkeypatch.setattr(agent_launcher, "receive", receive_own)
+    launcher = launchers.create(Cluster(launcher="pssh", hosts=(Host(name="node0"), Host(name="node1"))))
+    with closing(launcher):
+        launcher.collect(replace(PLAN, outputs=SCRIPT_OUTPUTS), tmp_path, final=final)
+    assert came == ([1, 0] if final else [0, 1])
 
 
 def test_altered_weights_are_refused_and_nothing_is_left_in_place(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ class AgentLauncher:
         return Outcome()
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole, then what the other nodes have
+        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole, and what the other nodes have
         of their own, into ``nodes/RANK``. Where one of those can't be had before the end, that is noted.
 
         Args:
@@ -383,10 +383,13 @@ class AgentLauncher:
             return True
         request, labels = self._request(plan, run_dir), {host.label: host for host in self.cluster.hosts}
         connections = {label: partial(self.connection, labels[label]) for label in labels.keys() - self._silent}
+        bring_others = partial(receive_others, plan, connections, request, run_dir, final=final, say=self._notes.append)
+        if final and plan.outputs.others:
+            bring_others()  # before the first node's, of which summary.json says that all of the run is here
         first = self.connection(labels[plan.nodes[0].host])
         came = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
-        if came and plan.outputs.others:
-            receive_others(plan, connections, request, run_dir, final=final, say=self._notes.append)
+        if came and not final and plan.outputs.others:
+            bring_others()
         if came and final and not (run_dir / run_folder.PRUNED).exists():  # all of it is among the outputs now
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
