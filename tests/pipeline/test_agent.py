@@ -277,6 +277,13 @@ def test_a_secret_in_two_writes_around_the_cut_of_a_long_line_is_hidden(tmp_path
         assert all(len(text) <= log_lines.LONGEST_LINE_BYTES + len(log_lines.CUT) for text in seen)
 
 
+def test_a_secret_with_colours_in_the_middle_is_hidden_and_other_colours_stay() -> None:
+    rules = log_lines.Rules(redact.rules(["hunter2-hunter2"]))
+    assert rules.hide("\x1b[1mkey\x1b[0m hunter2\x1b[31m-hunter2") == "key ***"
+    assert rules.hide("\x1b[1mkey\x1b[0m hunter2-hunter2") == "\x1b[1mkey\x1b[0m ***"
+    assert rules.hide("\x1b[1mkey\x1b[0m hunter2") == "\x1b[1mkey\x1b[0m hunter2"
+
+
 def test_tail_of_output_that_never_ends_a_line(tmp_path: Path) -> None:
     path = tmp_path / "out"
     tail = log_lines.Tail(str(path))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 LONGEST_LINE_BYTES = 65536
 LONGEST_TOKEN_BYTES = 8192
 CUT = " [cut: the line is longer, it goes on below]"
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 
 
 class Rules:
@@ -23,7 +24,13 @@ class Rules:
         self.longest_bytes = max([LONGEST_TOKEN_BYTES, *lengths]) if lengths else 0
 
     def hide(self, text: str) -> str:
-        """With placeholders for secrets."""
+        """With placeholders for secrets; where colours stand in the middle of one, the text loses all of them."""
+        hidden = self._hidden(text)
+        plain = _COLOURS.sub("", hidden) if "\x1b" in hidden else hidden
+        without_colours = self._hidden(plain)
+        return hidden if without_colours == plain else without_colours
+
+    def _hidden(self, text: str) -> str:
         for pattern, shown in self._rules:
             text = pattern.sub(shown, text)
         return text
