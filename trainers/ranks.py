@@ -60,7 +60,7 @@ def main() -> None:
 def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
     """Fork for each launch, and tell each agent how its launch ended."""
     launches: dict[int, socket.socket] = {}
-    woken, wakes = socket.socketpair()
+    woken, wakes = socket.socketpair()  # an end of a child (SIGCHLD) wakes the select below
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -116,6 +116,7 @@ def show_as(words: list[str]) -> None:
         import ctypes
 
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces
             begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
         ctypes.memmove(begin, "\0".join(words).encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
@@ -151,6 +152,7 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
     folders = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if shadowed(folders):  # it would have imported others than those that are imported
         os.execve(argv[0], argv, env)
+    # variables that imports have set stay; those of the parent's start make way
     imports_set = {name: value for name, value in os.environ.items() if name not in _given}
     os.environ.clear()
     os.environ.update({**imports_set, **env})
@@ -189,7 +191,7 @@ def shadowed(folders: list[str]) -> list[str]:
     return paths
 
 
-_given = dict(os.environ)
+_given = dict(os.environ)  # before anything is imported that sets variables
 
 if __name__ == "__main__":
     main()

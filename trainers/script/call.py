@@ -14,10 +14,10 @@ from typing import Any
 
 def main(text: str) -> None:
     """``function(inputs=[Path, …], out=Path, **args)``; whatever it raises ends the process with a traceback."""
-    told: dict[str, Any] = json.loads(text)
-    module, _, name = str(told["function"]).partition(":")
+    request: dict[str, Any] = json.loads(text)
+    module, _, name = str(request["function"]).partition(":")
     function = getattr(import_module(module), name)
-    function(inputs=[Path(item) for item in told["inputs"]], out=Path(told["out"]), **told["args"])
+    function(inputs=[Path(item) for item in request["inputs"]], out=Path(request["out"]), **request["args"])
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def _works(marks: set[bytes]) -> dict[int, Work]:
     """Process id → its work, of each process that carries all ``marks``, and of those that it has started."""
     parents: dict[int, int] = {}
     works: dict[int, Work] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             pid = int(folder.name)
@@ -100,10 +100,11 @@ def _works(marks: set[bytes]) -> dict[int, Work]:
             cpu_s = ticks / os.sysconf("SC_CLK_TCK")
             works[pid] = Work(cpu_s=cpu_s, written_bytes=_written_bytes(pid), is_busy=fields[0] in "RD")
             if marks <= set((folder / "environ").read_bytes().split(b"\0")):
-                found.add(pid)
-    while new := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= new
-    return {pid: works[pid] for pid in sorted(found)}
+                pids.add(pid)
+    # those without the variables count by their parents, generation by generation
+    while new := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= new
+    return {pid: works[pid] for pid in sorted(pids)}
 
 
 def _written_bytes(pid: int) -> int:
@@ -113,9 +114,9 @@ def _written_bytes(pid: int) -> int:
     return 0
 
 
-def _shown(found: dict[int, Work]) -> str:
+def _shown(works: dict[int, Work]) -> str:
     words = []
-    for pid in found:
+    for pid in works:
         with suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").replace("\0", " ").strip()
             shown = command if command.isprintable() else repr(command)[1:-1]

@@ -73,20 +73,20 @@ def gather(
         OSError: a file can't be moved.
     """
     in_run: set[str] = set()
-    asked: dict[Path, str] = {}
+    requested: dict[Path, str] = {}
     missing = []
     for pattern in patterns:
         glob = pattern.removeprefix("{run}/")
         matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
         own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
-        asked |= {path: path.relative_to(workdir).as_posix() for path in own}
+        requested |= {path: path.relative_to(workdir).as_posix() for path in own}
         in_run |= matched
         missing += [] if matched or own else [pattern]
     if missing and required:
         raise MissingOutputsError(", ".join(missing))
-    rest = sorted(set(wrote) - asked.keys()) if limit_bytes is not None else []
+    rest = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
     besides, over = _within(rest, limit_bytes or 0)
-    places = {path: asked[path] for path in sorted(asked)}
+    places = {path: requested[path] for path in sorted(requested)}
     # those below the working directory first: of up/x and ../x, both are up/x here, the one of that name keeps it
     for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
         places[path] = f"{WORKDIR}/{below(path, workdir)}"
@@ -98,12 +98,12 @@ def gather(
         try:
             _move(path, outputs / target)
         except PermissionError:
-            if path in asked:
+            if path in requested:
                 raise
             unmoved.add(target)
     besides = {path: size for path, size in besides.items() if places[path] not in unmoved}
     return Gathered(
-        outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in asked})],
+        outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in requested})],
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
         over={below(path, workdir): size for path, size in over.items()},
         renamed=renamed,
@@ -145,32 +145,33 @@ def left(run_dir: Path, lost: Collection[str] = ()) -> dict[str, str]:
         lost: names of those that can't be read.
     """
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
-    found = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
-    names = {path.relative_to(run_dir).as_posix(): path for path in [*found, *kept]}
+    names = {path.relative_to(run_dir).as_posix(): path for path in [*files, *kept]}
     return {name: sha256_file(path) for name, path in names.items() if name not in lost}
 
 
 def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
     """Path in the run folder → why nothing below ``folders`` can be kept of it: it can't be read, it is no file, or it
     is a link that leads out of the run folder."""
-    top, found = os.path.realpath(run_dir), dict[str, str]()
+    top, reasons = os.path.realpath(run_dir), dict[str, str]()
 
     def note(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            found[os.path.relpath(error.filename, run_dir)] = str(error.strerror)
+            reasons[os.path.relpath(error.filename, run_dir)] = str(error.strerror)
 
     for folder in folders:
         for parent, inside, names in os.walk(folder, onerror=note):
             links = [name for name in inside if Path(parent, name).is_symlink()]
+            # in place: os.walk then passes by what is left out
             inside[:] = sorted(name for name in inside if name != "__pycache__")
             for path in (Path(parent, name) for name in [*links, *names]):
                 try:
                     if why := _why_not(path, top):
-                        found[path.relative_to(run_dir).as_posix()] = why
+                        reasons[path.relative_to(run_dir).as_posix()] = why
                 except OSError as error:
                     note(error)
-    return dict(sorted(found.items()))
+    return dict(sorted(reasons.items()))
 
 
 def _why_not(path: Path, top: str) -> str:

@@ -1,21 +1,32 @@
-"""What node 0 records of a script while it runs: its metrics, and in the end its results."""
+"""What node 0 records of a script while it runs: its metrics, and in the end its results; and rows in its own files
+that an attempt did not record, as what starts the script was killed before it looked.
+
+Standard library only: the controller does the same with what hosts sent it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainers.contract import run_folder
-from trainers.script import unread
+from trainers.script.files import write_json, write_text
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import CsvTables, EventFiles, JsonLines, Logged, MlflowFiles, PatternLines
+from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
 
 _SHOWN = 8
 
+_Value = tuple[int, int | None, str, float]
+"""Step, epoch, metric, number. Of a metric's name its last part: which file's name stands before it depends on which
+file came first."""
 
-def before(logged: Path) -> Path:
+
+def earlier_log(logged: Path) -> Path:
     """Where what an earlier attempt logged waits for this one: it may have ended before all of it was recorded."""
     return logged.parent.with_name(f"{logged.parent.name}-{logged.name}")
 
@@ -64,12 +75,12 @@ class Recorder:
         torchrun's, with a file a rank; ``resumes``, ``aside``, ``say``: as MetricsFile has them."""
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
-        self.metrics.restore(Logged(before(logged), lambda: self.metrics.step).rows(last=True))
-        before(logged).unlink(missing_ok=True)
+        self.metrics.restore(Logged(earlier_log(logged), lambda: self.metrics.step).rows(last=True))
+        earlier_log(logged).unlink(missing_ok=True)
         if not resumes and not any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*")):
             self.metrics.set_aside()
-        self._files = unread.files_of(run_dir)
-        unread.note_begin(run_dir, self._files)
+        self._files = metric_files_of(run_dir)
+        note_sizes(run_dir, self._files)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
@@ -99,15 +110,15 @@ class Recorder:
 
     def notes(self, *, ended_well: bool) -> list[str]:
         """What a person should know of the metrics when the script has ended."""
-        left_out = _told(self.metrics.left_out)
+        left_out = _left_out_in_words(self.metrics.left_out)
         if (step := self.metrics.too_high) is not None:
             left_out.append(f"metrics of a step of more than 64 bits were not recorded: step {step:.6g}")
         nothing = ended_well and self.metrics.step is None and not left_out
-        found = [*self._logged.notes, *self._json.notes, *self._events.notes, *left_out]
-        return [_NO_METRIC, *found] if nothing else found
+        lines = [*self._logged.notes, *self._json.notes, *self._events.notes, *left_out]
+        return [_NO_METRIC, *lines] if nothing else lines
 
 
-def _told(left_out: Mapping[str, LeftOut]) -> list[str]:
+def _left_out_in_words(left_out: Mapping[str, LeftOut]) -> list[str]:
     """One line for all metrics: a script whose loss is NaN logs it at each step."""
     if not left_out:
         return []
@@ -117,3 +128,71 @@ def _told(left_out: Mapping[str, LeftOut]) -> list[str]:
     ]
     more = f" and {len(each) - _SHOWN} more metrics" if len(each) > _SHOWN else ""
     return [f"values that are no finite numbers were not recorded: {', '.join(each[:_SHOWN])}{more}"]
+
+
+# Rows that the last attempt did not record: the next one finds them by the sizes that it noted at its beginning.
+
+
+def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) -> FilesBelow:
+    """Where the script on node 0 may write metrics; ``earlier`` as FilesBelow has it."""
+    work = _work_folder(run_dir) / run_folder.WORK_COPY
+    return FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work, earlier=earlier)
+
+
+def note_sizes(run_dir: Path, files: FilesBelow) -> None:
+    """Note what lies there before the script of an attempt begins. Raises OSError."""
+    sizes = {path.relative_to(run_dir).as_posix(): size for path, size in files.earlier.items()}
+    write_json(_work_folder(run_dir) / run_folder.EARLIER, sizes)
+
+
+def keep_unrecorded(run_dir: Path) -> None:
+    """Append what the last attempt did not record to what it logged by ``paceline.log``, which the next one records.
+
+    Call it before the files are moved. Half a line is left out: nobody writes its end. Raises OSError.
+    """
+    note, logged = _work_folder(run_dir) / run_folder.EARLIER, _work_folder(run_dir) / run_folder.LOGGED
+    try:
+        value = json.loads(note.read_text(encoding="utf-8"))
+        earlier = {run_dir / name: int(size) for name, size in value.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return
+    files, known = metric_files_of(run_dir, earlier), Counter(_recorded_values(run_dir / run_folder.METRICS))
+    lines = []
+    for source in (JsonLines(files), EventFiles(files), CsvTables(files)):
+        for row in source.rows(last=False):
+            if metrics := _unrecorded(row, known):
+                place = {"t": row.time_s, "step": row.step, "epoch": row.epoch}
+                lines.append(json.dumps({**place, "metrics": metrics}) + "\n")
+    if lines:
+        text = logged.read_text(encoding="utf-8", errors="replace") if logged.exists() else ""
+        write_text(logged, text[: text.rfind("\n") + 1] + "".join(lines))
+    note.unlink()
+
+
+def _work_folder(run_dir: Path) -> Path:
+    return run_dir / run_folder.WORK / "node0"
+
+
+def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:
+    """The finite metrics of a row that are not recorded; each recorded one is taken off ``known``."""
+    metrics = {}
+    for name, number in row.metrics.items():
+        value = (row.step, row.epoch, name.rpartition("/")[2], number)
+        if known[value] > 0:
+            known[value] -= 1
+        elif math.isfinite(number):
+            metrics[name] = number
+    return metrics
+
+
+def _recorded_values(metrics: Path) -> Iterator[_Value]:
+    """What metrics.jsonl holds."""
+    text = metrics.read_text(encoding="utf-8", errors="replace") if metrics.exists() else ""
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+            epoch = None if row["epoch"] is None else int(row["epoch"])
+            for name, number in row["metrics"].items():
+                yield int(row["step"]), epoch, name.rpartition("/")[2], float(number)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            continue

@@ -53,11 +53,11 @@ def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Count
     """
     if pattern is not None:
         matches = ((path, whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
-        found = [_Candidate(path, "other", time_ns) for path, time_ns in matches if time_ns > 0]
+        candidates = [_Candidate(path, "other", time_ns) for path, time_ns in matches if time_ns > 0]
     else:
-        found = [*_candidates(folder, counts)] if folder.is_dir() else []
+        candidates = [*_candidates(folder, counts)] if folder.is_dir() else []
     for kind in _KINDS:
-        alike = [item for item in found if item.kind == kind]
+        alike = [item for item in candidates if item.kind == kind]
         chosen = [item for item in alike if not _BEST.search(item.path.name)] or alike
         if chosen:
             return max(chosen, key=lambda item: item.order).path

@@ -171,8 +171,8 @@ def placeholder_of_data(number: int) -> str:
 
 def _number_of_data(name: str) -> int | None:
     """Which path of ``program.data`` a placeholder stands for, counted from 0; None for any other placeholder."""
-    found = re.fullmatch(r"data([1-9]\d*)?", name)
-    return None if found is None or found[1] == "1" else int(found[1] or 1) - 1
+    match = re.fullmatch(r"data([1-9]\d*)?", name)
+    return None if match is None or match[1] == "1" else int(match[1] or 1) - 1
 
 
 def _check_glob(where: str, pattern: str | None) -> None:
@@ -192,12 +192,12 @@ def is_resume(name: str) -> bool:
 
 def names(text: str) -> list[str]:
     """The placeholders in a text."""
-    return [found["name"] for found in _MARK.finditer(text) if found["name"]]
+    return [match["name"] for match in _MARK.finditer(text) if match["name"]]
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """The text with placeholders replaced by ``values``, and {{x}} by {x}. Raises KeyError: one that has no value."""
-    return _MARK.sub(lambda found: values[found["name"]] if found["name"] else f"{{{found['literal']}}}", text)
+    return _MARK.sub(lambda match: values[match["name"]] if match["name"] else f"{{{match['literal']}}}", text)
 
 
 def words(args: Any) -> list[str]:
@@ -222,8 +222,8 @@ def _placed(args: Any) -> list[tuple[str, list[str]]]:
             f"program.args={args!r} is neither a mapping nor a list; write program.args.lr=0.1, or "
             "program.args=[--lr,0.1]"
         )
-    told = {str(name): value for name, value in args.items() if value is not None and value is not False}
-    return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in told.items()]
+    given = {str(name): value for name, value in args.items() if value is not None and value is not False}
+    return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in given.items()]
 
 
 def _option(name: str, field_: str, value: Any) -> list[str]:

@@ -286,7 +286,7 @@ class MlflowFiles:
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look; metrics of one step and time together."""
-        found: dict[tuple[int, float], dict[str, float]] = {}
+        metrics_at: dict[tuple[int, float], dict[str, float]] = {}
         for path in sorted(self._folder.glob("*/*/metrics/**/*")):
             name = "/".join(path.relative_to(self._folder).parts[3:])
             if not path.is_file() or name.startswith("system/"):
@@ -294,8 +294,8 @@ class MlflowFiles:
             for line in self._files.setdefault(path, GrowingFile(path)).lines():
                 with suppress(ValueError, IndexError):
                     time_ms, value, step = line.split()[:3]
-                    found.setdefault((int(step), int(time_ms) / 1000), {})[name] = float(value)
-        for (at, time_s), metrics in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+                    metrics_at.setdefault((int(step), int(time_ms) / 1000), {})[name] = float(value)
+        for (at, time_s), metrics in sorted(metrics_at.items(), key=lambda item: (item[0][1], item[0][0])):
             yield Row(time_s=time_s, step=at, metrics=metrics)
 
 
@@ -318,11 +318,11 @@ class PatternLines:
 
     def in_line(self, line: str, time_s: float) -> Iterator[Row]:
         """What one line holds."""
-        for found in self._pattern.finditer(line):
-            yield from self._row(found.groupdict(), time_s)
+        for match in self._pattern.finditer(line):
+            yield from self._row(match.groupdict(), time_s)
 
-    def _row(self, found: dict[str, str | None], time_s: float) -> Iterator[Row]:
-        numbers = {name: number for name, text in found.items() if (number := _read(text)) is not None}
+    def _row(self, groups: dict[str, str | None], time_s: float) -> Iterator[Row]:
+        numbers = {name: number for name, text in groups.items() if (number := _read(text)) is not None}
         step, epoch = _whole_of(numbers.pop("step", None)), _whole_of(numbers.pop("epoch", None))
         if numbers:
             self._count += 1

@@ -27,7 +27,7 @@ from trainers.contract.beats import hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.script import command, outliving, rank_hook, unread
+from trainers.script import command, outliving, rank_hook
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, program
 from trainers.script.files import write_json, write_sealed
@@ -41,7 +41,7 @@ from trainers.script.outputs import (
     left,
     unreadable,
 )
-from trainers.script.recorder import Recorder, before, mlflow_variables
+from trainers.script.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
 
@@ -91,8 +91,8 @@ def _parsed(words: Sequence[str]) -> Started:
     options = parser.parse_args(words[:at])
     if not words[at + 1 :]:
         parser.error("what starts the script is missing: -- PYTHON …/trainers/torchrun.py OPTIONS…")
-    told = {**vars(options), "config": options.config.resolve(), "data": tuple(filter(None, options.data))}
-    return Started(**told, torchrun=tuple(words[at + 1 :]))
+    parsed = {**vars(options), "config": options.config.resolve(), "data": tuple(filter(None, options.data))}
+    return Started(**parsed, torchrun=tuple(words[at + 1 :]))
 
 
 class Attempt:
@@ -172,9 +172,9 @@ class Attempt:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
         if self.is_first:
-            unread.keep(self.run_dir)
+            keep_unrecorded(self.run_dir)
         with suppress(FileNotFoundError):
-            self.logged.replace(before(self.logged))
+            self.logged.replace(earlier_log(self.logged))
         work = workdirs.lay_out(self.run_dir, self.started.node_rank, besides=besides)
         (work / self.settings.workdir).mkdir(parents=True, exist_ok=True)
         return Paths(
@@ -372,7 +372,7 @@ class Attempt:
             else self.run_dir / run_folder.NODES / str(rank) / run_folder.OUTPUTS
         )
         try:
-            found = gather(
+            gathered = gather(
                 self.settings.outputs,
                 workdir=self.work / self.settings.workdir,
                 wrote=workdirs.written_by_script(self.run_dir, rank),
@@ -390,14 +390,14 @@ class Attempt:
         if unkept and not self.is_sent:  # else it is said when they are to be brought
             names = workdirs.in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
-        self.tell_of(found, outputs)
+        self.tell_of(gathered, outputs)
         if recorder is not None:
-            self.write_results(recorder, found, record, unkeyed, unkept)
+            self.write_results(recorder, gathered, record, unkeyed, unkept)
         elif self.settings.seal != "off":
             outputs.parent.mkdir(parents=True, exist_ok=True)
             all_of_it = {**record, "unkeyed": dependencies.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, all_of_it)
-        if found.over or self.is_sent:  # the agent reads there what this host needs not send
+        if gathered.over or self.is_sent:  # the agent reads there what this host needs not send
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
             say(f"{WARNING}what can't be read stays on this host in {self.put_away() / run_folder.WORK_COPY}")
@@ -407,18 +407,18 @@ class Attempt:
                 self.folder.parent.rmdir()
         return 0
 
-    def tell_of(self, found: Gathered, outputs: Path) -> None:
+    def tell_of(self, gathered: Gathered, outputs: Path) -> None:
         """What it wrote in its working directory that program.outputs doesn't name, and what has another name now:
         where it is, or what keeps it."""
         place = self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
-        if found.renamed:
-            names = workdirs.in_words([f"{name} is {place}/{target}" for name, target in found.renamed.items()])
+        if gathered.renamed:
+            names = workdirs.in_words([f"{name} is {place}/{target}" for name, target in gathered.renamed.items()])
             say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
-        if found.besides:
-            what = workdirs.in_words([*found.besides], sum(found.besides.values()))
+        if gathered.besides:
+            what = workdirs.in_words([*gathered.besides], sum(gathered.besides.values()))
             say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
-        if found.over:
-            what = workdirs.in_words([*found.over], sum(found.over.values()))
+        if gathered.over:
+            what = workdirs.in_words([*gathered.over], sum(gathered.over.values()))
             left = self.put_away()
             gib = self.settings.outputs_limit or 0.0
             say(
@@ -437,7 +437,7 @@ class Attempt:
     def write_results(
         self,
         recorder: Recorder,
-        found: Gathered,
+        gathered: Gathered,
         record: Mapping[str, Any],
         unkeyed: Sequence[Unkeyed],
         unkept: Mapping[str, str],
@@ -447,7 +447,7 @@ class Attempt:
             say(f"{WARNING}{dependencies.outside(outside)}")
         write_sealed(self.run_dir / run_folder.DEPENDENCIES, record)
         metrics = recorder.metrics
-        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found.outputs}
+        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in gathered.outputs}
         write_json(self.run_dir / run_folder.OUTPUT_DIGESTS, hashes)
         summary = {
             "steps": metrics.step,
@@ -482,20 +482,20 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
     """
     path = env.get("PATH", os.defpath)
     folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
-    found = workdir / word if "/" in word else shutil.which(word, path=folders)
-    if found is None:
+    program = workdir / word if "/" in word else shutil.which(word, path=folders)
+    if program is None:
         raise ConfigError(
             f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
             f"(a file of the project is named with a slash: ./{word})"
         )
-    if not os.access(found, os.X_OK) or not Path(found).is_file():
+    if not os.access(program, os.X_OK) or not Path(program).is_file():
         raise ConfigError(
-            f"program.command=[{word}]: {found} is no program here (an executable file); install it on this host, or "
+            f"program.command=[{word}]: {program} is no program here (an executable file); install it on this host, or "
             "name a file of the project"
         )
-    why = command.why_not_executable(Path(found), folders)
+    why = command.why_not_executable(Path(program), folders)
     if why:
-        raise ConfigError(f"program.command=[{word}]: this host can't start {found}: {why}")
+        raise ConfigError(f"program.command=[{word}]: this host can't start {program}: {why}")
 
 
 def how_it_ended(code: int) -> str:

@@ -31,8 +31,8 @@ def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
     names = {*re.compile(pattern).groupindex, *(re.compile(earlier).groupindex if earlier else ())}
     old = [row for line in metrics.read_text(encoding="utf-8").splitlines() if (row := _without(line, names))]
     attempt = old[-1]["attempt"] if old else _run_id(run_dir)
-    found = [_as_json(row, attempt) for row in _rows(run_dir, pattern)]
-    new = [row for row in found if row["metrics"]]
+    parsed = [_as_json(row, attempt) for row in _rows(run_dir, pattern)]
+    new = [row for row in parsed if row["metrics"]]
     last = {name: value for row in (*old, *new) for name, value in row["metrics"].items()}
     steps = [row["step"] for row in (*old, *new)]
     write_text(metrics, "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in (*old, *new)))
@@ -53,14 +53,14 @@ def _rows(run_dir: Path, pattern: str) -> list[Row]:
     numbers = sorted(int(path.name) for path in (run_dir / run_folder.ATTEMPTS).iterdir() if path.name.isdigit())
     if "resume" not in names_in(json.dumps([program.get("args"), program.get("env")])):
         numbers = numbers[-1:]
-    rows, found = list[Row](), PatternLines(pattern, run_dir)
+    rows, pattern_lines = list[Row](), PatternLines(pattern, run_dir)
     for number in numbers:
-        fresh = list(_of_attempt(found, run_dir, number))
+        fresh = list(_of_attempt(pattern_lines, run_dir, number))
         rows = [row for row in rows if not fresh or row.step < fresh[0].step] + fresh
     return rows
 
 
-def _of_attempt(found: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
+def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
     """The lines have no times: they are spread from the launch to the end of the log."""
     for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -69,7 +69,7 @@ def _of_attempt(found: PatternLines, run_dir: Path, number: int) -> Iterator[Row
         for at, line in enumerate(lines, 1):
             if line.startswith(_OF_RANK_0):
                 time_s = begin_s + (end_s - begin_s) * at / len(lines)
-                yield from found.in_line(line.removeprefix(_OF_RANK_0), time_s)
+                yield from pattern_lines.in_line(line.removeprefix(_OF_RANK_0), time_s)
 
 
 def _run_id(run_dir: Path) -> str:

@@ -81,9 +81,9 @@ def _scalars_of(event: bytes) -> Iterator[Scalar]:
     for summary in summaries:
         for number, value in fields(summary):
             if number == 1 and isinstance(value, bytes):
-                found = _value_of(value)
-                if found is not None:
-                    yield Scalar(time_s, step, *found)
+                tag_and_value = _value_of(value)
+                if tag_and_value is not None:
+                    yield Scalar(time_s, step, *tag_and_value)
 
 
 def _value_of(message: bytes) -> tuple[str, float] | None:

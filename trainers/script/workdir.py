@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract import run_folder
-from trainers.script import unread
 from trainers.script.files import write_json
+from trainers.script.recorder import keep_unrecorded
 from trainers.script.resume import newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
 
@@ -80,7 +80,7 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
     They lie in {checkpoints}, or, where no argument names that folder, in the working directory of the first node.
     """
     work, known = copy_of(run_dir, 0), given(run_dir, 0)
-    found: dict[str, Path] = {}
+    chosen_for: dict[str, Path] = {}
     for name in settings.resume_names:
         pattern = name.partition(":")[2] or settings.resume_pattern
         chosen = newest_checkpoint(run_dir / run_folder.CHECKPOINTS, pattern)
@@ -88,8 +88,8 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
             top = work if pattern is None else work / settings.workdir
             chosen = newest_checkpoint(top, pattern, counts=lambda path: not is_given(path, run_dir, known))
         if chosen is not None:
-            found[name] = chosen
-    return found
+            chosen_for[name] = chosen
+    return chosen_for
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
@@ -135,10 +135,10 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     """Move what earlier attempts wrote on a host out of the way of one that begins anew; their paths below ``to``.
 
     Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from;
-    its metrics that aren't recorded stay (``unread.keep``). Raises OSError.
+    its metrics that aren't recorded stay (``keep_unrecorded``). Raises OSError.
     """
     if node_rank == 0:
-        unread.keep(run_dir)
+        keep_unrecorded(run_dir)
     folder, work = folder_of(run_dir, node_rank), copy_of(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
