@@ -166,11 +166,11 @@ class AgentLauncher:
         if self.environment is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.environment)
         request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
-        asked_at, began = time.time(), time.monotonic()
+        requested_at, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
         self.transport.slow_s = max(self.slow_s, slowness_s(answered_s))
-        when = {"asked": asked_at, "answered": time.time()}  # by this computer's clock, to compare the host's with
+        when = {"asked": requested_at, "answered": time.time()}  # by this computer's clock, to compare the host's with
         return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
     def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
