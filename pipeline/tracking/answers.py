@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pipeline.core.processes import threads
 
+ANSWER_TIMEOUT_S = 4
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 _LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
 
@@ -117,6 +118,11 @@ class EndlessError(Exception):
     """What is raised in the thread of a call that is given up."""
 
 
+def answer_timeout_s() -> float:
+    """Seconds after which a request is taken for unanswered."""
+    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", ANSWER_TIMEOUT_S))
+
+
 class Bounded:
     """A client of a server: each of its methods ends, with its own result or exception, or with a StoreError."""
 
@@ -128,7 +134,7 @@ class Bounded:
 
 
 def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named: Any) -> _Result:
-    one_s = float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
+    one_s = answer_timeout_s()
     limit_s = _REQUESTS * one_s + sum(map(_sent_bytes, words), size_bytes) / _SLOW_BYTES_PER_S
     return within(partial(method, *words, **named), limit_s, ends_within_s=one_s + 1.0)
 

@@ -371,6 +371,12 @@ class Attempt:
             if self.is_first or self.is_sent
             else self.run_dir / run_folder.NODES / str(rank) / run_folder.OUTPUTS
         )
+        if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
+            what = "a link" if outputs.is_symlink() else "a file"
+            say(
+                f"error: {self.name} has put {what} in the place of its folder {{run}}, {outputs}; it is to write there"
+            )
+            return 1
         try:
             gathered = gather(
                 self.settings.outputs,

@@ -23,11 +23,10 @@ from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
-from pipeline.tracking.answers import Bounded, StoreError, explained, plain_reason
+from pipeline.tracking.answers import ANSWER_TIMEOUT_S, Bounded, StoreError, answer_timeout_s, explained, plain_reason
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.points import Point
 
-ANSWER_TIMEOUT_S = 4
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
@@ -91,7 +90,7 @@ def _in_the_way(text: str) -> str | None:
 def _reason(error: Exception) -> str:
     text = redact(str(error))
     if "Read timed out" in text or "ConnectTimeout" in text:
-        return f"no answer within {os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT']} s"
+        return f"no answer within {answer_timeout_s():g} s"
     system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
     if system:
         return system[1].rstrip(" :")

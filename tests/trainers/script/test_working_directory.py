@@ -114,6 +114,18 @@ def test_files_above_the_project_are_kept_too_and_stay_for_the_next_attempt(run:
     assert not (run.path / "work").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [("pathlib.Path('mine').mkdir(); run.symlink_to('mine')", "a link"), ("run.write_text('')", "a file")],
+)
+def test_a_script_that_puts_something_else_in_the_place_of_run_does_not_end_well(
+    run: ScriptRun, place: str, what: str
+) -> None:
+    script = f"import os, pathlib\nrun = pathlib.Path(os.environ['PACELINE_RUN_DIR'], 'outputs')\nrun.rmdir()\n{place}"
+    said = run.write(script, torchrun=False).start(code=1)
+    assert f"has put {what} in the place of its folder {{run}}, {run.path}/outputs; it is to write there\n" in said
+
+
 def test_what_another_host_wrote_has_a_folder_of_its_own(run: ScriptRun) -> None:
     run.write("open('results.csv', 'w').write('of node 1')").start(node_rank=1)
     assert files(run.path / "nodes") == ["1/dependencies.json", "1/outputs/workdir/results.csv"]
