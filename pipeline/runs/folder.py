@@ -349,7 +349,11 @@ class RunFolder(NamedTuple):
         if known is None or summary is None or known.digest != key.digest:
             return False
         recorded, trained = self.recorded_files(), self.program.trained
-        if any(name in recorded and changed(self.path / name, recorded[name]) for name in trained):
+        of_other_hosts = [
+            name for name in recorded if name.startswith(f"{run_folder.NODES}/")
+        ]  # no summary names these
+        names = (*(name for name in trained if name in recorded), *of_other_hosts)
+        if any(changed(self.path / name, recorded[name]) for name in names):
             return False
         outputs = summary.get("outputs_sha256")
         return (

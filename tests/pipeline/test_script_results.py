@@ -138,6 +138,19 @@ def test_a_script_is_done_only_with_the_files_it_left(ended: tuple[RunFolder, Co
             path.write_bytes(b"some bytes")
 
 
+def test_a_script_is_not_done_without_what_another_host_wrote(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, key = ended
+    of_other_host = folder.path / "nodes/1/outputs/w.txt"
+    write_atomic(of_other_host, "some bytes")
+    summary = folder.read_summary()
+    assert summary is not None
+    folder.write_result(key=key, summary=summary, hosts=["a", "b"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    assert folder.training_done(key)
+    of_other_host.unlink()
+    assert stale_because(folder, key, ROOT) == "nodes/1/outputs/w.txt is missing"
+    assert not folder.training_done(key)
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: b"", lambda data: data[:40], lambda data: data.replace(b"1.0", b"9.0")]
 )
