@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is
     from pipeline.steps.graph import Graph
     from pipeline.steps.source import DataStep
     from pipeline.sweep.expand import Space
-    from pipeline.sweep.search_source import SearchPlan
+    from pipeline.sweep.search_plan import SearchPlan
 
 
 class Session:
@@ -150,7 +150,7 @@ class Session:
     def search_plan(self) -> SearchPlan:
         """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
         from pipeline.config import compose  # Hydra: of sweeps alone
-        from pipeline.sweep.search_source import plan  # the same
+        from pipeline.sweep.search_plan import plan  # the same
 
         with compose.hydra_ready():
             return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())

@@ -27,7 +27,7 @@ from pipeline.config.overrides.search_space import Choice, Dimension, SearchSpac
 from pipeline.config.schema import OPTIONS, SearchConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search_source import STUDY, objectives
+from pipeline.sweep.search_plan import STUDY, objectives
 
 _STUDY = "search"
 _SEEDS = 1_000_003  # prime: seeds 0, 1, 2… and trials 0, 1, 2… share no sampler's seed

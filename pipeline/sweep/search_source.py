@@ -4,222 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import compose
-from pipeline.config.build import RunConfig, search_config
-from pipeline.config.overrides import trials
-from pipeline.config.overrides.search_space import Choice, SearchSpace, space
-from pipeline.config.schema import SearchConfig, SweepConfig
-from pipeline.core import program as programs
-from pipeline.core.errors import PacelineError, UsageError, suggestion
-from pipeline.core.files import canonical_json, sha256_text
-from pipeline.core.specs import Cluster, State
+from pipeline.config.build import RunConfig
+from pipeline.core.errors import PacelineError
+from pipeline.core.specs import State
 from pipeline.data import store
-from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
 from pipeline.runs.result import nonfinite
-from pipeline.sweep.expand import TrialFactory, configuration_digest
+from pipeline.sweep.search_plan import Objective, SearchPlan, has_value_each_epoch, objectives
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
 
-STUDY = "search.db"
-"""Optuna's study, in the folder of the sweep."""
-
-
-PRUNERS = ("none", "median", "hyperband")
-DIRECTIONS = ("maximize", "minimize")
-EVERY_EPOCH = ("val/accuracy", "val/loss")
-AT_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per_s")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """One figure of result.json: of its ``metrics`` where the name has a slash."""
-
-    metric: str
-    direction: str
-
-    def value(self, result: Mapping[str, Any]) -> float | None:
-        """As a finished run has it; None where it lacks that figure."""
-        figure = result.get("metrics", {}).get(self.metric, result.get(self.metric))
-        return float(figure) if isinstance(figure, int | float) else None
-
-
-def objectives(config: SearchConfig) -> tuple[Objective, ...]:
-    """What to make large or small. Raises UsageError: no metric and direction."""
-    words = config.objectives or [f"{config.metric} {config.direction}"]
-    return tuple(_objective(word) for word in words)
-
-
-def _objective(word: str) -> Objective:
-    metric, _, direction = word.strip().rpartition(" ")
-    if direction not in DIRECTIONS:
-        raise UsageError(
-            f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
-            "search.objectives='[val/accuracy maximize, train_s minimize]'"
-        )
-    return Objective(metric=metric, direction=direction)
-
-
-def has_value_each_epoch(metric: str) -> bool:
-    """Whether a run has it after each evaluation of the val split."""
-    return metric.startswith("val/")
-
-
-def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
-    """How many epochs a trial can have."""
-    item = space.dimensions.get("trainer.epochs")
-    values = item.values if item is not None else (resolved["trainer"]["epochs"],)
-    return max(int(value) for value in values or ())
-
-
-def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
-    """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
-
-    Raises:
-        UsageError: names the field, the value and the fix.
-    """
-    if config.pruner not in PRUNERS:
-        raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, PRUNERS)}")
-    for name in ("n_trials", "startup_trials", "min_epochs"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UsageError(f"search.{name}={value} must be at least 1")
-    if config.warmup_epochs < 0 or config.seed < 0 or config.reduction_factor < 2:
-        raise UsageError("search.warmup_epochs and search.seed must be at least 0, search.reduction_factor at least 2")
-    if not space.dimensions:
-        raise UsageError(
-            f"search={config.name} has nothing to vary; give it optimizer.lr='tag(log, interval(1e-3,1))', "
-            "model=small_cnn,resnet18 or trainer.global_batch_size='range(32,129,32)'"
-        )
-    config.check(space)
-    _check_metrics(config, space, resolved)
-
-
-def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
-    wanted = objectives(config)
-    if not programs.of(resolved).is_ours:  # its metrics are known once it has run
-        if config.pruner == "hyperband":
-            raise UsageError(
-                "search.pruner=hyperband divides the epochs of a trial, and a script has none; take median, which "
-                "compares the steps at which scripts log (search.warmup_epochs counts these), or none"
-            )
-        if config.pruner != "none":
-            _refuse_several(config, wanted)
-        return
-    names = (resolved.get("trainer") or {}).get("metrics") or ()
-    own = [f"{split}/{name}" for name in names for split in ("val", "test")]
-    known = (*EVERY_EPOCH, *AT_THE_END, *own)
-    for item in wanted:
-        if item.metric not in known:
-            raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
-    val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
-    for item in wanted:
-        if has_value_each_epoch(item.metric) and val_free:
-            raise UsageError(
-                f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
-                "to take some from the training images"
-            )
-    if config.pruner == "none":
-        return
-    _refuse_several(config, wanted)
-    if config.pruner == "hyperband" and config.min_epochs > (epochs := most_epochs(space, resolved)):
-        raise UsageError(
-            f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
-        )
-    if not has_value_each_epoch(wanted[0].metric):
-        raise UsageError(
-            f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
-            f"valid: {', '.join(name for name in known if has_value_each_epoch(name))}"
-        )
-
-
-def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
-    if len(wanted) > 1:
-        raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
-
-
-_NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydra")
 OnTrial = Callable[[Trial], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchPlan:
-    """A search as the words ask for it. ``representative_trial`` is one point of its space, for what all trials share.
-
-    ``epochs``: how many a trial can have. ``factory`` makes the trials, within ``compose.hydra_ready()``.
-    """
-
-    config: SearchConfig
-    space: SearchSpace
-    epochs: int
-    representative_trial: Trial
-    factory: TrialFactory
-    slots: tuple[Cluster, ...]
-    settings: SweepConfig
-
-    @property
-    def runs_dir(self) -> Path:
-        return self.representative_trial.config.runs_dir
-
-    @property
-    def made_of(self) -> dict[str, Any]:
-        """What earlier trials must have in common with new ones, or their values would mislead."""
-        settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
-        return {
-            "space": self.space.described(),
-            "search": settings,
-            "runs": {
-                "key of a trial": self.representative_trial.key
-                or configuration_digest(self.representative_trial.config)
-            },
-        }
-
-    @property
-    def total(self) -> int:
-        return self.config.total(self.space)
-
-    @property
-    def key(self) -> str:
-        """A digest of code, data, environment, fixed words, space and search settings, without the number of trials."""
-        return sha256_text(canonical_json(self.made_of))[:KEY_LENGTH]
-
-
-def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Read the words, in which some stand for several values, and ``search=NAME``. Needs ``compose.hydra_ready()``.
-
-    Raises:
-        UsageError: a word or a combination that can't work.
-    """
-    search_space = space(trials.overrides(words))
-    for name in search_space.dimensions:
-        group = name.lstrip("+").partition(".")[0].partition("/")[0]
-        if group in _NOT_A_RUN:
-            raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
-    resolved = compose.resolve(compose.compose_now(search_space.fixed))
-    config = search_config(resolved)
-    check(config, search_space, resolved)
-    factory = TrialFactory(root=root, local_gpus=local_gpus)
-    first = tuple(
-        f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
-        for name, item in search_space.dimensions.items()
-    )
-    representative_trial = factory.trial(0, first, (*search_space.fixed, *first))
-    return SearchPlan(
-        config=config,
-        space=search_space,
-        epochs=most_epochs(search_space, resolved),
-        representative_trial=representative_trial,
-        factory=factory,
-        slots=factory.slots(),
-        settings=factory.settings,
-    )
 
 
 def make_step(config: RunConfig, say: Callable[[str], None]) -> bool:

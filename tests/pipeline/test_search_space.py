@@ -7,7 +7,7 @@ from pipeline.config.build import search_config
 from pipeline.config.overrides.search_space import Choice, Number, SearchSpace, space
 from pipeline.config.schema import SearchConfig
 from pipeline.core.errors import UsageError
-from pipeline.sweep.search_source import check, objectives
+from pipeline.sweep.search_plan import check, objectives
 
 WITH_VAL = {"dataset": {"val_size": 180}}
 

@@ -33,7 +33,8 @@ from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.report import TrialResult, command, figure
 from pipeline.sweep.schedule import Ended
-from pipeline.sweep.search_source import STUDY, Searching, SearchPlan, fetch, make_step, objectives
+from pipeline.sweep.search_plan import STUDY, SearchPlan, objectives
+from pipeline.sweep.search_source import Searching, fetch, make_step
 from pipeline.sweep.trial import Trial, TrialLines, TrialSource
 
 if TYPE_CHECKING:  # imports optuna
