@@ -67,9 +67,7 @@ def recorder(trial: Trial, chance: random.Random) -> Undo:
 
 
 def reporter(trial: Trial, chance: random.Random) -> Undo:
-    return _send(
-        trial.children(lambda words: "pipeline.evaluation.report" in words), signal.SIGKILL, chance, every=True
-    )
+    return _send(trial.children(lambda words: "pipeline.evaluation" in words), signal.SIGKILL, chance, every=True)
 
 
 def stream(trial: Trial, chance: random.Random) -> Undo:

@@ -12,6 +12,10 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from pipeline.cli.loader import leave
+from pipeline.cli.output import outlive_reader
+from pipeline.core import masking
+
 
 class PacelineLauncher(Launcher):
     """All jobs of a multirun as one sweep: the same trials, keys and folder as `doit sweep` with these words."""
@@ -23,9 +27,6 @@ class PacelineLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
         from pipeline.cli.commands.sweep import run_jobs
-        from pipeline.cli.loader import leave
-        from pipeline.cli.output import outlive_reader
-        from pipeline.core import masking
 
         masking.outlive(outlive_reader)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainers.core.dependencies import OfRank
 from trainers.entry import leave, start
 
 
@@ -19,13 +20,12 @@ def main() -> None:
 
 
 def _run(path: Path) -> None:
-    from trainers.core.dependencies import OfRank
+    # not before: torch, only once the arguments hold and the import path is settled
     from trainers.distributed.process_group import read_ranks
+    from trainers.training.session import run
 
     ranks = read_ranks()
     seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a model of one's own is imported
-    from trainers.training.session import run  # torch only after the arguments hold
-
     run(path, seen)
 
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract.beats import RUNNING
+from trainers.core.config import ConfigError
+from trainers.core.errors import TrainerError
 from trainers.core.memory import pause_garbage_collection
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.isolation import leave_snapshot_and_installed
@@ -35,10 +37,9 @@ def run_entry(run: Callable[[], None]) -> None:
     leave_snapshot_and_installed()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
     pause_garbage_collection()
-    from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
+    # not before: torch, only once the arguments hold and the import path is settled
+    from torch.distributed.elastic.multiprocessing.errors import record
 
-    from trainers.core.config import ConfigError
-    from trainers.core.errors import TrainerError
     from trainers.distributed.process_group import read_ranks
 
     ranks = read_ranks()  # before anybody's model may change the environment

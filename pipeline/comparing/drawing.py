@@ -1,6 +1,7 @@
 """Pictures by matplotlib: curves as a file, and the charts of a report as SVG elements of its page.
 
-Equal data give equal bytes. matplotlib takes 0.6 s to import, so the functions that draw import it.
+Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is itself imported where one draws;
+what is drawn is in ``charts``.
 """
 
 from __future__ import annotations
@@ -11,24 +12,31 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
+from pipeline.comparing.charts import COLOURS, Line, Node, span_of, within
 from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
-from pipeline.evaluation import fonts
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+# before the import, which warns of a home folder without write access
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
-FORMATS = ("pdf", "png", "svg")
-COLOURS = 8
-"""Curves beyond these are grey: more colours look alike."""
+import matplotlib as mpl  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.patches import FancyBboxPatch, PathPatch  # noqa: E402
+from matplotlib.path import Path  # noqa: E402
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: E402
+from matplotlib.transforms import IdentityTransform  # noqa: E402
+
+from pipeline.evaluation import fonts  # noqa: E402  (imports it too)
+
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
@@ -44,24 +52,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
 _NAME_CHAR = 7.2  # the width of a character, about
 _BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: a box's width, that of a column, the characters it has room for
 _FEW, _MANY = 150, 60  # points of a curve; where there are more curves than colours
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A box of a graph: up to two lines, ``state`` is done, todo, failed or ''; ``needs`` are names of others."""
-
-    name: str
-    lines: tuple[str, ...]
-    state: str = ""
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A trial of parallel coordinates: its title and its value on each axis (None: it has none there)."""
-
-    title: str
-    values: tuple[float | str | None, ...]
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -137,9 +127,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
 def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: bool = False) -> str:
     """A line a trial across all axes; the last axis is the metric, by which lines are coloured from good to bad."""
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
-        from matplotlib.lines import Line2D
-        from matplotlib.transforms import IdentityTransform
-
         places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
         levels = []
         for at, (name, x) in enumerate(zip(names, places, strict=True)):
@@ -198,9 +185,6 @@ def graph(nodes: Sequence[Node]) -> str:
         for y, node in enumerate(column)
     }
     with _drawing(width / 72, height / 72) as figure:
-        from matplotlib.patches import FancyBboxPatch, PathPatch
-        from matplotlib.path import Path
-
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
         for node in nodes:
@@ -227,12 +211,6 @@ def graph(nodes: Sequence[Node]) -> str:
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
     """A figure of so many inches without formulas in its texts: of a file, in fonts for its ``names``, or of a page."""
-    # before the import, which warns of a home folder without write access
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     soft, line = _INK["soft"], _INK["line"]
     page = {
         "figure.dpi": 72, "figure.frameon": False, "font.size": 12, "lines.linewidth": 1.8, "axes.facecolor": "none",
@@ -252,23 +230,9 @@ def _share_of_page(left: float, bottom: float, width: float, height: float) -> t
     return left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT
 
 
-def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:
-    """The least and the greatest that can be drawn (on a logarithmic axis: above 0), or None. Beyond 1e300 a distance
-    is infinite; nearer to 0 than its inverse it is 0."""
-    known = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
-    kept = [value for value in known if value > 0 or not log]
-    return (min(kept), max(kept)) if kept else None
-
-
-def within(span: tuple[float, float], value: float) -> float:
-    return min(span[1], max(span[0], value))
-
-
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
     """Round values with all their digits, as ticks may differ in the last one alone; on a logarithmic axis powers of
     ten where it has two of them."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())

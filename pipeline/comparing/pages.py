@@ -1,78 +1,22 @@
-"""A report as one HTML file that fetches nothing, and as Markdown. Pure but for the template, which is read once."""
+"""A report as Markdown and as JSON, and the texts that its HTML page has in common with them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.comparing import drawing, tables
-from pipeline.comparing.curves import Band, Point
-from pipeline.comparing.drawing import COLOURS
+from pipeline.comparing import tables
+from pipeline.comparing.curves import Point
 from pipeline.comparing.report import Report
 from pipeline.core.redact import hide
-from pipeline.sweep.report import MINIMIZE
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-_TEMPLATE = Path(__file__).with_name("report.html.jinja")
-_MOST_AGAINST = 30  # configurations that are held against the best one, in words
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
 
 
-def html(report: Report) -> str:
-    """The page. The template escapes every text, and the pictures theirs."""
-    from markupsafe import Markup
-
-    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
-    drawn = [
-        {
-            "metric": name,
-            "log": log[name],
-            "svg": Markup(drawing.curves(bands, title=name, axis="step", log=log[name], colours=report.colours)),
-            "gaps": sum(band.gaps for band in bands),
-            "passes": max(band.passes for band in bands),
-        }
-        for name, bands in report.bands.items()
-    ]
-    across = (
-        drawing.parallel(report.axes, report.lines, less_is_better=report.direction == MINIMIZE) if report.axes else ""
-    )
-    return _template().render(
-        report=report,
-        made=_time(report.unix_time),
-        charts=[chart for chart in drawn if chart["svg"]],
-        parallel=Markup(across),
-        graph=Markup(drawing.graph(report.nodes)),
-        coloured=COLOURS,
-        tables=tables,
-        against=report.comparison.against[:_MOST_AGAINST],
-        hosts=hosts(report),
-        packages=_packages(report),
-        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows],
-        verdict=_verdict,
-    )
-
-
-def _are_above_0(bands: Sequence[Band]) -> bool:
-    """As a logarithmic axis needs: some losses are negative (of a likelihood, a reward)."""
-    return all(point.mean > 0 for band in bands for point in band.points)
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import ChainableUndefined, Environment
-
-    # a run folder may lack any field: what it lacks is empty
-    environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _time(unix_time: float) -> str:
+def time_text(unix_time: float) -> str:
+    """In UTC, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))
 
 
@@ -98,14 +42,7 @@ def _interface(node: Mapping[str, Any]) -> str:
     return " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
 
 
-def _packages(report: Report) -> list[tuple[str, str]]:
-    """Of the best run's first host."""
-    first: Mapping[str, Any] = next(iter(report.groups[0].first.environments.values()), {})
-    packages = first.get("packages")
-    return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []
-
-
-def _verdict(verdict: Mapping[str, Any] | None) -> str:
+def verdict_text(verdict: Mapping[str, Any] | None) -> str:
     """What `doit reproduce` found, in a few words."""
     if verdict is None:
         return "not made again yet"
@@ -119,7 +56,7 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
 
 def markdown(report: Report) -> str:
     """The same without pictures."""
-    lines = [f"# {tables.escaped(report.title)}", "", f"{report.summary}; made {_time(report.unix_time)}.", ""]
+    lines = [f"# {tables.escaped(report.title)}", "", f"{report.summary}; made {time_text(report.unix_time)}.", ""]
     lines += [*tables.fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
     lines += ["", tables.markdown(report.comparison)]
     if report.failures or report.absent:
@@ -130,7 +67,7 @@ def markdown(report: Report) -> str:
     for run in report.runs:
         commit = str(run.provenance.get("git_commit") or "-")[:10]
         dirty = " with changes" if run.provenance.get("git_dirty") else ""
-        lines.append(tables.row((run.key, f"{commit}{dirty}", _verdict(run.verdict))))
+        lines.append(tables.row((run.key, f"{commit}{dirty}", verdict_text(run.verdict))))
     lines += ["", *tables.fenced([f"{run.command}  # {run.key}" for run in report.runs], "sh")]
     return "\n".join(lines)
 
@@ -151,7 +88,7 @@ def as_json(report: Report) -> dict[str, Any]:
         },
         "hosts": hosts(report),
         "absent": [asdict(one) for one in report.absent],
-        "verdicts": {run.key: _verdict(run.verdict) for run in report.runs},
+        "verdicts": {run.key: verdict_text(run.verdict) for run in report.runs},
     }
 
 

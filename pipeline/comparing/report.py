@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.comparing import curves as curving
+from pipeline.comparing.charts import COLOURS, Line, Node
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Comparison, compare
-from pipeline.comparing.drawing import COLOURS, Line, Node
 from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
 from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core import program

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pipeline.comparing.charts import span_of, within
 from pipeline.comparing.curves import Band
-from pipeline.comparing.drawing import span_of, within
 from pipeline.comparing.tables import with_spread
 from pipeline.core.printable import printable
 from pipeline.core.tables import wrapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
@@ -55,7 +56,6 @@ def shell_line(words: Iterable[str]) -> str:
 def _is_shown(char: str) -> bool:
     if char.isprintable():
         return True
-    import unicodedata  # for few texts
 
     return unicodedata.category(char) == "Zs"  # such as the wide space of Chinese text
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from functools import cache
 
+from matplotlib.font_manager import FontProperties, fontManager
+from matplotlib.ft2font import FT2Font
+
 _FIRST = "DejaVu Sans"  # matplotlib's own
 _PLACEHOLDERS = "Last Resort"  # has a box for each character
 
@@ -35,15 +38,10 @@ def _covering(wanted: frozenset[str]) -> str | None:
 
 def installed() -> set[str]:
     """The families that have a face of usual weight."""
-    from matplotlib.font_manager import fontManager
-
     usual = {font.name for font in fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")}
     return {name for name in usual if not name.startswith(_PLACEHOLDERS)}
 
 
 def characters(family: str) -> Container[int]:
     """The numbers of those that it has."""
-    from matplotlib.font_manager import FontProperties, fontManager
-    from matplotlib.ft2font import FT2Font
-
     return FT2Font(fontManager.findfont(FontProperties(family=[family]))).get_charmap()

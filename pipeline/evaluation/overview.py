@@ -10,16 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 
 from pipeline.core import documents
 from pipeline.evaluation import fonts
 from pipeline.runs import metrics_file
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from PIL.Image import Image
 
 FILE = "evaluation/overview.png"
 _CURVES = ("train/loss", "val/loss", "val/accuracy")
@@ -60,10 +62,8 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     return points_by_name
 
 
-def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
+def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
     """Those of the mistakes, in their order; none where the pack holds no plain pixels of one or three channels."""
-    import PIL.Image
-
     manifest = documents.read_or_none(data / "manifest.json") or {}
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
@@ -77,17 +77,13 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
     with path.open("rb") as file:
         for mistake in mistakes:
             file.seek((manifest["splits"][split][0] + mistake.place) * channels * pixels)
-            planes = [PIL.Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
-            pictures.append(planes[0] if channels == 1 else PIL.Image.merge("RGB", planes))
+            planes = [Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
+            pictures.append(planes[0] if channels == 1 else Image.merge("RGB", planes))
     return pictures
 
 
 def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
     """A PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
     shown = images(run_dir / "data", str(report["split"]), mistakes)
     families, names = fonts.drawable(report["classes"])
@@ -135,7 +131,7 @@ def _draw_bars(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> N
     axes.set_ylabel("F1" if len(scores) == len(report["per_class"]) else f"F1 of the {_MAX_BARS} worst classes")
 
 
-def _draw_mistake(axes: Axes, mistake: Mistake, image: Image, classes: Sequence[str]) -> None:
+def _draw_mistake(axes: Axes, mistake: Mistake, image: Image.Image, classes: Sequence[str]) -> None:
     axes.imshow(image, cmap="gray", vmin=0, vmax=255)
     axes.set_xticks([])
     axes.set_yticks([])

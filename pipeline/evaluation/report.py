@@ -1,30 +1,28 @@
 """The evaluation of a finished run: accuracy, per-class figures, confusion matrix, as numbers and as a picture.
 
-``python -m pipeline.evaluation.report RUN_DIR MADE_OF`` does it in a process of its own: scikit-learn and matplotlib
-are large. MADE_OF is a JSON object that the report keeps, taken before: an edit meanwhile makes the report stale.
-``--serve`` does it for each run folder that stdin names, a line each, and answers each with a line of JSON.
+Imports scikit-learn and matplotlib, which are large: ``python -m pipeline.evaluation`` makes reports in a process of
+its own.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from sklearn.metrics import classification_report, confusion_matrix
 
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.processes import unexpected
-from pipeline.core.processes.priority import give_way
 from pipeline.evaluation import fonts, overview
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Report = dict[str, Any]
 """evaluation/report.json: ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``,
@@ -107,8 +105,6 @@ def _check_numbers(where: Path, numbers: Sequence[Any], count: int, hint: str) -
 
 # --------------------------------------------------------------------------------------- figures
 def _report(outcome: _Outcome) -> Report:
-    from sklearn.metrics import classification_report, confusion_matrix
-
     numbers = list(range(len(outcome.classes)))
     table = classification_report(
         outcome.targets, outcome.predictions, labels=numbers, output_dict=True, zero_division=0.0
@@ -137,10 +133,6 @@ def _unique(classes: Sequence[str], number: int) -> str:
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
     """A PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     families, names = fonts.drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
@@ -204,38 +196,3 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
         for x, cell in enumerate(row):
             colour = "white" if shares[y][x] > 0.55 else "#1b2a3a" if cell else "#b8c4d0"
             axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
-
-
-def serve() -> int:
-    """The trials of a sweep one after another: only the first waits for the imports."""
-    give_way()  # the next trial is training meanwhile
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
-    import matplotlib.figure  # noqa: F401  (now, before the first trial has ended)
-    import sklearn.metrics  # noqa: F401
-
-    for line in sys.stdin:
-        try:
-            request = json.loads(line)
-            evaluate(Path(request["run_dir"]), request["made_of"])
-            error = None
-        except (PacelineError, OSError) as failure:
-            error = str(failure)
-        print(json.dumps({"id": json.loads(line)["id"], "error": error}), file=answers, flush=True)
-    return 0
-
-
-def main() -> int:
-    unexpected.install()
-    if sys.argv[1:] == ["--serve"]:
-        return serve()
-    unexpected.keep_in(Path(sys.argv[1]).absolute().parent)
-    try:
-        evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
-    except (PacelineError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

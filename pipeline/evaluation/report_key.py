@@ -15,7 +15,10 @@ from pipeline.keys.content_key import environment
 from pipeline.keys.import_closure import import_closure
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
 
-ENTRY = "pipeline.evaluation.report"
+PROGRAM = "pipeline.evaluation"
+"""Makes a report: ``python -m``."""
+
+_MAKER = "pipeline.evaluation.report"
 
 
 def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
 @cache
 def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
-    closure = import_closure(root, ENTRY)
+    closure = import_closure(root, _MAKER)
     return dict(closure.digests), environment(closure.versions)
 
 

@@ -433,7 +433,7 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
     made_of = report_key.made_of_run(folder, root)
-    argv = [sys.executable, "-m", report_key.ENTRY, str(folder.path), json.dumps(made_of)]
+    argv = [sys.executable, "-m", report_key.PROGRAM, str(folder.path), json.dumps(made_of)]
     done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
     if done.code != 0:
         hint = "the same command again" if done.code < 0 else None

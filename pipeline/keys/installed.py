@@ -19,6 +19,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from pipeline.core.cache import Remembered
 from pipeline.core.files import sha256_file, sha256_text
@@ -226,7 +227,6 @@ def _editable_spec(name: str) -> ModuleSpec | None:
 
 def _editable_folders(path: Sequence[str]) -> list[str]:
     """The projects that are installed as editable."""
-    from urllib.parse import unquote, urlsplit
 
     folders = []
     for distribution in importlib.metadata.distributions(path=[*path]):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_text
+from pipeline.core.printable import hydra_value, shell_word
+from pipeline.core.redact import in_forms, is_secret_name
 from trainers.core import dependencies
 
 _OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # where they lie differs from shell to shell
@@ -23,7 +25,6 @@ def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> d
     Args:
         keyed: those that the configuration sets in their place: None, as their values are part of the key.
     """
-    from pipeline.core.redact import in_forms, is_secret_name  # here: every finished run's command loads this module
 
     hashed = {
         name: sha256_text(value)
@@ -135,8 +136,6 @@ def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
     # here: the key asks this module about names, and a finished run has no use for these
-    from pipeline.core.printable import hydra_value, shell_word
-    from pipeline.core.redact import is_secret_name
 
     open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]
     seen = ", ".join(f"{name}={_shown(value)}" for name, value in open_)

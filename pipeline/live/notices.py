@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -218,7 +219,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _authorization(netloc: str) -> dict[str, str]:
-    from base64 import b64encode
 
     login, at, _ = netloc.rpartition("@")
     return {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}

@@ -15,7 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.agent.host.processors import hardware
+from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.config import compose
 from pipeline.config.build import train_config
+from pipeline.config.cluster import build_cluster
+from pipeline.config.program_section import with_ranks
 from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
@@ -31,6 +36,7 @@ from pipeline.reproduction.compare import Verdict, compare, reach_of_seeds
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs import arithmetic
 from pipeline.runs.folder import RunFolder
+from pipeline.steps import source as steps
 from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
@@ -85,7 +91,6 @@ def reproduce(
 def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
     """In what this computer differs from the one that the run was made on. Of other hosts that is known when they have
     been asked: from what both results tell."""
-    from pipeline.cluster.agent.host.processors import hardware
 
     if any(_name(word) == "cluster" for word in given):
         return None
@@ -232,8 +237,6 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
 
 def _of_step(recipe: Recipe, source: str, root: Path) -> str:
     """Where the output of the step lies that the data came from. Raises PacelineError: it isn't made as it was."""
-    from pipeline.config import compose
-    from pipeline.steps import source as steps
 
     words = _own_words(recipe, ())
     where = f"paths.runs={_quoted(str(recipe.folder.path.parent))}"
@@ -308,10 +311,6 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
     """How the ranks will be spread otherwise than they were; to be told before hours of training."""
-    from pipeline.cluster.local_gpus import usable_gpus
-    from pipeline.config import compose
-    from pipeline.config.cluster import build_cluster
-    from pipeline.config.program_section import with_ranks
 
     try:
         resolved = with_ranks(compose.resolve(compose.compose_config(words)), root)

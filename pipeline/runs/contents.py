@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.core import program as programs
 from pipeline.core.printable import printable
 from pipeline.keys.content_key import KEY_VERSION
+from trainers.core.config import OWN
 
 _WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
 _KEY_DIGITS = 4
@@ -107,7 +108,6 @@ def what(config: Mapping[str, Any]) -> str:
 
 
 def _named(group: Mapping[str, Any]) -> str:
-    from trainers.core.config import OWN  # not for a finished run, which only asks for the version
 
     name = str(group.get("name", "?"))
     return str(group.get("target") or name) if name == OWN else name

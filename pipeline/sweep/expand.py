@@ -25,6 +25,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
+from pipeline.steps import source
 from pipeline.sweep import schedule as placing
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.core import config as node
@@ -222,7 +223,6 @@ class TrialFactory:
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-        from pipeline.steps import source
 
         return source.of(text, resolved, self._root)
 

@@ -126,7 +126,7 @@ class ReportWorker:
     """Makes the report of one run folder after another."""
 
     def __init__(self, root: Path, log: Path) -> None:
-        argv = [sys.executable, "-m", "pipeline.evaluation.report", "--serve"]
+        argv = [sys.executable, "-m", report_key.PROGRAM, "--serve"]
         self._worker = WorkerProcess(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:

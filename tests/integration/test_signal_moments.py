@@ -17,7 +17,7 @@ from tests.waiting import HANG_S
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 LAYING_OUT = "name == 'open' and '/.config.json' in str(args[0])"
-EVALUATING = "name == 'subprocess.Popen' and 'pipeline.evaluation.report' in args[1]"
+EVALUATING = "name == 'subprocess.Popen' and 'pipeline.evaluation' in args[1]"
 RECORDING = "name == 'open' and str(args[0]).endswith('tracking.json') and os.path.exists(REPORT)"
 SEALING = "name == 'open' and '/.result.json' in str(args[0])"
 COLLECTING = "name == 'tempfile.mkdtemp' and '/.collect' in str(args[0])"

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.comparing import drawing
+from pipeline.comparing.charts import COLOURS, Line, Node
 from pipeline.comparing.curves import Band, Point
-from pipeline.comparing.drawing import Line, Node
 from tests.pipeline.comparing_folders import HOSTILE
 from tests.waiting import HANG_S
 
@@ -52,7 +52,9 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
 def test_a_home_folder_without_write_access_is_nothing_to_a_reader(tmp_path: Path) -> None:
     home = {name: str(tmp_path / "file" / "x") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
     (tmp_path / "file").touch()
-    script = "from pipeline.comparing import drawing as d; print(d.graph([d.Node(name='a', lines=('a',))]))"
+    script = (
+        "from pipeline.comparing import charts as c, drawing; print(drawing.graph([c.Node(name='a', lines=('a',))]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **home}, capture_output=True, text=True, timeout=HANG_S, check=True,
@@ -93,7 +95,7 @@ def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> N
     light, dark = style.split("@media (prefers-color-scheme: dark)")
     for told in (light, dark):
         colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
-        for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(drawing.COLOURS))):
+        for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(COLOURS))):
             assert contrast(colours[name], colours["ground"]) >= 4.5, (name, colours[name])
 
 

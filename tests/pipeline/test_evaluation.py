@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.core.errors import PacelineError
 from pipeline.evaluation import fonts
-from pipeline.evaluation.report import evaluate, serve
+from pipeline.evaluation.__main__ import serve
+from pipeline.evaluation.report import evaluate
 from pipeline.evaluation.table import format_report
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.runs.folder import RunFolder
@@ -174,7 +175,7 @@ def test_how_the_process_has_ended_is_told(
 
 
 def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.evaluation.report", str(tmp_path), "{}"]
+    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path), "{}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "predictions.json is missing" in done.stderr

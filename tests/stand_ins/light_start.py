@@ -11,7 +11,7 @@ if any(word.endswith("trainers/torchrun.py") for word in _ASKED[:1]):
     from pathlib import Path  # here: most processes need none of this
 
     sys.path.insert(0, str(Path(__file__).parent / "torchrun"))
-elif _ASKED == ["-m", "pipeline.evaluation.report"]:
+elif _ASKED == ["-m", "pipeline.evaluation"]:
     import report_libraries  # type: ignore[import-not-found]  # beside this file, whose folder is on the path
 
     report_libraries.install()

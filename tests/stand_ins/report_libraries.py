@@ -60,7 +60,10 @@ _MODULES: dict[str, dict[str, object]] = {
     "sklearn": {},
     "sklearn.metrics": {"classification_report": classification_report, "confusion_matrix": confusion_matrix},
     "matplotlib": {"rc_context": lambda _: contextlib.nullcontext()},
+    "matplotlib.axes": {"Axes": Figure},
     "matplotlib.figure": {"Figure": Figure},
+    "matplotlib.font_manager": {"FontProperties": Figure, "fontManager": Figure()},
+    "matplotlib.ft2font": {"FT2Font": Figure},
     "matplotlib.backends": {},
     "matplotlib.backends.backend_agg": {"FigureCanvasAgg": Figure},
 }

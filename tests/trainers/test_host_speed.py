@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.trainers.ranks import call_on_ranks, next_port
-from trainers.measuring.host_speed import run
+from trainers.measuring.speeds import run
 
 
 def measure_on_this_rank(folder: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import getpass
 import glob
 import itertools
 import json
@@ -14,7 +15,10 @@ import os
 import platform
 import re
 import shutil
+import site
 import sys
+import sysconfig
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -313,7 +317,6 @@ class Seen:
         of PATH, runs, secrets that were taken for a path, and what the program itself made later: each run after the
         first would find it.
         """
-        import tempfile  # here: who compares alone needs none of it
 
         home = os.path.expanduser("~")  # noqa: PTH111
         passing = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]
@@ -430,10 +433,6 @@ def _distributions(folder: str) -> dict[str, tuple[str, str]]:
 
 def of_host() -> list[tuple[str, str]]:
     """Zones of what belongs to the host: Python, what is installed (also in the project), the system, caches."""
-    import getpass  # here: who compares alone needs none of these
-    import site
-    import sysconfig
-    import tempfile
 
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import sysconfig
 from pathlib import Path
 
 
 def install(what: str) -> str:
     """The command that installs ``what`` into the environment of this interpreter."""
-    import shlex  # for an error alone: a finished run imports this module
 
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install {what}" if _has_pip() else f"uv pip install --python {python} {what}"
@@ -16,6 +17,5 @@ def install(what: str) -> str:
 
 def _has_pip() -> bool:
     """Looked for as a folder: a search by importlib would let setuptools change how this process imports distutils."""
-    import sysconfig
 
     return Path(sysconfig.get_path("purelib"), "pip").is_dir()

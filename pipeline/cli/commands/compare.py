@@ -20,9 +20,9 @@ from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.comparing import certificate, curves, pages, reading, tables, terminal_plot
 from pipeline.comparing import report as reports
+from pipeline.comparing.charts import FORMATS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import compare as compared
-from pipeline.comparing.drawing import FORMATS, curve_file
 from pipeline.comparing.groups import grouped, metrics_of
 from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.report import Absent, Report, of_nearest
@@ -174,6 +174,8 @@ def _output_file(option: str) -> Path:
 
 def _write_picture(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
     """Raises PacelineError."""
+    from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
+
     form = target.suffix.lower().removeprefix(".")
     try:
         write_atomic(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
@@ -311,8 +313,12 @@ def _why(current: Session, run: ComparedRun) -> list[str]:
 def _written(page: Report, form: str) -> str:
     if form == "json":
         text = json.dumps(pages.as_json(page), indent=2, allow_nan=False)
+    elif form == "html":
+        from pipeline.comparing import html  # not before: matplotlib takes 0.6 s, and the other forms do without
+
+        text = html.html(page)
     else:
-        text = pages.html(page) if form == "html" else pages.markdown(page)
+        text = pages.markdown(page)
     return masking.shown(text)
 
 

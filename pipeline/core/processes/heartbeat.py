@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.core.processes import threads
+from pipeline.core.specs import Waiting
 
 if TYPE_CHECKING:
     from pipeline.core.specs import Waiting
@@ -64,8 +65,6 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while self._on_wait is not None and not self._over.wait(_TOLD_S):
-            from pipeline.core.specs import Waiting  # a finished run waits for nothing
-
             self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
         while not self._over.wait(max(0.05, min(self._every_s, self._heard + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._heard >= self._pause_s:

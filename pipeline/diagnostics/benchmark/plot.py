@@ -7,13 +7,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from pipeline.core.files import write_atomic
 from pipeline.diagnostics.benchmark.figures import Row, rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _COLOURS = {
     "data": "#8ecae6",
@@ -27,9 +28,6 @@ _COLOURS = {
 
 def picture(whole: Mapping[str, Any]) -> bytes:
     """A PNG: throughput beside the plain loop and perfect scaling, and a step taken apart."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     results, table_rows = whole["points"], rows(whole["points"])
     figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,0 +1,75 @@
+"""A report as one HTML file that fetches nothing. Pure but for the template, which is read once.
+
+Imports matplotlib and jinja2, so it is itself imported where a page is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, Template
+from markupsafe import Markup
+
+from pipeline.comparing import drawing, tables
+from pipeline.comparing.charts import COLOURS
+from pipeline.comparing.curves import Band
+from pipeline.comparing.pages import hosts, time_text, verdict_text
+from pipeline.comparing.report import Report
+from pipeline.sweep.report import MINIMIZE
+
+_TEMPLATE = Path(__file__).with_name("report.html.jinja")
+_MOST_AGAINST = 30  # configurations that are held against the best one, in words
+
+
+def html(report: Report) -> str:
+    """The page. The template escapes every text, and the pictures theirs."""
+    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
+    drawn = [
+        {
+            "metric": name,
+            "log": log[name],
+            "svg": Markup(drawing.curves(bands, title=name, axis="step", log=log[name], colours=report.colours)),
+            "gaps": sum(band.gaps for band in bands),
+            "passes": max(band.passes for band in bands),
+        }
+        for name, bands in report.bands.items()
+    ]
+    across = (
+        drawing.parallel(report.axes, report.lines, less_is_better=report.direction == MINIMIZE) if report.axes else ""
+    )
+    return _template().render(
+        report=report,
+        made=time_text(report.unix_time),
+        charts=[chart for chart in drawn if chart["svg"]],
+        parallel=Markup(across),
+        graph=Markup(drawing.graph(report.nodes)),
+        coloured=COLOURS,
+        tables=tables,
+        against=report.comparison.against[:_MOST_AGAINST],
+        hosts=hosts(report),
+        packages=_packages(report),
+        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows],
+        verdict=verdict_text,
+    )
+
+
+def _are_above_0(bands: Sequence[Band]) -> bool:
+    """As a logarithmic axis needs: some losses are negative (of a likelihood, a reward)."""
+    return all(point.mean > 0 for band in bands for point in band.points)
+
+
+@cache
+def _template() -> Template:
+    # a run folder may lack any field: what it lacks is empty
+    environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _packages(report: Report) -> list[tuple[str, str]]:
+    """Of the best run's first host."""
+    first: Mapping[str, Any] = next(iter(report.groups[0].first.environments.values()), {})
+    packages = first.get("packages")
+    return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []

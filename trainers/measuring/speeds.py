@@ -1,0 +1,86 @@
+"""How fast the ranks multiply matrices, and how fast each node and each two nodes add up. Imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.core.files import write_json
+from trainers.distributed.affinity import take_cores
+from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import Node, read_ranks
+from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
+
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training
+BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # of a message
+_SAMPLES = 10
+_SAMPLE_S = 0.05  # at least
+
+
+def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
+    """Measure and report. Every rank calls it.
+
+    Args:
+        side: of the matrices; None: what fits the device.
+        size_bytes: of a message; None: what fits the device.
+
+    Raises:
+        TrainerError: the ranks can't meet.
+    """
+    take_cores(read_ranks())
+    with connect(backend) as node:
+        infos = gather_rank_infos(node)
+        side, size_bytes = side or SIDE[node.device.type], size_bytes or BYTES[node.device.type]
+        speeds = node.share(multiply_flop_per_s(node.device, side))
+        groups = _groups(node, infos, size_bytes)
+        if node.is_rank_zero:
+            ranks = [{**vars(info), "flop_per_s": speed} for info, speed in zip(infos, speeds, strict=True)]
+            write_json(output, {**_surroundings(node), "side": side, "ranks": ranks, "groups": groups})
+
+
+def multiply_flop_per_s(device: torch.device, side: int) -> float:
+    """Operations a second of this rank in products of square matrices: bf16 on a GPU, float32 else. Median."""
+    left = torch.ones(side, side, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    into = torch.empty_like(left)
+
+    def seconds(products: int) -> float:
+        settle(device)
+        began = time.perf_counter()
+        for _ in range(products):
+            torch.matmul(left, left, out=into)
+        settle(device)
+        return (time.perf_counter() - began) / products
+
+    seconds(2)  # libraries and clocks are woken by the first ones
+    products = max(1, round(_SAMPLE_S / seconds(1)))
+    return 2.0 * side**3 / statistics.median(seconds(products) for _ in range(_SAMPLES))
+
+
+def _groups(node: Node, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
+    """Each node with several ranks, then each two nodes."""
+    nodes = sorted({info.node_rank for info in infos})
+    ranks = [info.node_rank for info in infos]
+    groups: list[tuple[int, ...]] = [(number,) for number in nodes if ranks.count(number) > 1]
+    groups += itertools.combinations(nodes, 2)
+    return [
+        {"nodes": list(group), **measure_nodes(node, infos, group, size_bytes, _SAMPLES).as_json()} for group in groups
+    ]
+
+
+def _surroundings(node: Node) -> dict[str, Any]:
+    cuda = node.device.type == "cuda"
+    return {
+        "version": 1,
+        "unix_time": time.time(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
+        "backend": node.backend,
+        "device": node.device.type,
+    }
