@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.cluster.failures import is_for_a_person
+from pipeline.cluster.failures import is_worth_showing
 from pipeline.core.specs import LogLine
 from pipeline.execution.attempting import shown
 from pipeline.live.pictures import RunPicture, first_state
@@ -78,7 +78,7 @@ def _middle(runs: Path, child: subprocess.Popen[bytes]) -> tuple[Text, RunPictur
         now = time.monotonic()
         for event in files.look():
             picture.take(event, now)
-            if isinstance(event, LogLine) and is_for_a_person(event):
+            if isinstance(event, LogLine) and is_worth_showing(event):
                 lines.append(shown(event))
         picture.look(now)
         hosts = picture.state.hosts.values()

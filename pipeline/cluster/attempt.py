@@ -138,10 +138,10 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
 
 def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
     """The first error of a bad end, and what the launcher knows of it besides."""
-    found, why = first_error(one.ends), cause(one.ends)
+    first, why = first_error(one.ends), cause(one.ends)
     if one.verdict is not None:
         text, why = stall_text(one.verdict, one.log_dir), "host" if one.verdict.kind in OF_HOSTS else "code"
-    elif outcome.hint and (found is None or is_echo(found[1])):  # the ranks only tell that they were ended
+    elif outcome.hint and (first is None or is_echo(first[1])):  # the ranks only tell that they were ended
         text = f"training failed: {outcome.text}\nlogs: {one.log_dir}"
     else:
         text = failure_text(one.plan, one.ends, one.order, one.log_dir)
@@ -175,8 +175,8 @@ def _has_installed_torch(spec: AttemptSpec) -> bool:
 
 def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
-    found: dict[str, Any] = config.get(section, {})
-    return found
+    settings: dict[str, Any] = config.get(section, {})
+    return settings
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:

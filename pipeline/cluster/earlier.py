@@ -167,7 +167,7 @@ def bring(
                     say(f"{where}: it is ended there, and what it had saved is here")
         if not is_restart:
             for host, why in failures.items():
-                say(_not_asked(start, host, why))
+                say(_unreached(start, host, why))
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
@@ -289,7 +289,7 @@ def _ended_by_start(start: Start, node: NodePlan, host: str) -> str:
     )
 
 
-def _not_asked(start: Start, host: str, why: str) -> str:
+def _unreached(start: Start, host: str, why: str) -> str:
     kept = "what it alone has of the run is not gone on from"
     if host == start.plan.nodes[0].host and not start.plan.outputs.whole:
         kept = "the same command fetches its checkpoints once it answers"

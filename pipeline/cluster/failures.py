@@ -174,11 +174,11 @@ def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
     return (address, int(port)) if port.isdecimal() and port != "0" else None
 
 
-def is_dead(host: str, asked_of: Sequence[str], seen: Mapping[str, Sequence[str]], others: Sequence[str]) -> bool:
+def is_dead(host: str, unanswered: Sequence[str], seen: Mapping[str, Sequence[str]], others: Sequence[str]) -> bool:
     """Whether all ``others`` were asked of a host and none of them is answered there, so that its ranks are cut off."""
-    if host not in asked_of or not others or not set(others) <= seen.keys():
+    if host not in unanswered or not others or not set(others) <= seen.keys():
         return False
-    at = asked_of.index(host)
+    at = unanswered.index(host)
     return all(at < len(seen[other]) and seen[other][at] in _DEAD for other in others)
 
 
@@ -210,7 +210,7 @@ _PLUMBING = (
 )  # fmt: skip
 
 
-def is_for_a_person(line: LogLine) -> bool:
+def is_worth_showing(line: LogLine) -> bool:
     """A rank's line, or what trainers.script.start says to the user; torchrun's own talk stays in the log file."""
     return line.rank is not None or line.text.startswith(_SAID)
 

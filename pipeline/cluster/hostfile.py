@@ -46,15 +46,15 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
     """Number and words of each line that has some. Raises UsageError: a character that nobody sees, or YAML."""
     for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
-        told = raw.partition("#")[0].rstrip("\r")
-        bad = next((mark for mark in told if unicodedata.category(mark) in _UNSEEN and mark != "\t"), None)
+        line = raw.partition("#")[0].rstrip("\r")
+        bad = next((mark for mark in line if unicodedata.category(mark) in _UNSEEN and mark != "\t"), None)
         if bad is not None:
             kind = _UNSEEN[unicodedata.category(bad)]
-            raise UsageError(f"{source}:{number}: {told!r} holds the {kind} character {bad!r}; take it out")
-        words = told.split()
+            raise UsageError(f"{source}:{number}: {line!r} holds the {kind} character {bad!r}; take it out")
+        words = line.split()
         if words and words[0].endswith(":"):  # of YAML: hosts: [node0, node1]
             raise UsageError(
-                f"{source}:{number}: {told.strip()!r} is not a host; a line is one host, such as node0 slots=4 "
+                f"{source}:{number}: {line.strip()!r} is not a host; a line is one host, such as node0 slots=4 "
                 "(a list in brackets is for cluster.hosts=)"
             )
         if words:
@@ -95,29 +95,29 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
 
 def _slots(words: list[str], where: str, form: str) -> int | None:
     """What the line says of slots (None: nothing). ``max_slots=`` is of MPI, and only compared with it."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in words:
         key, equals, value = word.replace("max-slots", "max_slots").partition("=")
         if key not in ("slots", "max_slots") or not equals:
             raise UsageError(f"{where}: {word!r} is not understood; {form}")
         count = _number(value, f"{where}: {key}", 1, None)
-        if key in found:
-            raise UsageError(f"{where}: {key} is told twice, {found[key]} and {count}; keep one of the two")
-        found[key] = count
-    slots = found.get("slots")
-    if slots is not None and slots > found.get("max_slots", slots):
-        raise UsageError(f"{where}: slots={slots} is more than max_slots={found['max_slots']}")
+        if key in counts:
+            raise UsageError(f"{where}: {key} is told twice, {counts[key]} and {count}; keep one of the two")
+        counts[key] = count
+    slots = counts.get("slots")
+    if slots is not None and slots > counts.get("max_slots", slots):
+        raise UsageError(f"{where}: slots={slots} is more than max_slots={counts['max_slots']}")
     return slots
 
 
 def _host(words: list[str], where: str, default_slots: int) -> Host:
-    found = _LINE.match(words[0])
-    if found is None or words[0].startswith("-"):
+    match = _LINE.match(words[0])
+    if match is None or words[0].startswith("-"):
         raise UsageError(f"{where}: {words[0]!r} is not a host; {_FORM}")
-    port = found["port"]
+    port = match["port"]
     host = Host(
-        name=found["v6"] or found["name"],
-        user=found["user"],
+        name=match["v6"] or match["name"],
+        user=match["user"],
         port=None if port is None else _number(port, f"{where}: port", 1, 65535),
         nproc_per_node=_slots(words[1:], where, _FORM) or default_slots,
     )

@@ -32,7 +32,7 @@ class Hosts:
         self._ports: list[int] = []
         self._connected = False  # all hosts have connected to each other
         self._note = ""  # on their network
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._checks: list[preflight.Check] | None = None
 
     @property
@@ -109,8 +109,8 @@ class Hosts:
             *tls_warnings(self.cluster, facts),
             *preflight.warnings(self.checks()),
         ]
-        new = [line for line in lines if line not in self._told]
-        self._told.update(new)
+        new = [line for line in lines if line not in self._reported]
+        self._reported.update(new)
         return new
 
     def forget(self) -> None:

@@ -8,5 +8,5 @@ from pipeline.keys.installed import version
 
 def usable_gpus() -> int:
     """How many CUDA may see (``CUDA_VISIBLE_DEVICES``), and none where torch was built for the CPU alone."""
-    found = count_gpus()
-    return 0 if found and (version("torch") or "").endswith("+cpu") else found
+    count = count_gpus()
+    return 0 if count and (version("torch") or "").endswith("+cpu") else count

@@ -266,7 +266,7 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     firewall = f"let TCP between the hosts through, at every port (on {target.host}: {rule}, and so on)"
     further = others(facts)
     if further:
-        names = [f"cluster.interface={shlex.quote(name)} ({', '.join(found)})" for name, found in further.items()]
+        names = [f"cluster.interface={shlex.quote(name)} ({', '.join(hosts)})" for name, hosts in further.items()]
         return f"{' or '.join(names)}; or {firewall}"
     for fact in (target, source):  # the configuration has chosen another one for it
         if (seen := fact.extra.get("ssh_address")) not in (None, fact.address):

@@ -40,21 +40,21 @@ def render(
         master_port: a port that was free on node 0.
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
-    meeting = _Meeting(cluster=cluster, run_id=run_id, address=address, port=master_port)
+    rendezvous = _Rendezvous(cluster=cluster, run_id=run_id, address=address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     nodes: list[NodePlan] = []
     first_rank = 0
     for host, fact, own in zip(cluster.hosts, facts, devices, strict=True):
         where = place(cluster, len(nodes), fact, spec, run_id)
         node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank, nccl_devices=own)
-        nodes.append(_node_plan(node, meeting, spec))
+        nodes.append(_node_plan(node, rendezvous, spec))
         first_rank += host.nproc_per_node
     return LaunchPlan(
         run_key=spec.run_key,
         run_id=run_id,
         attempt=spec.attempt,
         launcher=cluster.launcher,
-        master_addr=meeting.address,
+        master_addr=rendezvous.address,
         master_port=master_port,
         world_size=cluster.world_size,
         lease_s=cluster.lease_s,
@@ -68,7 +68,7 @@ def render(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Meeting:
+class _Rendezvous:
     """Where and under which id the nodes of one start find each other."""
 
     cluster: Cluster
@@ -89,24 +89,24 @@ class _Node:
     nccl_devices: str | None
 
 
-def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
+def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodePlan:
     host, fact, place = node.host, node.fact, node.place
     options = {
         "nproc-per-node": host.nproc_per_node,
-        **_rendezvous(node, meeting),
+        **_rendezvous(node, rendezvous),
         "local-addr": fact.address,
         "max-restarts": 0,
         "log-dir": f"{place.state_dir}/ranks",
         "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
-        **_numa_binding(node, meeting.cluster.device),
+        **_numa_binding(node, rendezvous.cluster.device),
     }
     env = environment(
         host,
         fact,
         run_dir=place.run_dir,
-        device=meeting.cluster.device,
-        one_thread=spec.script is None and meeting.cluster.device != "cuda",
-        network=_network(node, meeting.cluster),
+        device=rendezvous.cluster.device,
+        one_thread=spec.script is None and rendezvous.cluster.device != "cuda",
+        network=_network(node, rendezvous.cluster),
     )
     return NodePlan(
         node_rank=node.node_rank,
@@ -118,8 +118,8 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         env={
             **({variables.PROJECT: spec.project} if spec.script is not None else {}),
             **env,
-            **_own_ranks(node, meeting),
-            variables.COLLECTIVE_TIMEOUT_S: f"{meeting.cluster.collective_timeout_s:g}",
+            **_own_ranks(node, rendezvous),
+            variables.COLLECTIVE_TIMEOUT_S: f"{rendezvous.cluster.collective_timeout_s:g}",
         },
         run_dir=place.run_dir,
         data_dir=place.data_dir,
@@ -146,22 +146,22 @@ def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
     return {"numa-binding": "node"} if device == "cuda" and able and host.nproc_per_node <= gpus else {}
 
 
-def _rendezvous(node: _Node, meeting: _Meeting) -> dict[str, str | int]:
+def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
     """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
-    alone = meeting.cluster.rendezvous == "file"
+    alone = rendezvous.cluster.rendezvous == "file"
     return {
-        "nnodes": 1 if alone else meeting.cluster.nnodes,
+        "nnodes": 1 if alone else rendezvous.cluster.nnodes,
         "node-rank": 0 if alone else node.node_rank,
         "rdzv-backend": "static",  # its node ranks follow the list, and nothing that a peer sends is unpickled
-        "rdzv-id": meeting.run_id,
-        "master-addr": LOOPBACK if alone else meeting.address,
-        "master-port": 0 if alone else meeting.port,
+        "rdzv-id": rendezvous.run_id,
+        "master-addr": LOOPBACK if alone else rendezvous.address,
+        "master-port": 0 if alone else rendezvous.port,
     }
 
 
-def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
+def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
     """What trainers.distributed reads instead of torchrun's RANK where torchrun doesn't know the list of hosts."""
-    cluster = meeting.cluster
+    cluster = rendezvous.cluster
     if cluster.rendezvous == "static":
         return {}
     return {
@@ -169,7 +169,7 @@ def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
         variables.NODE_RANK: str(node.node_rank),
         variables.NNODES: str(cluster.nnodes),
         variables.WORLD_SIZE: str(cluster.world_size),
-        variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{meeting.run_id}",
+        variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{rendezvous.run_id}",
     }
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
-from pipeline.cluster.failures import Tracebacks, is_for_a_person
+from pipeline.cluster.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
 from pipeline.core.errors import TrainingError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0
 _POLL_S = 0.5
-_ASKED_OF = 3  # lost hosts: the others have a moment to answer
+_MOST_QUESTIONED = 3  # lost hosts: the others have a moment to answer
 _COLLECT_AGAIN_S = 2.0
 _ASK_AGAIN_S, _ANSWERED_S = 5.0, 3.5  # between two questions of them; after which those answers that came will do
 
@@ -112,7 +112,7 @@ class RunningAttempt:
         self.silent: dict[str, NodeSilent] = {}  # hosts of which nothing is known at the moment
         self._waited_for: set[str] = set()  # of these, those of which that has been said
         self._replaceable = spec.replaceable
-        self._asked_at = 0.0  # when the others were asked of them
+        self._questioned_at = 0.0  # when the others were asked of them
         self.order: list[str] = []  # hosts as their ends came in
         self._on_checkpoint = watchers.on_checkpoint or nothing
         is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
@@ -236,10 +236,10 @@ class RunningAttempt:
         nobody can tell, their ranks may train on under their lease, and they are waited for."""
         others = [node.host for node in self.plan.nodes if node.host not in self.silent and node.host not in self.ends]
         now = time.monotonic()
-        if self.silent and not is_over and others and now - self._asked_at > _ASK_AGAIN_S:
-            self._asked_at = now
+        if self.silent and not is_over and others and now - self._questioned_at > _ASK_AGAIN_S:
+            self._questioned_at = now
             self._ask(following, [*self.silent])
-        late = now - self._asked_at > _ANSWERED_S
+        late = now - self._questioned_at > _ANSWERED_S
         witnesses = [host for host in others if host in self.seen] if late else others
         for host in [*self.silent]:
             is_alone = not others and self.plan.nnodes == 1
@@ -275,7 +275,7 @@ class RunningAttempt:
     def _ask(self, following: Following, silent: Sequence[str]) -> None:
         servers = {host: failures.ssh_server(self.plan, host) for host in silent}
         known = {host: server for host, server in servers.items() if server is not None}
-        self.lost, self.seen = [*known][:_ASKED_OF], {}
+        self.lost, self.seen = [*known][:_MOST_QUESTIONED], {}
         if self.lost:
             following.look([known[host] for host in self.lost])
 
@@ -358,7 +358,7 @@ class RunningAttempt:
             rank = "-" if event.rank is None else event.rank
             self._logs[event.host].write(f"{rank} | {event.text}\n")
             self._shown[event.host] = self._shown.get(event.host, 0) - 1
-            if is_for_a_person(event) and not quiet and self._shown[event.host] < 0:
+            if is_worth_showing(event) and not quiet and self._shown[event.host] < 0:
                 self._tracebacks.add(event)
         elif isinstance(event, MetricsLine):
             if self._metrics is not None:
@@ -377,7 +377,7 @@ class RunningAttempt:
                 self.watch.seen(event)
         elif isinstance(event, NodeSilent):
             self.silent[event.host] = event
-            self._asked_at = 0.0
+            self._questioned_at = 0.0
         elif isinstance(event, NodeAnswers):
             self.silent.pop(event.host, None)
             if event.host in self._waited_for:

@@ -37,20 +37,20 @@ class Watch:
     _pauses_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the two longest so far: one may be a mishap
     _looked: float = 0.0
     _moved: bool = False  # since then
-    _asked: float | None = None
+    _look_begun: float | None = None
     _window: tuple[float, dict[int, RankBeat]] | None = None
     _slow: tuple[float, float] | None = None  # part of the time, seconds of a step; once the network is looked at
     _tries: int = 0
 
-    def heard(self, told: NodeBeat) -> None:
+    def heard(self, node: NodeBeat) -> None:
         """A node has told where its ranks stand."""
-        before, begun = self.nodes.get(told.host), self._begun()
-        self.nodes[told.host] = told
-        self.last.update({beat.rank: (told.host, beat) for beat in told.ranks})
-        if before is None or _moves(before) != _moves(told):
+        before, begun = self.nodes.get(node.host), self._begun()
+        self.nodes[node.host] = node
+        self.last.update({beat.rank: (node.host, beat) for beat in node.ranks})
+        if before is None or _moves(before) != _moves(node):
             if begun and self.idle_s > _TICK_S:  # a beat comes each second: what is less is none
                 self._pauses_s = sorted([*self._pauses_s, self.idle_s])[-2:]
-            self.idle_s, self._moved, self._asked = 0.0, True, None
+            self.idle_s, self._moved, self._look_begun = 0.0, True, None
 
     def ended(self, host: str) -> None:
         """Nothing more will be heard of this node."""
@@ -72,28 +72,28 @@ class Watch:
         ranks = self._ranks()
         if not ranks or self.idle_s < self._limit_s(ranks):
             return None
-        if self._asked is None:
-            self._asked, self._looks = now, {}
+        if self._look_begun is None:
+            self._look_begun, self._looks = now, {}
             ask()
         looks = [rank for look in self._looks.values() for rank in look.ranks]
-        if len(self._looks) == len(self.nodes) or (now - self._asked > LOOK_S and looks):
+        if len(self._looks) == len(self.nodes) or (now - self._look_begun > LOOK_S and looks):
             if _of_script(ranks) and not is_held_up(looks):
-                self.idle_s, self._asked = 0.0, None  # looked at again after another stall_s
+                self.idle_s, self._look_begun = 0.0, None  # looked at again after another stall_s
                 return None
             return judge(looks, self.hosts, self.idle_s) if looks else None
         return None
 
     def slow_network(self, now: float, ask: Callable[[], None]) -> Verdict | None:
         """Of a run that moves: the connection that it mostly waits for, once. ``ask`` is for a look without stacks."""
-        if self._tries >= _TRIES or self._asked is not None or not self._begun():
+        if self._tries >= _TRIES or self._look_begun is not None or not self._begun():
             return None
         beats = {rank.rank: rank for rank in self._ranks()}
         if self._slow is not None and len(self._looks) == len(self.nodes):
             looks = [rank for look in self._looks.values() for rank in look.ranks]
-            found = slow_network(looks, self.hosts, *self._slow)
+            cause = slow_network(looks, self.hosts, *self._slow)
             self._slow, self._window = None, None
-            self._tries = _TRIES if found else self._tries + 1
-            return found
+            self._tries = _TRIES if cause else self._tries + 1
+            return cause
         if self._window is None or self._window[1].keys() != beats.keys():
             self._window = now, beats
         since, before = self._window
@@ -131,8 +131,8 @@ def _of_script(ranks: list[RankBeat]) -> bool:
     return any(rank.phase == Phase.RUNNING_A_SCRIPT for rank in ranks)
 
 
-def _moves(told: NodeBeat) -> list[tuple[int, int]]:
-    return [(rank.pid, rank.moves) for rank in told.ranks]
+def _moves(node: NodeBeat) -> list[tuple[int, int]]:
+    return [(rank.pid, rank.moves) for rank in node.ranks]
 
 
 SPINS_FROM = 0.5
@@ -232,9 +232,9 @@ class _Nccl:
         for look in looks:
             for row in look.nccl:
                 groups.setdefault(row.group, {})[look.beat.rank] = row
-        found = [cls._of_group(rows) for rows in groups.values() if len(rows) > 1]
-        told = sorted(found, key=lambda one: (not one.differs, not one.pending))
-        return told[0] if told else cls(rows={})
+        groups_of_ranks = [cls._of_group(rows) for rows in groups.values() if len(rows) > 1]
+        ranked = sorted(groups_of_ranks, key=lambda one: (not one.differs, not one.pending))
+        return ranked[0] if ranked else cls(rows={})
 
     @classmethod
     def _of_group(cls, rows: Mapping[int, Collectives]) -> _Nccl:
@@ -397,11 +397,11 @@ def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
             "collectives in the same order"
         )
         return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
-    ahead = (_place(culprit), culprit.beat.phase) > (_place(other), other.beat.phase)
-    what = "went on without a collective" if ahead else "is in a collective"
+    went_on = (_place(culprit), culprit.beat.phase) > (_place(other), other.beat.phase)
+    what = "went on without a collective" if went_on else "is in a collective"
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_ranks(others)} "
-        f"{_wait(others) + ' in' if ahead else 'never came to'}: it stands in {_where(culprit)}{_at(culprit)}, "
+        f"{_wait(others) + ' in' if went_on else 'never came to'}: it stands in {_where(culprit)}{_at(culprit)}, "
         f"{_ranks(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
     )
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)

@@ -76,9 +76,9 @@ def is_noted(run_id: str, run_dir: Path) -> bool:
 
 def unended(run_dir: Path) -> list[Start]:
     """The oldest first; what is damaged is passed over."""
-    found = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
+    starts = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
     order = {run_id: number for number, run_id in enumerate(journal.known_attempts(run_dir))}
-    return sorted(found, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
+    return sorted(starts, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
 def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:

@@ -71,13 +71,13 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
     """Two names, addresses or ssh ports of one machine, whichever users log in."""
-    found = defaultdict(list)
+    by_node = defaultdict(list)
     for fact in facts:
-        found[fact.extra.get("machine") or fact.identity].append(fact)
+        by_node[fact.extra.get("machine") or fact.identity].append(fact)
     return [
         f"  {' and '.join(f'{fact.host} ({fact.address})' for fact in same)} are the same host ({same[0].hostname}); "
         "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
-        for same in found.values()
+        for same in by_node.values()
         if len(same) > 1
     ]
 

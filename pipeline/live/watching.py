@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import earlier
-from pipeline.cluster.failures import is_for_a_person
+from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
@@ -46,7 +46,7 @@ def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None]
         over = not is_under_way(folder)
         for event in files.look():
             screen.tell(event)
-            if isinstance(event, LogLine) and is_for_a_person(event):
+            if isinstance(event, LogLine) and is_worth_showing(event):
                 screen.say(shown(event))
         if over:
             return
@@ -159,7 +159,7 @@ class SweepFiles:
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
             yield f"{label(event.number, self._total)} {failed}"
-        if type(event) is tuple and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
+        if type(event) is tuple and isinstance(event[1], LogLine) and is_worth_showing(event[1]):
             yield f"{label(event[0], self._total)} | {shown(event[1])}"
 
     def _entries(self) -> list[TrialEntry]:

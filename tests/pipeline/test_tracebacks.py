@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.failures import Tracebacks, is_for_a_person, shortened
+from pipeline.cluster.failures import Tracebacks, is_worth_showing, shortened
 from pipeline.core.specs import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]
@@ -52,7 +52,7 @@ def test_an_error_that_the_trainer_explains_is_left_to_the_end_of_the_attempt() 
     ],
 )
 def test_of_what_no_rank_says_only_a_warning_is_shown(rank: int | None, text: str, shown: bool) -> None:
-    assert is_for_a_person(LogLine(host="node0", rank=rank, text=text)) is shown
+    assert is_worth_showing(LogLine(host="node0", rank=rank, text=text)) is shown
 
 
 def test_the_lines_of_a_script_are_shown_from_its_own_copy_of_the_snapshot() -> None:

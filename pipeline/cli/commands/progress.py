@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.invocation import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.cli.output import as_typed
-from pipeline.cluster.failures import is_for_a_person
+from pipeline.cluster.failures import is_worth_showing
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.specs import LogLine
@@ -64,7 +64,7 @@ def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], No
     def on_event(event: Any) -> None:
         hear(event)
         shown.tell(event)
-        if verbose and isinstance(event, LogLine) and not is_for_a_person(event):
+        if verbose and isinstance(event, LogLine) and not is_worth_showing(event):
             shown.say(as_line(event))
 
     return on_event
