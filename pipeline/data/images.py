@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import threads
 from pipeline.data.base import EncodedImage, Part, RawSet, images_per_block
+from pipeline.data.image_items import Item, Source
 from pipeline.data.image_settings import ImageFilesConfig
 from pipeline.data.progress import OnProgress
 from trainers.core.config import image_sides
+from trainers.data.image_files import BrokenImageError, Geometry, header, pixels
 
 if TYPE_CHECKING:
     from pipeline.data.base import EncodedBlock
-    from trainers.data.image_files import Geometry
 
 _USUAL = 224  # pixels of a side, where images differ or are larger
 _GROUP = 16  # images that a thread decodes before it hands them on
 _HEADERS = 16  # files that a thread looks at before it says what it saw
 _MOST_NAMED = 8  # broken images that an error lists
-
-
-class Item(NamedTuple):
-    """An image: ``name`` as messages show it and as it stands in the pack."""
-
-    name: str
-    open: Callable[[], IO[bytes]]
-    label: int
-
-
-Items = Callable[[], Iterator[Item]]
-"""Gives, each time it is called, all images of a part in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where images come from. ``parts``: train, val, test → items; ``text`` is what the manifest says of it."""
-
-    parts: Mapping[str, Items]
-    classes: tuple[str, ...]
-    text: str
-    origin: str
 
 
 @dataclass
@@ -64,8 +45,6 @@ def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> Raw
     Raises:
         DataError: an image that can't be read is named, with others that can't.
     """
-    from trainers.data.image_files import Geometry  # it imports numpy, and only packing decodes
-
     wanted = [name for name in source.parts if name != "test" or not config.holdout]
     seen = {name: _survey(source, name, report) for name in wanted}
     height, width = image_sides("dataset.image_size", config.image_size) or _size(list(seen.values()))
@@ -117,8 +96,6 @@ def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
 
 def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
     """(height, width, whether it is grey) of each image, and what is wrong with those that can't be read."""
-    from trainers.data.image_files import BrokenImageError, header  # it imports numpy, and only packing decodes
-
     found, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
         try:
@@ -150,10 +127,6 @@ def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded:
 
 def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
     """Raises DataError that names the image."""
-    import numpy as np  # only where a pack is made
-
-    from trainers.data.image_files import BrokenImageError, pixels  # it imports numpy, and only packing decodes
-
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:
         try:

@@ -1,4 +1,5 @@
-"""Arrays inside a .npz, looked at by their headers and read in blocks. Nothing is ever unpickled."""
+"""Arrays inside a .npz, looked at by their headers and read in blocks, and those that a function gave. Nothing is ever
+unpickled."""
 
 from __future__ import annotations
 
@@ -7,17 +8,18 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.lib import format as npy
+
 from pipeline.core.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.data.base import Images
 
 _DAMAGE = (
@@ -70,8 +72,6 @@ class ArrayFile:
 
     def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """The whole array."""
-        import numpy as np  # only where a pack is made
-
         header = self.header(name)
         try:
             with self._reading(name), np.load(self.path, allow_pickle=False) as arrays:
@@ -82,8 +82,6 @@ class ArrayFile:
 
     def blocks(self, name: str, size: int) -> Iterator[Images]:
         """A uint8 array in pieces of ``size`` along its first axis."""
-        import numpy as np  # only where a pack is made
-
         with self._member(name) as file:
             header = self._header(name, file)
             if header.fortran_order:  # the first axis runs fastest: it can't be read in pieces
@@ -110,8 +108,6 @@ class ArrayFile:
             return bundle.getinfo(f"{name}.npy").file_size
 
     def _header(self, name: str, file: IO[bytes]) -> Header:
-        from numpy.lib import format as npy  # only where a pack is made
-
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran_order, dtype = read(file)
@@ -129,3 +125,24 @@ class ArrayFile:
             yield
         except _DAMAGE as error:
             raise DataError(f"{self.path}: {name} is damaged: {error or type(error).__name__}") from error
+
+
+class InMemory:
+    """The arrays of a mapping, read like those of a .npz."""
+
+    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
+        self.names = tuple(self._values)
+
+    def header(self, name: str) -> Header:
+        value = self._values[name]
+        return Header(value.shape, value.dtype, False)
+
+    def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        value: np.ndarray[Any, np.dtype[Any]] = self._values[name]
+        return value
+
+    def blocks(self, name: str, size: int) -> Iterator[Images]:
+        value = self._values[name]
+        return (value[begin : begin + size] for begin in range(0, len(value), size))

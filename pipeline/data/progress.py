@@ -6,16 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
-from pipeline.core.printable import takes_colours
 from pipeline.core.processes.heartbeat import Heartbeat
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with what is being done ("downloading x.tar.gz"), bytes done, bytes in all (None: not known)."""
 
 _FIRST = "preparing the data"
-_NARROW = 80  # columns
 
 
 def megabytes(count: float) -> str:
@@ -29,35 +26,13 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
     if on_progress is not None:
         yield on_progress
     elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # rich draws no bars there
-        with _bar() as report:
+        from pipeline.data.progress_bar import bar  # not before: rich, for a terminal alone
+
+        with bar(_FIRST, _amount) as report:
             yield report
     else:
         with _lines() as report:
             yield report
-
-
-@contextmanager
-def _bar() -> Iterator[OnProgress]:
-    """Gone at the end. A narrow terminal gets the words without the bar: a line that wraps can't be drawn anew."""
-    from rich.console import Console  # only on a terminal
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column  # only on a terminal
-
-    colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
-    console = Console(stderr=True, color_system=colours)
-    words = TextColumn("{task.description}{task.fields[amount]}", table_column=Column(no_wrap=True))
-    columns = (words,) if console.width < _NARROW else (words, BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks = {_FIRST: bar.add_task(_FIRST, total=None, amount="")}
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if _FIRST in tasks:
-                bar.remove_task(tasks.pop(_FIRST))
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total, amount="")
-            bar.update(tasks[what], completed=done, total=total, amount=_amount(done, total))
-
-        yield report
 
 
 @contextmanager

@@ -33,7 +33,8 @@ _PACKING = "pipeline.data.packing"
 # decides no image: it moves bytes, says or checks something, or where; the layout of a pack counts by manifest.VERSION
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
-    "pipeline.data.sources.download", "pipeline.data.manifest", "pipeline.data.progress",
+    "pipeline.data.sources.download", "pipeline.data.sources.transfer", "pipeline.data.sources.wanted",
+    "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.files", "pipeline.core.redact",
     "pipeline.core.places",  # which names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",

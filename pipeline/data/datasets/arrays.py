@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.npz import ArrayFile, Header
-from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.download import retrieve
 from pipeline.data.sources.official import unreachable
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.data.base import Block, Images, Labels
+    from pipeline.data.npz import Header
 
 _NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
 _CHANNELS = (1, 3, 4)
@@ -78,6 +79,8 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Check the arrays; images are read block by block while they are packed. Raises DataError."""
+    from pipeline.data.npz import ArrayFile  # not before: numpy, which a look at what is packed does without
+
     source = _source(config)
     path = local_path(source) or _download(config, source, work)
     made = raw_set(
@@ -188,8 +191,6 @@ def _channels_last(file: Arrays, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def _labels(file: Arrays, name: str) -> Labels:
-    import numpy as np  # only where a pack is made
-
     if name not in file.names:
         raise DataError(f"{file.path} has no array {name}; it has: {', '.join(file.names)}")
     header = file.header(name)
@@ -201,18 +202,17 @@ def _labels(file: Arrays, name: str) -> Labels:
     if len(values) and (values.min() < 0 or values.max() >= 2**31):
         wrong = values.min() if values.min() < 0 else values.max()
         raise DataError(f"{file.path}: {name} holds {wrong}; wanted: class numbers from 0 to K−1")
-    return np.asarray(values, dtype=np.int64)
+    labels: Labels = values.astype("int64", copy=False)
+    return labels
 
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
     """K. A class without a training image is a gap."""
-    import numpy as np  # only where a pack is made
-
-    present = np.unique(train.labels)
-    classes = int(present[-1]) + 1
-    gaps = np.setdiff1d(np.arange(min(classes, len(present) + _MAX_GAPS)), present)
-    if len(gaps):
-        listed = ", ".join(map(str, gaps[:_MAX_GAPS].tolist()))
+    present = {*train.labels.tolist()}
+    classes = max(present) + 1
+    gaps = [number for number in range(min(classes, len(present) + _MAX_GAPS)) if number not in present]
+    if gaps:
+        listed = ", ".join(map(str, gaps[:_MAX_GAPS]))
         raise DataError(
             f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps",
             hint="labels = numpy.unique(labels, return_inverse=True)[1] numbers them anew, without gaps",

@@ -32,7 +32,7 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Read the table. Raises DataError."""
-    import numpy as np  # only where a pack is made
+    import numpy as np  # not before: a look at what is packed does without
 
     path = _table()
     table = np.array([line.split(",") for line in _verified(path).split()], dtype=np.float64).astype(np.int64)

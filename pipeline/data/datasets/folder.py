@@ -13,8 +13,8 @@ from typing import IO
 
 from pipeline.core.errors import DataError
 from pipeline.core.tables import first_of
-from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace, check_class_names
+from pipeline.data.image_items import Item, Source
 from pipeline.data.image_settings import ImageFilesConfig
 from pipeline.data.sources import folder
 from trainers.core.config import DatasetConfig
@@ -212,21 +212,23 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: FolderConfig, work: Workspace) -> RawSet:
     """Look at each image; they are decoded while they are packed. Raises DataError."""
+    from pipeline.data.images import raw_set  # not before: numpy, which a look at what is packed does without
+
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
     found = find_class_folders(place.folder, place.origin)
     val_is_test = "; the test split is their val folder" if found.val_is_test else ""
-    source = images.Source(
+    source = Source(
         parts={name: partial(_items, found.root, part) for name, part in found.parts.items()},
         classes=found.classes,
         text=f"images in one folder a class{val_is_test}",
         origin=place.origin,
     )
-    return images.raw_set(source, config, work.report)
+    return raw_set(source, config, work.report)
 
 
-def _items(root: Path, part: tuple[tuple[str, int], ...]) -> Iterator[images.Item]:
+def _items(root: Path, part: tuple[tuple[str, int], ...]) -> Iterator[Item]:
     for name, label in part:
-        yield images.Item(name, partial(_open, root / name), label)
+        yield Item(name, partial(_open, root / name), label)
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from pipeline.core.errors import DataError
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.sources import official
-from pipeline.data.sources.download import Wanted
 from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
+from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _part(images: Path, labels: Path) -> Part:
 
 def read_idx(images: Path, labels: Path) -> Iterator[Block]:
     """Both files of a part, block by block. Raises DataError for another format, or one cut off."""
-    import numpy as np  # only where a pack is made
+    import numpy as np  # not before: a look at what is packed does without
 
     with _opened(images) as image_file, _opened(labels) as label_file:
         count, height, width = _header(images, image_file, _IMAGES_MAGIC)

@@ -11,21 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import signals
 from pipeline.core.processes.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
-from pipeline.data.npz import Header
 from pipeline.data.sources.source import files_below, local_path, refuse_special
 from trainers.core.config import DatasetConfig, check_target
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from pipeline.data.base import Images
 
 _WANTED = "images, labels, and where you have them test_images, test_labels, classes"
 _OPTIONAL = ("test_images", "test_labels", "classes")
@@ -63,6 +57,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     """Call the function and check what it returns. Raises DataError."""
+    from pipeline.data.npz import InMemory  # not before: numpy, which a look at what is packed does without
+
     made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
     if missing:
@@ -71,7 +67,7 @@ def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     strange = [str(name) for name in made if name not in ("images", "labels", *_OPTIONAL)]
     if strange:
         raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
-    found = arrays.raw_set(_InMemory(config.target, made), source="images of a function", origin=config.target)
+    found = arrays.raw_set(InMemory(config.target, made), source="images of a function", origin=config.target)
     names = _names(made.get("classes", found.classes), config.target)
     if len(names) != len(found.classes):
         raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(found.classes)}")
@@ -152,26 +148,3 @@ def _place(error: BaseException, root: Path) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if frame.filename.startswith(f"{root}/") and "site-packages" not in frame.filename]
     return "".join(f" ({frame.filename.removeprefix(f'{root}/')}:{frame.lineno})" for frame in (own or frames)[-1:])
-
-
-class _InMemory:
-    """The arrays of a mapping, read like those of a .npz."""
-
-    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        import numpy as np  # only where a pack is made
-
-        self.path = path
-        self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
-        self.names = tuple(self._values)
-
-    def header(self, name: str) -> Header:
-        value = self._values[name]
-        return Header(value.shape, value.dtype, False)
-
-    def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        value: np.ndarray[Any, np.dtype[Any]] = self._values[name]
-        return value
-
-    def blocks(self, name: str, size: int) -> Iterator[Images]:
-        value = self._values[name]
-        return (value[begin : begin + size] for begin in range(0, len(value), size))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
 from trainers.core.config import DatasetConfig, at_least
 
-if TYPE_CHECKING:
-    from pipeline.data.base import Block, Images
-
-_PATTERNS, _TRAIN, _TEST = 0, 1, 2  # streams of one seed
-_GRID = 4  # a class's pattern has this many cells a side
-_BLOCK = 1024  # images that share a generator: part of what defines the content
+_TRAIN, _TEST = 1, 2  # streams of one seed
 
 
 @dataclass(kw_only=True)
@@ -65,35 +58,8 @@ def load(config: SyntheticConfig, work: Workspace) -> RawSet:
 
 
 def _part(config: SyntheticConfig, count: int, stream: int) -> Part:
-    return Part(count=count, blocks=lambda: generate(config, count, stream))
-
-
-def generate(config: SyntheticConfig, count: int, stream: int) -> Iterator[Block]:
-    """Half a pattern of the image's class, half noise. Whole numbers throughout and only the raw output of
-    PCG64, which numpy keeps stable: the same bytes with every version, on every platform."""
-    import numpy as np  # only where a pack is made
+    from pipeline.data.patterns import generate  # not before: numpy, which a look at what is packed does without
 
     shape = (config.channels, config.image_size, config.image_size)
-    patterns = _patterns(config)
-    for begin in range(0, count, _BLOCK):
-        size = min(_BLOCK, count - begin)
-        labels = np.arange(begin, begin + size, dtype=np.int64) % config.num_classes
-        noise = _bytes((size, *shape), config.generator_seed, stream, begin // _BLOCK)
-        yield (noise >> 1) + (patterns[labels] >> 1), labels
-
-
-def _patterns(config: SyntheticConfig) -> Images:
-    """uint8 [K, C, S, S]: a coarse grid of random cells for each class."""
-    import numpy as np  # only where a pack is made
-
-    cells = _bytes((config.num_classes, config.channels, _GRID, _GRID), config.generator_seed, _PATTERNS)
-    nearest = np.arange(config.image_size) * _GRID // config.image_size
-    return cells[:, :, nearest][:, :, :, nearest]
-
-
-def _bytes(shape: tuple[int, ...], *seed: int) -> Images:
-    import numpy as np  # only where a pack is made
-
-    count = int(np.prod(shape))
-    words = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(-(-count // 8))
-    return words.astype("<u8").view(np.uint8)[:count].reshape(shape)
+    settings = {"classes": config.num_classes, "seed": config.generator_seed, "stream": stream}
+    return Part(count=count, blocks=lambda: generate(shape, count, **settings))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import process
-from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace
+from pipeline.data.image_items import Item, Source
 from pipeline.data.image_settings import ImageFilesConfig
 from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
@@ -57,6 +57,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
     """Have the set read out; its images are decoded while they are packed. Raises DataError."""
+    from pipeline.data.images import raw_set  # not before: numpy, which a look at what is packed does without
+
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))
     root, out = local_path(config.source) or work.downloads, work.folder / "read"
@@ -70,18 +72,18 @@ def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
         said = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
         raise DataError(f"dataset.class={config.class_name} can't be read: {said}", hint="dataset.source=<its root>")
     meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
-    source = images.Source(
+    source = Source(
         parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},
         classes=tuple(meta["classes"]),
         text=f"torchvision's {config.class_name}",
         origin=f"torchvision's {config.class_name}",
     )
-    return images.raw_set(source, config, work.report)
+    return raw_set(source, config, work.report)
 
 
-def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[images.Item]:
+def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[Item]:
     begin = 0
     with path.open("rb") as file:
         for number, (end, label) in enumerate(zip(part["ends"], part["labels"], strict=True)):
-            yield images.Item(f"{name}[{number}]", partial(BytesIO, file.read(end - begin)), label)
+            yield Item(f"{name}[{number}]", partial(BytesIO, file.read(end - begin)), label)
             begin = end

@@ -1,57 +1,16 @@
-"""Get one file from the first address that gives it, with retries. pooch checks it and puts it in place.
-
-The bytes come by HTTP, with resume, or by any other protocol through fsspec; both are pooch downloaders.
-"""
+"""Get one file from the first address that gives it, with retries. pooch checks it and puts it in place."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
-import shutil
 import time
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import DataError
-from pipeline.core.files import write_json
-from pipeline.data import disk
 from pipeline.data.progress import OnProgress
-from pipeline.data.sources.filesystems import login_hint, open_filesystem, said
-from pipeline.data.sources.source import WEB, scheme, shown
+from pipeline.data.sources.wanted import Failure, Part, Wanted
 
-if TYPE_CHECKING:
-    from requests import HTTPError, Response
-
-TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
-_ENCODED = (".gz", ".tgz")  # servers call these files gzip encoded; they are meant as they are
-_CHUNK_BYTES = 1 << 16
 PAUSES_S = (0.5, 1.5)  # between rounds over all addresses that gave nothing
 _PATIENCE_S = 8.0  # no new round after this long without a byte
 _MAX_ROUNDS = 50  # of rounds that did bring bytes
-_RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an address did not give the file. ``final``: asking again would not help."""
-
-    url: str
-    text: str
-    final: bool = False
-    absent: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """One file to get: its name here, its addresses in order of preference, its sha256 where one is known."""
-
-    name: str
-    urls: Sequence[str]
-    sha256: str | None
 
 
 def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Failure]:
@@ -61,6 +20,8 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
     Raises:
         DataError: the disk is full, or a protocol's driver is missing.
     """
+    from pipeline.data.sources.transfer import attempt  # not before: pooch and requests, where something is fetched
+
     folder.mkdir(parents=True, exist_ok=True)
     part = Part(folder / f"{wanted.name}.part")
     failures: dict[str, Failure] = {}
@@ -71,7 +32,7 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
         before, part.reached_bytes = max(reached), 0
         for url in wanted.urls:
             if url not in failures or not failures[url].final:
-                outcome = _attempt(url, wanted, part, report)
+                outcome = attempt(url, wanted, part, report)
                 if isinstance(outcome, Path):
                     return outcome
                 failures[url] = outcome
@@ -85,185 +46,3 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
             break
         time.sleep(pauses.pop(0))
     return list(failures.values())
-
-
-def _attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path | Failure:
-    import pooch  # only where something is downloaded
-    import requests
-
-    pooch.get_logger().setLevel("WARNING")
-    web = scheme(url) in WEB
-    download = HTTP(part, report) if web else Filesystem(report)
-    path = part.path.with_name(wanted.name)
-    if wanted.sha256 is None:
-        path.unlink(missing_ok=True)  # pooch would keep it unseen
-    try:
-        pooch.retrieve(url, wanted.sha256, fname=path.name, path=path.parent, downloader=download)
-    except requests.HTTPError as error:
-        return _refused(url, error)
-    except (requests.RequestException, OSError) as error:
-        absent = isinstance(error, FileNotFoundError)
-        return Failure(url, _why(error), final=absent or isinstance(error, PermissionError), absent=absent)
-    except ValueError as error:  # pooch: the checksum is wrong
-        return Failure(url, str(error).partition(". Deleted")[0], final=not download.resumed)
-    return path
-
-
-def _refused(url: str, error: HTTPError) -> Failure:
-    assert error.response is not None  # raise_for_status attaches it
-    status = error.response.status_code
-    text = f"HTTP {status} {error.response.reason}"
-    return Failure(url, text, final=status not in _RETRIED_STATUS, absent=status in (404, 410))
-
-
-def _why(error: Exception) -> str:
-    """The operating system's words where they are inside (requests nests them four deep)."""
-    found = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
-    if found:
-        return found[1]
-    if "timed out" in str(error):
-        return f"no answer within {TIMEOUT_S[0]:g} s (connect) or {TIMEOUT_S[1]:g} s (read)"
-    return f"{type(error).__name__}: {error}"
-
-
-class Part:
-    """A broken download and what makes it safe to go on with: its address and the server's validator."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.reached_bytes = 0  # where the longest attempt of this round has ended
-        self._note = path.with_name(f"{path.name}.json")
-
-    def resumable(self, url: str) -> tuple[int, str]:
-        """(bytes that are there, validator for If-Range); (0, "") where the download must begin anew."""
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            if note["url"] == shown(url) and note["validator"]:
-                return self.path.stat().st_size, str(note["validator"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return 0, ""
-        return 0, ""
-
-    def begin(self, url: str, headers: Any) -> None:
-        """Note the validator: a strong ETag, else the date. Weak ETags don't promise equal bytes."""
-        etag = headers.get("ETag", "")
-        validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
-        write_json(self._note, {"url": shown(url), "validator": validator})
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
-
-    def move_to(self, path: Path) -> None:
-        self.path.replace(path)
-        self._note.unlink(missing_ok=True)
-
-
-class HTTP:
-    """A pooch downloader that goes on where a broken download stopped."""
-
-    def __init__(self, part: Part, report: OnProgress) -> None:
-        self.part, self.report = part, report
-        self.resumed = False
-
-    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        import requests  # only where something is downloaded
-
-        offset, validator = self.part.resumable(url)
-        headers = {"Accept-Encoding": "identity"}  # lengths and offsets are those of the file
-        if offset:
-            headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-            if response.status_code == 416:  # the part is as long as the file, or longer
-                self.part.discard()
-                raise requests.ConnectionError("the server refused to resume")
-            response.raise_for_status()
-            self.resumed = _resumes(response, offset)
-            if not self.resumed:
-                offset = 0
-                self.part.begin(url, response.headers)
-            self._save(response, offset)
-            encoding = response.headers.get("Content-Encoding", "identity").lower()
-        if encoding not in ("", "identity") and not url.partition("?")[0].endswith(_ENCODED):
-            _decode(self.part, encoding)
-        self.part.move_to(Path(output_file))
-
-    def _save(self, response: Response, offset: int) -> None:
-        import requests  # only where something is downloaded
-        from urllib3.exceptions import HTTPError
-
-        stated = response.headers.get("Content-Length", "")
-        left = int(stated) if stated.isdecimal() else 0
-        total = offset + left if left else None
-        done = offset
-        try:
-            mode = "ab" if offset else "wb"
-            with disk.room(self.part.path.parent, left), self.part.path.open(mode) as file:
-                for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
-                    file.write(chunk)
-                    done += len(chunk)
-                    self.part.reached_bytes = max(self.part.reached_bytes, done)
-                    self.report(f"downloading {self.part.path.stem}", done, total)
-        except HTTPError as error:  # of urllib3, which is read directly: what travels counts, not what it encodes
-            raise requests.ConnectionError(str(error)) from error
-        except DataError:
-            self.part.discard()
-            raise
-        if total is not None and done != total:
-            raise requests.ConnectionError(f"the connection ended after {done} of {total} bytes")
-
-
-def _resumes(response: Response, offset: int) -> bool:
-    """Whether the answer begins exactly where the part ends; a 200 is the whole file again."""
-    begins = response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
-    return offset > 0 and response.status_code == 206 and begins
-
-
-def _decode(part: Part, encoding: str) -> None:
-    """A server that encodes though it was asked not to. Raises DataError where the disk is full, ValueError where
-    asking again gives the same."""
-    if encoding not in ("gzip", "x-gzip"):
-        part.discard()
-        raise ValueError(f"the server sends it encoded ({encoding}), though it was asked not to")
-    decoded = part.path.with_name(f"{part.path.name}.decoded")
-    try:
-        with gzip.open(part.path) as source, disk.room(part.path.parent, 0), decoded.open("wb") as file:
-            shutil.copyfileobj(source, file)
-        decoded.replace(part.path)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        part.discard()
-        raise ValueError(f"the server calls it {encoding} encoded, which it isn't ({error})") from error
-    finally:
-        decoded.unlink(missing_ok=True)
-
-
-class Filesystem:
-    """A pooch downloader for every other protocol that fsspec knows."""
-
-    resumed = False
-
-    def __init__(self, report: OnProgress) -> None:
-        self.report = report
-
-    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        filesystem, path = open_filesystem(url)
-        name = path.rpartition("/")[2]
-        try:
-            total = filesystem.size(path)
-            with filesystem.open(path, "rb") as source, disk.room(Path(output_file).parent, total or 0):
-                _copy(source, Path(output_file), lambda done: self.report(f"downloading {name}", done, total))
-        except (OSError, DataError) as error:
-            if (hint := login_hint(url, error)) is not None:
-                raise DataError(f"dataset.source={shown(url)} can't be read: {said(error)}", hint=hint) from error
-            raise
-        except Exception as error:  # drivers have error classes of their own
-            raise PermissionError(said(error)) from error
-
-
-def _copy(source: Any, path: Path, report: Any) -> None:
-    done = 0
-    with path.open("wb") as file:
-        while block := source.read(_CHUNK_BYTES):
-            file.write(block)
-            done += len(block)
-            report(done)

@@ -32,13 +32,11 @@ def has_folders(url: str) -> bool:
 
 def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
     """The filesystem behind an address, and the path in it. Raises DataError that names the setting."""
-    import fsspec  # only for an address of such a store
-
     if protocol(url) in _LOGINS and "@" in urlsplit(url).netloc:
         raise DataError(
             f"{setting}={shown(url)}: an address with {protocol(url)}:// holds no login", hint=_LOGINS[protocol(url)]
         )
-    with _explained(url, setting):
+    with _fsspec(url, setting) as fsspec:
         return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
 
 
@@ -46,9 +44,7 @@ def refuse_protocol(source: str) -> None:
     """Raises DataError where an address can't be read here, whatever answers there."""
     if is_local(source) or scheme(source) in WEB:
         return
-    import fsspec  # only for an address of such a store
-
-    with _explained(source, "dataset.source"):
+    with _fsspec(source, "dataset.source") as fsspec:
         for name in scheme(source).split("::"):
             fsspec.get_filesystem_class(name)
 
@@ -66,12 +62,12 @@ def login_hint(url: str, error: Exception) -> str | None:
 
 
 @contextmanager
-def _explained(url: str, setting: str) -> Iterator[None]:
-    """What fsspec says of a protocol, with the fix. Raises DataError."""
-    import fsspec  # only for an address of such a store
+def _fsspec(url: str, setting: str) -> Iterator[Any]:
+    """The module; what it says of a protocol is a DataError, with the fix."""
+    import fsspec  # not before: for an address of such a store alone
 
     try:
-        yield
+        yield fsspec
     except ImportError as error:
         name = protocol(url)
         raise DataError(

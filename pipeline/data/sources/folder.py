@@ -9,10 +9,11 @@ from pipeline.core.errors import DataError
 from pipeline.data import disk
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.download import retrieve
 from pipeline.data.sources.filesystems import ObjectStore
 from pipeline.data.sources.official import unreachable
 from pipeline.data.sources.source import WEB, file_name, local_path, refuse_special, scheme, shown
+from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files that a driver is asked for together

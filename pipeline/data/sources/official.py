@@ -10,8 +10,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import Failure, Wanted, retrieve
+from pipeline.data.sources.download import retrieve
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources.wanted import Failure, Wanted
 from trainers.core.config import DatasetConfig
 
 

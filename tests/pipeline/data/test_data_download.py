@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.sources import download
-from pipeline.data.sources.download import Failure, Wanted, retrieve
+from pipeline.data.sources.download import retrieve
+from pipeline.data.sources.wanted import Failure, Wanted
 from tests.pipeline.data.data_server import Server
 from tests.s3_fixture import BUCKET
 from tests.waiting import promised_s
