@@ -15,6 +15,7 @@ from doit.version import VERSION
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
+from pipeline.config.group_texts import about, installed
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
@@ -126,8 +127,8 @@ def _groups() -> Iterator[str]:
     for group in groups():
         if set(group.options) == {group.default}:
             continue
-        yield f"  {group.name}=  {group.about}"
-        options = {**group.installed, **group.options}
+        yield f"  {group.name}=  {about(group)}"
+        options = {**installed(group), **group.options}
         yield from _table([(f"{'*' if name == group.default else ' '} {name}", options[name]) for name in options])
     yield "and FIELD=VALUE, such as trainer.epochs=3 or seed=1."
     yield ""

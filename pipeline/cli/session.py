@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
@@ -79,9 +80,7 @@ class Session:
     def _built(self) -> RunConfig:
         resolved, words = self._resolved(), self.invocation.overrides
         if self._of_named_run:
-            from pipeline.cli import named_run  # attempts and their plans: only where run=KEY stands for a run
-
-            resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
+            resolved, words = _named_run().configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
         make = partial(
             build.build,
@@ -93,14 +92,16 @@ class Session:
             must_exist=verb is None or not verb.chooses,
             steps=_step_source,
         )
-        config = named_run.built(self.invocation, make) if self._of_named_run else make()
+        config = _named_run().built(self.invocation, make) if self._of_named_run else make()
         if self.invocation.verb == "train":
             step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             tracking.absolute_uri(config.tracking.uri, ROOT)
         if self.invocation.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
-            from pipeline.tracking.trackers import refuse_missing  # weighs 20 modules; hardly anybody has another one
+            from pipeline.tracking.trackers import (
+                refuse_missing,  # not before: it weighs 20 modules; hardly anybody has another one
+            )
 
             refuse_missing(config.tracking)
         return config
@@ -116,7 +117,7 @@ class Session:
         known = memo.recall() if memo else None
         if known is not None:
             return known
-        from pipeline.config import compose  # Hydra, half a second: not where the memo has it
+        from pipeline.config import compose  # not before: Hydra, half a second: not where the memo has it
 
         resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
         if memo and self.invocation.verb == "train":
@@ -135,7 +136,7 @@ class Session:
         """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
-            from pipeline.config.overrides.trials import jobs  # Hydra's parser of overrides
+            from pipeline.config.overrides.trials import jobs  # not before: Hydra's parser of overrides
 
             return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps
@@ -149,16 +150,14 @@ class Session:
     @cached_property
     def search_plan(self) -> SearchPlan:
         """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.config import compose  # Hydra: of sweeps alone
-        from pipeline.sweep.search_plan import plan  # the same
+        from pipeline.sweep.search_plan import plan  # not before: Hydra, for sweeps alone
 
-        with compose.hydra_ready():
-            return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
+        return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def space(self) -> Space:
         """The trials that the overrides stand for; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.sweep.expand import expand  # Hydra: of sweeps alone
+        from pipeline.sweep.expand import expand  # not before: Hydra, for sweeps alone
 
         return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
@@ -176,9 +175,7 @@ class Session:
     def steps(self) -> Graph:
         """The steps as this configuration tells them."""
         if self._graph is None:
-            from pipeline.steps import source  # OmegaConf: of steps alone
-
-            self._graph = source.graph(self._resolved(), ROOT)
+            self._graph = _steps().graph(self._resolved(), ROOT)
         return self._graph
 
     def forget_steps(self) -> None:
@@ -225,9 +222,8 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on last, of which no word tells. Raises UsageError."""
-        from pipeline.cli import named_run  # the same
-
-        return named_run.cluster(folder, self.invocation, ROOT, usable_gpus())
+        cluster: Cluster = _named_run().cluster(folder, self.invocation, ROOT, usable_gpus())
+        return cluster
 
 
 @cache
@@ -239,9 +235,20 @@ def session() -> Session:
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    from pipeline.steps import source  # OmegaConf: of steps alone
+    step: DataStep = _steps().of(text, resolved, ROOT)
+    return step
 
-    return source.of(text, resolved, ROOT)
+
+def _steps() -> ModuleType:
+    from pipeline.steps import source  # not before: OmegaConf, for steps alone
+
+    return source
+
+
+def _named_run() -> ModuleType:
+    from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
+
+    return named_run
 
 
 def relative(path: Path) -> str:

@@ -6,14 +6,12 @@ Imports no Hydra: help and tab completion have to be quick.
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core.places import ROOT, conf_dirs
 
-_RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 _CHOICES = {"cluster": "launcher", "tracking": "tracker"}
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
@@ -29,24 +27,6 @@ class Group(NamedTuple):
     name: str
     options: Mapping[str, str]
     default: str | None
-
-    @property
-    def about(self) -> str:
-        """The first sentence of the docstring of the group's settings."""
-        from pipeline.config.schema import RootConfig  # tab completion has no use for it
-
-        settings = typing.get_type_hints(RootConfig).get(self.name)
-        text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
-        return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
-
-    @property
-    def installed(self) -> dict[str, str]:
-        """The options that other installed packages bring, and their modules."""
-        from pipeline.config.schema import OPTIONS, installed_programs  # nor for this
-
-        modules = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
-        modules = installed_programs() if self.name == "program" else modules
-        return {name: f"Of an installed package ({module})." for name, module in modules.items()}
 
 
 def groups(root: Path = ROOT) -> list[Group]:

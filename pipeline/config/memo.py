@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.groups import choice_of, config_file
+from pipeline.config.schema import OPTIONS, installed_programs
 from pipeline.core.cache import Remembered
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
 from pipeline.core.places import code_of, conf_dirs
@@ -87,8 +88,6 @@ class ComposeMemo:
 
     def _takes_values_from_outside(self) -> bool:
         """True if a word, a configuration file or an option's settings may read a variable or another source."""
-        from pipeline.config.schema import OPTIONS  # a call that recalls its composition needs none of it
-
         of_ranks = [options.package for options in OPTIONS.values() if options.package.startswith("trainers.")]
         folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in of_ranks)
         files = {path: content.decode(errors="replace") for path, content in (self._files or {}).items()}
@@ -101,8 +100,6 @@ class ComposeMemo:
 
 def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
     """True if an option or the program comes from an installed package other than Paceline."""
-    from pipeline.config.schema import OPTIONS, installed_programs  # likewise
-
     for group, options in OPTIONS.items():
         name = (resolved.get(group) or {}).get(choice_of(group))
         if (group, name) in (("search", "none"), ("tracking", None)) or group not in resolved:
@@ -127,7 +124,7 @@ def _search_path(text: str) -> list[str] | None:
     """The folders of ``hydra.searchpath`` in conf/config.yaml; None where one isn't a folder of this computer."""
     if "searchpath" not in text:
         return []
-    import yaml  # type: ignore[import-untyped]  # hardly anybody sets it, and it takes as long to import as all of this
+    import yaml  # type: ignore[import-untyped]  # not before: hardly anybody sets it, and it takes as long to import as all of this
 
     try:
         entries = (yaml.safe_load(text).get("hydra") or {}).get("searchpath") or []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pipeline.core.printable import without_colours
 
@@ -17,9 +18,8 @@ def columns(text: str) -> int:
     """How many columns of a terminal it takes: a Chinese character two, a combining accent none."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # here: many a command shows nothing but ASCII
-
-    return cell_len(text)
+    taken: int = _cells().cell_len(text)
+    return taken
 
 
 def padded(text: str, width: int) -> str:
@@ -39,9 +39,13 @@ def cut(text: str, width: int) -> str:
     """At most so many columns, with an ellipsis where it was longer."""
     if columns(text) <= width:
         return text
-    from rich.cells import set_cell_size
+    return f"{_cells().set_cell_size(text, max(0, width - 1)).rstrip()}…"
 
-    return f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
+
+def _cells() -> Any:
+    from rich import cells  # not before: many a command shows nothing but ASCII
+
+    return cells
 
 
 def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -92,7 +92,7 @@ class RunPicture:
             self.take(event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import run_view
+        from pipeline.live.views import run_view  # not before the first frame: rich
 
         return run_view(self.state, now, width=width, height=height)
 
@@ -122,6 +122,6 @@ class SweepPicture:
                 self.state = after_run_event(self.state, number, event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import sweep_view
+        from pipeline.live.views import sweep_view  # not before the first frame: rich
 
         return sweep_view(self.state, now, width=width, height=height)

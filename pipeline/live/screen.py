@@ -25,9 +25,10 @@ from pipeline.core.tables import columns, folded
 from pipeline.live.run_state import Said
 from trainers.contract.beats import NodeBeat
 
-if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.live import Live
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pipeline.live.display import Display
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
@@ -167,22 +168,14 @@ class Screen:
                 return
 
     def _draw(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
+        from pipeline.live.display import Display  # not before: rich, which nobody without a terminal pays for
 
-        console = Console(
-            file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=color_system()
-        )
         picture, drawn = self._picture, 0.0
         assert picture is not None
-        view = _View(picture)
-        with Live(
-            view, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        ) as live:
-            console.show_cursor(True)  # which Ctrl-Z or kill -9 would leave a terminal without
+        with Display(picture.drawn, color_system()) as display:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
-                drawn = self._frame(live, picture, news, now, drawn)
+                drawn = self._frame(display, picture, news, now, drawn)
                 if over and not self._news.texts:
                     return
                 self._wait(over)
@@ -193,7 +186,7 @@ class Screen:
         while not (over or self._over) and (rest := until - time.monotonic()) > 0:
             time.sleep(min(rest, 0.05))
 
-    def _frame(self, live: Live, picture: Picture, news: _News, now: float, drawn: float) -> float:
+    def _frame(self, display: Display, picture: Picture, news: _News, now: float, drawn: float) -> float:
         """Write the lines, and the view anew where that or a second's passing asks for it; when it was drawn last."""
         for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
             picture.take(event, now)
@@ -201,9 +194,9 @@ class Screen:
             return drawn
         picture.look(now)
         if news.texts:
-            live.console.print(_above(news.texts, live.console.width))  # which draws the view below it
+            display.print([_shown(text, display.width) for text in news.texts])
         else:
-            live.refresh()
+            display.refresh()
         return now
 
     def _failed(self, why: str) -> None:
@@ -211,24 +204,6 @@ class Screen:
         self._broken = True
         with suppress(OSError, ValueError):
             print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
-
-
-class _View:
-    """What rich's live display holds: the picture as it is at the moment."""
-
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = console.size
-        yield self._picture.drawn(time.monotonic(), size.width, size.height)
-
-
-def _above(texts: deque[str], width: int) -> Any:
-    """Lines as rich prints them, folded: without what would move the cursor off the view."""
-    from rich.text import Text
-
-    return Text("\n").join(Text.from_ansi(_shown(text, width)) for text in texts)
 
 
 def _shown(text: str, width: int | None) -> str:

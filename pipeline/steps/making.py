@@ -21,6 +21,7 @@ from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
 from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
+from pipeline.steps.elsewhere import run_elsewhere
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
 from pipeline.steps.key import changed, described, sources_of
@@ -252,7 +253,6 @@ def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elsewhere(making: Making, graph: Graph) -> int:
-    from pipeline.steps.elsewhere import run_elsewhere  # the launchers, for steps on hosts alone
 
     return run_elsewhere(making, graph.composed)
 

@@ -13,6 +13,7 @@ from pipeline.config.step_source import StepState
 from pipeline.core.files import expanded
 from pipeline.steps import store
 from pipeline.steps.graph import Graph
+from pipeline.steps.making import make_all
 from pipeline.steps.step import named
 
 
@@ -33,7 +34,6 @@ class DataStep:
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
         """Make it and what it needs; how many were made now. Raises PacelineError."""
-        from pipeline.steps.making import make_all
 
         return make_all(self.graph, [self.name], say, at_once=at_once)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError
@@ -35,6 +35,9 @@ from pipeline.tracking.mlflow.artifacts import RECIPE
 from pipeline.tracking.mlflow.publishing import Published, publish
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
+
+if TYPE_CHECKING:
+    from pipeline.tracking.mlflow.store import Store
 
 _LOOK_S, _LEAVES_S = 0.5, 1.0  # for its parent; what it has to leave by itself
 _LARGEST_BYTES = 1 << 30  # of a file that says what a run was made of: an answer without end fills no disk
@@ -177,18 +180,21 @@ def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
         answers.flush()
 
 
-def _prepare(uri: str) -> int:
-    from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
+def _store(uri: str) -> Store:
+    from pipeline.tracking.mlflow.store import Store  # not before: mlflow, which takes seconds
 
-    Store(uri)
+    return Store(uri)
+
+
+def _prepare(uri: str) -> int:
+    _store(uri)
     return 0
 
 
 def _fetch(uri: str, run_id: str, place: Path) -> int:
-    from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
-
+    store = _store(uri)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    return 0 if Store(uri).fetch(run_id, RECIPE, place) else NO_SUCH_RUN
+    return 0 if store.fetch(run_id, RECIPE, place) else NO_SUCH_RUN
 
 
 def _publish(uri: str, run_dir: Path) -> int:

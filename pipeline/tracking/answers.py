@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -46,8 +47,6 @@ def plain_reason(text: str) -> str:
     """The text of a failed request without the names of classes around what went wrong."""
     many = _TOO_MANY.search(text)
     if many:
-        from http import HTTPStatus  # each `doit train` loads this module
-
         return f"it answers {many[1]} ({HTTPStatus(int(many[1])).phrase})"
     if "database is locked" in text or "database table is locked" in text:
         return "another program holds its database locked (sqlite lets one write at a time): end that one, or wait"

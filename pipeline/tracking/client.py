@@ -14,6 +14,7 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core.processes import priority, process
 from pipeline.tracking.destinations import Destination
+from pipeline.tracking.mlflow import artifacts
 
 _PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
 _BUSY_S = 600.0  # where it does something and others want the processors: it lets all of them go first
@@ -141,7 +142,6 @@ class Recorder:
             recorder.finish()
         for recorder in self._missing():
             say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
-        from pipeline.tracking.mlflow import artifacts  # here: a finished run asks only whether it is recorded
 
         run_id = self.mlflow_run_id()
         for line in artifacts.left_out(self.run_dir) if run_id is not None else ():

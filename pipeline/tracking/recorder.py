@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError
@@ -22,12 +21,11 @@ from pipeline.tracking.address import redact, shown
 from pipeline.tracking.answers import StoreError
 from pipeline.tracking.description import Progress, progress
 from pipeline.tracking.destinations import Destination, marked
+from pipeline.tracking.feed import Feed
+from pipeline.tracking.mlflow.writer import Writer
 from pipeline.tracking.state import Recorded, TrackingState
+from pipeline.tracking.trackers import create
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this module, and a finished one records nothing
-    from pipeline.tracking.feed import Feed
-    from pipeline.tracking.mlflow.writer import Writer
 
 _POLL_S = 1.0
 _SPARSER = 4  # after 40 s a look every 10 s: what a server is asked grows with the logarithm of the time at first
@@ -148,12 +146,7 @@ class _Recording:
 
     def _writer(self, to: Destination) -> Writer | Feed:
         if to.tracker is None:
-            from pipeline.tracking.mlflow.writer import Writer  # MLflow's alone
-
             return Writer(self.run_dir, self.folder, to.uri, self.state, self._succeeded)
-        from pipeline.tracking.feed import Feed  # other trackers' alone, as is what makes them
-        from pipeline.tracking.trackers import create
-
         masking.remember(secret_values(json.loads(to.settings)))
         make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
         return Feed(self.run_dir, self.folder, make, self.state, self._succeeded, self._is_wanted)

@@ -22,6 +22,7 @@ from time import monotonic_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes a small process longer than all of this
+    import hashlib
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
@@ -54,9 +55,7 @@ def digest_of(path: str, as_stamp: bool = False) -> str:
     seen = _stat(path)
     if as_stamp or seen.st_size > HASHED_BYTES:
         return f"{seen.st_size}:{seen.st_mtime_ns}"
-    from hashlib import sha256
-
-    hashed, file = sha256(), _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    hashed, file = _sha256(b""), _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         while part := os.read(file, 1 << 20):
             hashed.update(part)
@@ -67,10 +66,14 @@ def digest_of(path: str, as_stamp: bool = False) -> str:
 
 def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
     """sha256 of the names in a folder that count. Raises OSError."""
-    from hashlib import sha256
-
     names = sorted(name for name in os.listdir(folder) if name != "__pycache__" and name not in without)
-    return sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
+    return _sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
+
+
+def _sha256(content: bytes) -> hashlib._Hash:
+    import hashlib  # not before: OpenSSL, for which the beginning of a script doesn't wait
+
+    return hashlib.sha256(content)
 
 
 class Unobserved:

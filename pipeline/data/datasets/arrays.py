@@ -208,7 +208,7 @@ def _labels(file: Arrays, name: str) -> Labels:
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
     """K. A class without a training image is a gap."""
-    present = {*train.labels.tolist()}
+    present: set[int] = {*train.labels.tolist()}
     classes = max(present) + 1
     gaps = [number for number in range(min(classes, len(present) + _MAX_GAPS)) if number not in present]
     if gaps:

@@ -27,7 +27,7 @@ from pipeline.tracking.description import describe
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.tracking.mlflow.store import ModelStore, Version
+    from pipeline.tracking.mlflow.store import ModelStore
 
 
 MODEL_FILE = "data/model.pt2"
@@ -189,7 +189,7 @@ def publish(
     Raises:
         PacelineError: the model can't be made. StoreError: MLflow didn't take it.
     """
-    from pipeline.tracking.mlflow.store import ModelStore  # it imports mlflow, which takes seconds
+    from pipeline.tracking.mlflow.store import ModelStore, Version  # not before: mlflow, which takes seconds
 
     with held(run_dir / _LOCK, timeout_s=_WAIT_S):
         store = ModelStore(uri)
@@ -197,7 +197,8 @@ def publish(
         version, about = store.version(name, model.identity), dict[str, Any]()
         is_new = version is None
         if version is None:
-            version, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
+            number, model_id, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
+            version = Version(number, model_id)
         store.link_output(version.model_id, run_id, model.step)  # that call alone may have been lost before
         before = store.set_alias(name, alias, version.number) if alias is not None else None
     return Publication(
@@ -212,10 +213,8 @@ def publish(
 
 def _register(
     store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, name: str, pythonpath: str
-) -> tuple[Version, dict[str, Any]]:
-    """The new version, and what the exporter said of the model where it had to be made."""
-    from pipeline.tracking.mlflow.store import Version  # it imports mlflow, which takes seconds
-
+) -> tuple[str, str, dict[str, Any]]:
+    """The new version's number, its model's id, and what the exporter said of the model where it had to be made."""
     model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
     if model_id is None:
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
@@ -226,7 +225,7 @@ def _register(
             store.complete_model(model_id, folder)
     store.link_metric(model_id, run_id, METRIC, describe(run_dir, {}).data)
     number = store.register(name, model_id, run_id, model.tags, model.description)
-    return Version(number, model_id), about
+    return number, model_id, about
 
 
 def _exported(run_dir: Path, folder: Path, pythonpath: str) -> dict[str, Any]:

@@ -49,7 +49,6 @@ from mlflow.entities import (  # noqa: E402  (the settings above must come first
 )
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
-ITEMS_PER_CALL = 1000  # MLflow's limit: points, parameters and tags together
 _DATA_TRIES = 3
 _FOLDER = 60  # characters of the name of an experiment's folder: of up to four bytes each, and file systems take 255
 _PORTS = {"postgresql": 5432, "mysql": 3306}
@@ -116,6 +115,8 @@ class Store:
     The tables of a sqlite database are made under a file lock, because MLflow does so at the first opening, and
     processes that do it at the same time break it.
     """
+
+    items_per_call = 1000  # MLflow's limit: points, parameters and tags together
 
     def __init__(self, uri: str) -> None:
         environment = recorder_env(uri)
@@ -239,7 +240,7 @@ class Store:
         items: list[Metric | Param | RunTag] = [Param(name, value) for name, value in params.items()]
         items += [RunTag(name, value) for name, value in tags.items()]
         items += [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
-        return [item.key for item in _send(send, items, ITEMS_PER_CALL)]
+        return [item.key for item in _send(send, items, self.items_per_call)]
 
     def log_data(self, run_id: str, data: DataInput) -> list[str]:
         """The run's data set as its input; again is nothing new. Returns its name where the store refused it."""

@@ -62,7 +62,7 @@ class Writer:
 
     def _connected(self) -> Store:
         if self._store is None:
-            from pipeline.tracking.mlflow.store import Store  # it imports mlflow, which takes seconds
+            from pipeline.tracking.mlflow.store import Store  # not before: mlflow, which takes seconds
 
             self._store = Store(self.uri)
             self._succeeded()
@@ -115,10 +115,8 @@ class Writer:
 
     def _log(self, store: Store, now: Progress) -> None:
         """The points that came since, in full requests: what is left of a run under way goes with the next pass."""
-        from pipeline.tracking.mlflow.store import ITEMS_PER_CALL  # it imports mlflow, which takes seconds
-
         for number in itertools.count():
-            room = max(1, ITEMS_PER_CALL - len(self._params) - len(self._tags))
+            room = max(1, store.items_per_call - len(self._params) - len(self._tags))
             path = self.run_dir / run_folder.METRICS
             chunk = read_points(path, self._place, room, tests_once=self._tests_once)
             if number and chunk.is_last and not now.ended:
@@ -146,10 +144,8 @@ class Writer:
 
     def _log_system_metrics(self, store: Store) -> None:
         """No attempt takes any of them back, and MLflow itself knows those again whose answer was lost."""
-        from pipeline.tracking.mlflow.store import ITEMS_PER_CALL  # it imports mlflow, which takes seconds
-
-        path = self.run_dir / run_folder.SYSTEM_METRICS
-        while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), ITEMS_PER_CALL)).points:
+        path, most = self.run_dir / run_folder.SYSTEM_METRICS, store.items_per_call
+        while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), most)).points:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
             self.state.system_offset_bytes = chunk.place.end_bytes
             self._succeeded()
