@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from trainers.core.dependencies import OfRank
+from trainers.distributed.ranks import read_ranks
 from trainers.entry import leave, start
 
 
@@ -21,7 +22,6 @@ def main() -> None:
 
 def _run(path: Path) -> None:
     # not before: torch, only once the arguments hold and the import path is settled
-    from trainers.distributed.process_group import read_ranks
     from trainers.training.session import run
 
     ranks = read_ranks()

@@ -17,6 +17,7 @@ from trainers.core.errors import TrainerError
 from trainers.core.memory import pause_garbage_collection
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.isolation import leave_snapshot_and_installed
+from trainers.distributed.ranks import read_ranks
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
@@ -39,8 +40,6 @@ def run_entry(run: Callable[[], None]) -> None:
     pause_garbage_collection()
     # not before: torch, only once the arguments hold and the import path is settled
     from torch.distributed.elastic.multiprocessing.errors import record
-
-    from trainers.distributed.process_group import read_ranks
 
     ranks = read_ranks()  # before anybody's model may change the environment
     try:

@@ -32,6 +32,7 @@ from pipeline.execution.run import Run, prepare, start_of
 from pipeline.execution.starting import Start
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
+from pipeline.tracking.tracker_settings import refuse_missing
 
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
@@ -99,10 +100,6 @@ class Session:
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             tracking.absolute_uri(config.tracking.uri, ROOT)
         if self.invocation.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
-            from pipeline.tracking.trackers import (
-                refuse_missing,  # not before: it weighs 20 modules; hardly anybody has another one
-            )
-
             refuse_missing(config.tracking)
         return config
 

@@ -206,6 +206,6 @@ def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
 
 def _quantile(freedom: float) -> float:
     """Of Student's t, two-sided at CONFIDENCE."""
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # not before: scipy, for an interval alone
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 
 
@@ -84,7 +85,6 @@ def os_reason(error: OSError) -> str:
 
 def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
     """The option most like ``word``, or None where nothing is alike."""
-    import difflib  # only for this: every command imports this module first of all
 
     matches = difflib.get_close_matches(word, list(options), n=1, cutoff=likeness)
     return matches[0] if matches else None

@@ -16,15 +16,16 @@ from typing import Any
 
 from pipeline.core import masking
 from pipeline.core.errors import DataError
-from pipeline.core.files import write_json
-from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.core.files import sha256_file, write_json
+from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES, ROOT
 from pipeline.core.processes import process
-from pipeline.data import packing
+from pipeline.data import manifest, packing, request
 from pipeline.data.base import Workspace
 from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
+from pipeline.data.manifest import Manifest
 from pipeline.data.progress import reporting
-from pipeline.data.request import READ
+from pipeline.data.request import READ, Request
 from pipeline.keys import rank_environment
 from trainers.core import observer
 from trainers.core.config import DatasetConfig
@@ -33,6 +34,24 @@ from trainers.core.observer import PROJECT, SKIP
 
 PACK = "pack"
 _ERROR = "error.json"
+
+
+def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
+    """The pack of a function of one's own. Raises DataError."""
+    folder, name = work.folder / PACK, getattr(dataset, "target", "")
+    if target.exists() and (why := request.stale_because(target, ROOT)):
+        print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
+    code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
+    seen = make(dataset, work, ROOT)
+    wanted.refuse_changed()
+    keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
+    if found := seen.changed_meanwhile(ROOT, keyed):
+        raise DataError(f"{joined(found)} was edited while {name} read it", hint="the same command again")
+    keep(folder, seen, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
+    made = manifest.read(folder)
+    if made is None:
+        raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
+    return made.manifest
 
 
 def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,18 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix
+from pipeline.core.files import fsync, remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
-from pipeline.core.places import ROOT
-from pipeline.data import datasets, manifest, request
+from pipeline.data import datasets, request
 from pipeline.data.base import DatasetModule, Workspace
-from pipeline.data.manifest import Manifest, Pack
+from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Inputs, Request
 from pipeline.data.sources.filesystems import refuse_protocol
 from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
-from trainers.core.dependencies import joined
 
 # applied by the nodes; any other setting counts
 _TRAINING_ONLY = (
@@ -130,11 +126,11 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
 
 
 def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
-    from pipeline.data import packing  # it imports numpy, which a look at what is packed does without
+    from pipeline.data import own_process, packing  # not before: numpy, which a look at what is packed does without
 
     folder = work.folder / "pack"
     if dataset.name == OWN:
-        made = _own(dataset, wanted, work, target)
+        made = own_process.pack(dataset, wanted, work, target)
     else:
         raw = module.load(dataset, work)
         folder.mkdir()
@@ -146,23 +142,3 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
     folder.rename(target)
     fsync(target.parent)
     return Pack(target, made)
-
-
-def _own(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
-    """The pack of a function of one's own. Raises DataError."""
-    from pipeline.data import own_process  # likewise
-
-    folder, name = work.folder / own_process.PACK, getattr(dataset, "target", "")
-    if target.exists() and (why := request.stale_because(target, ROOT)):
-        print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
-    code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
-    seen = own_process.make(dataset, work, ROOT)
-    wanted.refuse_changed()
-    keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
-    if found := seen.changed_meanwhile(ROOT, keyed):
-        raise DataError(f"{joined(found)} was edited while {name} read it", hint="the same command again")
-    own_process.keep(folder, seen, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
-    made = manifest.read(folder)
-    if made is None:
-        raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
-    return made.manifest

@@ -92,9 +92,7 @@ class RunPicture:
             self.take(event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import run_view  # not before the first frame: rich
-
-        return run_view(self.state, now, width=width, height=height)
+        return _drawn(self.state, now, width, height)
 
 
 class SweepPicture:
@@ -122,6 +120,12 @@ class SweepPicture:
                 self.state = after_run_event(self.state, number, event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import sweep_view  # not before the first frame: rich
+        return _drawn(self.state, now, width, height)
 
-        return sweep_view(self.state, now, width=width, height=height)
+
+def _drawn(state: RunState | SweepState, now: float, width: int, height: int) -> RenderableType:
+    from pipeline.live.views import run_view, sweep_view  # not before the first frame: rich
+
+    if isinstance(state, RunState):
+        return run_view(state, now, width=width, height=height)
+    return sweep_view(state, now, width=width, height=height)

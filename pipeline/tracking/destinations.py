@@ -13,6 +13,7 @@ from pipeline.core.redact import without_secrets
 from pipeline.tracking import state
 from pipeline.tracking.address import absolute_uri, recorder_env, redact, sqlite_path
 from pipeline.tracking.state import TENSORBOARD, Recorded
+from pipeline.tracking.tracker_settings import own_settings
 
 SETTINGS_VARIABLE = "PACELINE_TRACKER_SETTINGS"
 
@@ -79,8 +80,6 @@ def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None
     if section["enabled"] if enabled is None else enabled:
         places.append(Destination(uri=absolute_uri(section["uri"], root), experiment=experiment))
     if name := section["tracker"]:
-        from pipeline.tracking.trackers import own_settings  # not for a finished run without one
-
         settings = json.dumps(own_settings(section), sort_keys=True)
         places.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
     if section["tensorboard"]:

@@ -65,7 +65,7 @@ def test_rank_variables_are_read_in_one_module() -> None:
         for node in _nodes(path)
         if isinstance(node, ast.Constant) and node.value in ("RANK", "WORLD_SIZE")
     ]
-    assert set(readers) == {"trainers/distributed/process_group.py"}
+    assert set(readers) == {"trainers/distributed/ranks.py"}
 
 
 def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:

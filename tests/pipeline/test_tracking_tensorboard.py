@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
 from pipeline.tracking.state import DONE, PENDING, TENSORBOARD
-from pipeline.tracking.trackers import refuse_missing
+from pipeline.tracking.tracker_settings import refuse_missing
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until

@@ -12,7 +12,8 @@ from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
 from trainers.data.gather import Gatherer, Wanted
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training import session
 from trainers.training.loop import Trainer
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from trainers.core.errors import TrainerError
 from trainers.distributed.connecting import choose_device, refuse_missing_tls, usable_gpus
-from trainers.distributed.process_group import Ranks, read_ranks
+from trainers.distributed.ranks import Ranks, read_ranks
 
 
 def test_a_process_without_torchrun_is_the_only_rank() -> None:

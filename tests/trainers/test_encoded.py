@@ -28,7 +28,8 @@ from trainers.data.gather import Wanted
 from trainers.data.image_files import Geometry, pixels
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.data.step_plan import plan_steps
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.exporting import export
 from trainers.training.loop import Trainer
 

@@ -16,7 +16,7 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.data.augment import EpochPlan
-from trainers.distributed.process_group import read_ranks
+from trainers.distributed.ranks import read_ranks
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 from trainers.training.step import Stepper

@@ -17,7 +17,8 @@ from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load, parse
 from trainers.data.pack import MappedPack, open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training import loss
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import make_network

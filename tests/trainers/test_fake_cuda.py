@@ -24,7 +24,8 @@ from trainers.core import config, options
 from trainers.core.config import DatasetConfig
 from trainers.data.augment import Normaliser, normaliser, plan_epoch, training_batch
 from trainers.data.pack import MappedPack, open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training.evaluation import Evaluator
 
 CUDA = torch.device("cuda", 0)

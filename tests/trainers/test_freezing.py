@@ -19,7 +19,8 @@ from tests.trainers.tiny_runs import MakeRun, config, read_summary
 from trainers.core.config import ConfigError
 from trainers.core.options import load, parse
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training.freezing import freeze, moving_buffers, training_mode
 from trainers.training.loop import Trainer
 from trainers.training.session import run

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import statistics
+from trainers.distributed.ranks import Ranks
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training import model_setup

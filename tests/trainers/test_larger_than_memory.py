@@ -12,7 +12,8 @@ import torch
 from tests.trainers.tiny_runs import config
 from trainers.core.options import load
 from trainers.data.pack import open_pack, place
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training.loop import Trainer
 
 SIDE = 512

@@ -13,7 +13,8 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun
 from trainers.core.options import load
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.measuring.reference_loop import PlainLoop
 from trainers.measuring.step_timer import PARTS, watching
 from trainers.measuring.throughput import OwnLoop, flop_per_image

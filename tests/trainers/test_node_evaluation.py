@@ -8,7 +8,8 @@ from torch import nn
 from tests.trainers.tiny_runs import write_pack
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training.evaluation import Evaluator, shard, views
 
 

@@ -7,7 +7,8 @@ import torch
 
 from tests.trainers.tiny_runs import metrics_lines
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput, duration
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")

@@ -11,7 +11,7 @@ import pytest
 from trainers.core.errors import TrainerError
 from trainers.distributed import connecting
 from trainers.distributed.connecting import _file_store
-from trainers.distributed.process_group import Ranks, read_ranks
+from trainers.distributed.ranks import Ranks, read_ranks
 
 
 def test_a_node_takes_its_place_from_the_plan_where_torchrun_does_not_know_it() -> None:

@@ -16,7 +16,7 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, read_summary
 from trainers.core.options import load
-from trainers.distributed.process_group import read_ranks
+from trainers.distributed.ranks import read_ranks
 from trainers.models import ImageShape, build
 from trainers.training import evaluation
 from trainers.training.loop import Trainer

@@ -14,7 +14,8 @@ from trainers.checkpoint.files import sealed
 from trainers.core.config import ConfigError, ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.models import ImageShape, build
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig

@@ -16,7 +16,7 @@ from tests.trainers.test_pruned import train_on_this_rank
 from tests.trainers.test_torchrun import wait_for_step
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, start
 from tests.waiting import HANG_S
-from trainers.distributed.process_group import read_ranks
+from trainers.distributed.ranks import read_ranks
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 

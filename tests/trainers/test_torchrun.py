@@ -17,7 +17,8 @@ from trainers import classifier
 from trainers.core.options import load
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.models import ImageShape, build
 from trainers.training.evaluation import Evaluator
 from trainers.training.loop import Trainer

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks
 from trainers.distributed.traffic import Places, Traffic
 
 TABLE = """Inter-|   Receive                            |  Transmit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trainers.distributed.process_group import Ranks
+from trainers.distributed.ranks import Ranks
 
 _BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 _TOPOLOGY = Path("/sys/devices/system/cpu")

@@ -15,7 +15,8 @@ from torch.distributed.rendezvous import rendezvous
 from trainers.contract import variables
 from trainers.core.errors import TrainerError
 from trainers.distributed import nccl
-from trainers.distributed.process_group import Node, Ranks, read_ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks, read_ranks
 
 _TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)

@@ -14,7 +14,8 @@ import torch
 from trainers.core.files import write_json
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node, read_ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import read_ranks
 from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training

@@ -26,7 +26,8 @@ from trainers.data.augment import EpochPlan
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node, read_ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import read_ranks
 from trainers.measuring import bandwidth, hardware
 from trainers.measuring.reference_loop import PlainLoop
 from trainers.measuring.step_timer import PARTS, watching

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, at_least, choice
@@ -171,8 +172,6 @@ def _register_hook(
         network.register_comm_hook(powersgd, powersgd_hook)
         return powersgd
     if config.compression != "none":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         network.register_comm_hook(None, hooks[config.compression])
     elif (memory := _shared_memory(parameters, node)) is not None:

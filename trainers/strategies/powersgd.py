@@ -8,6 +8,7 @@ import socket
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
 from trainers.core.errors import TrainerError
@@ -32,7 +33,6 @@ class PowerSGD:
         Raises:
             TrainerError: this host has no numpy. It decides nothing: ``forget`` draws the first factors anew.
         """
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
         self._hook = powerSGD_hook
         try:

@@ -37,7 +37,8 @@ from trainers.distributed import nccl
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.process_group import Node, Ranks, read_ranks
+from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pipeline.cluster.launchers.base import Scheduler, Transport
 from pipeline.cluster.launchers.settings import LAUNCHERS as LAUNCHERS
 from pipeline.cluster.launchers.settings import capabilities as capabilities
 from pipeline.core.errors import UsageError
@@ -42,7 +43,6 @@ def submission(cluster: Cluster, spec: AttemptSpec) -> str:
 
 def _class(cluster: Cluster) -> Any:
     """The class of the launcher's module that derives from ``base.Transport`` or ``base.Scheduler``."""
-    from pipeline.cluster.launchers.base import Scheduler, Transport  # a finished run needs neither
 
     module = LAUNCHERS.module(cluster.launcher)
     base = Scheduler if capabilities(cluster).hosts_are_granted else Transport

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import urllib3
+
 from pipeline.core.errors import HostError, suggestion
 from pipeline.core.printable import printable
 from trainers.core.installer import install
@@ -71,11 +73,10 @@ class Api:
     def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:
         self.kind: Kind = KINDS[kind]
         self._context, self._timeout = context, (connect_s, _READ_S)
-        client, own = _connected(context)
+        self._library = _kubernetes()
+        client, own = _connected(self._library.client, self._library.config, context)
         self.namespace = namespace or own
-        from kubernetes.client import CoreV1Api, CustomObjectsApi  # an extra, which _connected asks for
-
-        self._core, self._custom = CoreV1Api(client), CustomObjectsApi(client)
+        self._core, self._custom = self._library.client.CoreV1Api(client), self._library.client.CustomObjectsApi(client)
         self._server = client.configuration.host
         self._place = (self.kind.group, self.kind.version, self.namespace, self.kind.plural)
 
@@ -174,14 +175,11 @@ class Api:
 
         Raises RefusalError, UnansweredError.
         """
-        from kubernetes.client.exceptions import ApiException  # an extra
-        from urllib3.exceptions import HTTPError
-
         try:
             answer = method(*args, **options, _preload_content=False, _request_timeout=self._timeout)
-        except ApiException as error:
+        except self._library.client.exceptions.ApiException as error:
             raise refusal(int(error.status or 0), str(error.reason), error.body, self.kind, self.kubectl) from error
-        except HTTPError as error:
+        except urllib3.exceptions.HTTPError as error:
             # urllib3 hides the reason behind the address and the number of tries
             reason = str(getattr(error, "reason", None) or error).rpartition(">: ")[2]
             raise UnansweredError(
@@ -192,19 +190,24 @@ class Api:
 
 
 # --------------------------------------------------------------------------------------------------- the connection
-def _connected(context: str | None) -> tuple[Any, str]:
-    """A client and the namespace that its configuration names. Raises HostError."""
+def _kubernetes() -> Any:
+    """The package. Raises HostError where it isn't installed."""
     try:
-        from kubernetes import client, config
+        import kubernetes  # not before: an extra
     except ImportError as error:
         raise HostError(
             f"cluster.launcher=kubernetes needs the package kubernetes, which is not installed here ({error})",
             hint=install("kubernetes"),
         ) from error
-    from urllib3 import Retry
+    return kubernetes
 
+
+def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]:
+    """A client and the namespace that its configuration names. Raises HostError."""
     settings = client.Configuration()
-    settings.retries = Retry(1, respect_retry_after_header=False)  # it would sleep for as long as the server likes
+    settings.retries = urllib3.Retry(
+        1, respect_retry_after_header=False
+    )  # it would sleep for as long as the server likes
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
         return client.ApiClient(settings), _load(config, files, context, settings)

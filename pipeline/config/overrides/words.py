@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pipeline.core.errors import UsageError
 
@@ -32,7 +32,7 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
         UsageError: a mapping that has a key twice, of which Hydra drops the first; a host that is null, true or false.
     """
     for word in overrides:
-        if "{" in word and (key := next(_doubled(word), None)) is not None:
+        if "{" in word and (key := _doubled(word)) is not None:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
         if word.lstrip("+").startswith(_HOSTS) and (match := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
             raise UsageError(f"{word}: {match[1]} is no name of a host; where one is called so, write '{match[1]}'")
@@ -68,25 +68,11 @@ def _mended(word: str) -> str:
     return "keep one of the two"
 
 
-def _doubled(word: str) -> Iterator[str]:
-    """Keys that stand twice in one mapping, as Hydra's own lexer reads the word."""
-    # Here, as each `doit train` imports this module and few words need the lexer.
-    from antlr4 import InputStream  # type: ignore[import-untyped]
-    from hydra.grammar.gen.OverrideLexer import OverrideLexer
+def _doubled(word: str) -> str | None:
+    """The first key that stands twice in one mapping."""
+    from pipeline.config.overrides.doubled import doubled  # not before: Hydra's lexer, for a word with braces alone
 
-    lexer = OverrideLexer(InputStream(word))
-    lexer.removeErrorListeners()  # Hydra tells what it can't read
-    tokens = lexer.getAllTokens()
-    open_: list[set[str]] = []
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.type == OverrideLexer.BRACE_OPEN:
-            open_.append(set())
-        elif token.type == OverrideLexer.BRACE_CLOSE and open_:
-            open_.pop()
-        elif open_ and after is not None and after.type == OverrideLexer.COLON:
-            if token.text in open_[-1]:
-                yield token.text
-            open_[-1].add(token.text)
+    return next(doubled(word), None)
 
 
 def _as_mappings(word: re.Match[str]) -> str:

@@ -43,8 +43,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 def load(config: ParquetConfig, work: Workspace) -> RawSet:
     """Find columns, classes and splits; images are decoded while they are packed. Raises DataError."""
     # not before: numpy and pyarrow, which a look at what is packed does without
-    from pipeline.data.images import raw_set
-    from pipeline.data.tables import table
+    from pipeline.data import images, tables
 
     one = source_folder.one_file(config, work, _WANTED, ".parquet")
     if one is not None:
@@ -54,7 +53,7 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
         place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
         shards = _shards(place.folder, place.origin)
     named = {"image_column": config.image_column, "label_column": config.label_column}
-    parts, classes = table(_splits(shards, place), place.folder, place.origin, **named)
+    parts, classes = tables.table(_splits(shards, place), place.folder, place.origin, **named)
     val_is_test = "test" not in parts and "val" in parts
     if val_is_test:
         parts = {"test" if name == "val" else name: part for name, part in parts.items()}
@@ -64,7 +63,7 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
         text=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
         origin=place.origin,
     )
-    return raw_set(source, config, work.report)
+    return images.raw_set(source, config, work.report)
 
 
 def _shards(folder: Path, origin: str) -> list[Path]:

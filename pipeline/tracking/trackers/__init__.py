@@ -5,15 +5,13 @@ A tracker's module has its settings, a dataclass derived from TrackingConfig, an
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.schema import OPTIONS, TrackingConfig
 from pipeline.core.errors import UsageError
 from pipeline.tracking.state import TENSORBOARD
+from pipeline.tracking.tracker_settings import refuse_missing
 from pipeline.tracking.trackers.base import Tracker
 
 TRACKERS = OPTIONS["tracking"]
@@ -24,7 +22,7 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
     if name == TENSORBOARD:
         plain = TrackingConfig(experiment=experiment, tensorboard=True)
         refuse_missing(plain)
-        from pipeline.tracking.tensorboard import TensorBoard  # it imports tensorboard, which may be missing
+        from pipeline.tracking.tensorboard import TensorBoard  # not before: tensorboard, which may be missing
 
         return TensorBoard(plain, run_dir)
     module = TRACKERS.module(name)
@@ -35,23 +33,3 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
             made: Tracker = kind(made_settings, run_dir)
             return made
     raise UsageError(f"tracking.tracker={name}: {module.__name__} has no class that derives from Tracker")
-
-
-def own_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the fields of tracking those that a tracker alone has."""
-    shared = TrackingConfig.__dataclass_fields__
-    return {name: value for name, value in section.items() if name not in shared}
-
-
-def refuse_missing(settings: TrackingConfig) -> None:
-    """Raises UsageError: a package that a tracker needs isn't installed."""
-    if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError(
-            "tracking.tensorboard=true needs tensorboard, which is not installed",
-            hint="pip install 'paceline[tensorboard]'",
-        )
-    needed = settings.package
-    if settings.tracker is not None and needed and importlib.util.find_spec(needed) is None:
-        raise UsageError(
-            f"tracking={settings.tracker} needs {needed}, which is not installed", hint=f"pip install {needed}"
-        )

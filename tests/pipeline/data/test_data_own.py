@@ -14,7 +14,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.locks import held
 from pipeline.core.places import ROOT
-from pipeline.data import request, store
+from pipeline.data import own_process, request, store
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.store import fetch, find
@@ -109,7 +109,7 @@ def make(count=20):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project with a function of its own: ``own_made.py`` and ``value.txt``."""
-    for module in (request, store):
+    for module in (request, own_process):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "own_made.py").write_text(CODE)
     (tmp_path / "value.txt").write_text("1")

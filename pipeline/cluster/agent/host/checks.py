@@ -7,6 +7,7 @@ import contextlib
 import glob
 import os
 import re
+import resource
 import socket
 import threading
 import time
@@ -56,7 +57,6 @@ def resolve_own_name(own_name: Json, resolved: threading.Event) -> None:
 
 def limits() -> Json:
     """Limits of this process, which the ranks inherit: soft and hard, null for none."""
-    import resource
 
     def pair(which: int) -> list[int | None]:
         return [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)]

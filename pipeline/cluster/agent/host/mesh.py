@@ -7,6 +7,7 @@ What was added is written down in ``~/.ssh/paceline-mesh.json``, so that ``mesh_
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import glob
 import json
@@ -34,7 +35,6 @@ def ssh_path(name: str = "") -> str:
 @contextlib.contextmanager
 def home_lock() -> Iterator[None]:
     """One node at a time changes a home that several share."""
-    import fcntl
 
     with open(ssh_path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import re
 import shutil
+import site
 import socket
+import struct
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 from ..node import address_and_port, from_environment, identity, machine, sha256
 from ..running.leftovers import look_after
@@ -27,8 +33,6 @@ def interfaces() -> dict[str, str]:
     by_address: dict[str, str] = {}
     if not LINUX:
         return by_address
-    import fcntl
-    import struct
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
         for _, name in socket.if_nameindex():
@@ -55,7 +59,6 @@ def free_ports(count: int) -> list[int]:
 
 def torch_versions() -> tuple[str | None, str | None]:
     """torch's own and that of the CUDA it was built with: from torch/version.py, as importing torch takes seconds."""
-    from importlib.util import find_spec
 
     spec = find_spec("torch")
     if spec is None or not spec.origin:
@@ -124,8 +127,6 @@ def modules(names: list[str], behind: list[str]) -> dict[str, str]:
 
 def is_installed(entry: str) -> bool:
     """Whether ranks keep this entry of sys.path: trainers/distributed/isolation.py takes the others off."""
-    import site
-    import sysconfig
 
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
@@ -136,7 +137,6 @@ def is_installed(entry: str) -> bool:
 
 
 def is_importable(name: str, path: list[str]) -> bool:
-    from importlib.machinery import PathFinder
 
     for part in name.split("."):  # by its last part alone: for a dotted name the parent would have to be imported
         spec = PathFinder.find_spec(part, path)
