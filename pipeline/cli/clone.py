@@ -25,8 +25,8 @@ _typed_in: list[str] = []
 
 def started_in() -> Path:
     """The folder where the command was typed: doit leaves it for that of the dodo.py."""
-    told = [os.environ.get(_STARTED_IN), *_typed_in, get_initial_workdir()]
-    return Path(next(filter(None, told), None) or os.getcwd())  # noqa: PTH109
+    folders = [os.environ.get(_STARTED_IN), *_typed_in, get_initial_workdir()]
+    return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
 
 
 def start_here() -> None:
@@ -69,10 +69,10 @@ def refuse_another(root: Path) -> None:
         _refuse_other_project(root)
         return
     for name in places.PACKAGES:
-        found = _folder_of(name)
-        if found != (root / name).resolve():
+        folder = _folder_of(name)
+        if folder != (root / name).resolve():
             raise UsageError(
-                f"this is the clone {root}, but Python takes {name} from {found or 'nowhere'}, which the active "
+                f"this is the clone {root}, but Python takes {name} from {folder or 'nowhere'}, which the active "
                 "environment or PYTHONPATH puts first",
                 hint=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
                 "environment (make train makes it)",

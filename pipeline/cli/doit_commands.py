@@ -37,13 +37,13 @@ class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
     def get_reporters(self) -> dict[str, Any]:
         return self._with_own("reporter", _REPORTERS)
 
-    def _with_own(self, option: str, found: dict[str, Any]) -> dict[str, Any]:
+    def _with_own(self, option: str, entries: dict[str, Any]) -> dict[str, Any]:
         """Also the plug-ins that pyproject.toml names; the option takes all of them."""
         category = option.upper()
         own = self.config.get(category, {})
-        found = {**found, **{name: PluginEntry(category, name, place).get() for name, place in own.items()}}
-        self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in found.items()}
-        return found
+        entries = {**entries, **{name: PluginEntry(category, name, place).get() for name, place in own.items()}}
+        self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in entries.items()}
+        return entries
 
 
 _BASH = """\

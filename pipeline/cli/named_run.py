@@ -98,11 +98,11 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
     if not raw["hosts"] and raw["hostfile"] is None and _has_names(launcher):
         raw = {**raw, "hosts": [_entry(node.host) for node in nodes]}
-    found = build_cluster(raw, root=root, local_gpus=local_gpus)
-    if plan is None or not nodes or not _has_names(found.launcher):
-        return found
-    hosts = starts.way(found, plan, [node.host for node in nodes]).hosts
-    return replace(found, hosts=hosts, spares=())
+    cluster_config = build_cluster(raw, root=root, local_gpus=local_gpus)
+    if plan is None or not nodes or not _has_names(cluster_config.launcher):
+        return cluster_config
+    hosts = starts.way(cluster_config, plan, [node.host for node in nodes]).hosts
+    return replace(cluster_config, hosts=hosts, spares=())
 
 
 def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
@@ -110,13 +110,15 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
 
     Raises UsageError: the run was started with other words about how hosts are reached.
     """
-    told = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
+    words = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
     chosen = {word.lstrip("+").partition("=")[0]: word for word in _words(folder) if _CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
     said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
     choices = [word for name, word in chosen.items() if name not in said_by_words]
     now = compose.resolve(compose.compose_config((*choices, *invocation.overrides)))
-    again = " ".join(shlex.quote(hide(word)) for word in told if word.isprintable()) or "cluster=<that of its training>"
+    again = (
+        " ".join(shlex.quote(hide(word)) for word in words if word.isprintable()) or "cluster=<that of its training>"
+    )
     launcher = now["cluster"]["launcher"]
     known = _launchers(folder)
     if known and launcher not in known:
@@ -126,7 +128,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
             hint=f"doit {invocation.verb} run={folder.key} {again}",
         )
     here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
-    fields = [word.lstrip("+~").partition("=")[0] for word in told]
+    fields = [word.lstrip("+~").partition("=")[0] for word in words]
     lacking = [name for name in fields if name in {f"cluster.{field}" for field in _REACHES} - typed and not here]
     if lacking and "cluster" not in typed:
         raise UsageError(
@@ -195,11 +197,11 @@ def _entry(label: str) -> dict[str, Any]:
 
 
 def _section(folder: RunFolder, name: str) -> dict[str, Any]:
-    found = (folder.read_json(run_folder.CONFIG) or {}).get(name)
-    return found if isinstance(found, dict) else {}
+    section = (folder.read_json(run_folder.CONFIG) or {}).get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _words(folder: RunFolder) -> tuple[str, ...]:
     """Those that the run was started with."""
-    told: Sequence[Any] | Any = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides")
-    return tuple(map(str, told)) if isinstance(told, list) else ()
+    overrides: Sequence[Any] | Any = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides")
+    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()

@@ -345,7 +345,7 @@ def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int)
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
     if launcher.hosts_are_granted:
         unused = {"spares": bool(spares), "min_nodes": min_nodes != 0, f"when_busy={when_busy}": when_busy != "auto"}
-        for name in (name for name, told in unused.items() if told):
+        for name in (name for name, is_set in unused.items() if is_set):
             raise UsageError(
                 f"cluster.{name} is about hosts that are named, and {raw['launcher']} queues jobs and chooses hosts "
                 "itself; take it out (cluster.max_restarts asks for another job)"

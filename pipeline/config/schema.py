@@ -174,7 +174,7 @@ class RootConfig:
 
 OPTIONS = {
     "dataset": DATASETS,
-    **{group: Options(group, found.package, found.base) for group, found in node.GROUPS.items()},
+    **{group: Options(group, options.package, options.base) for group, options in node.GROUPS.items()},
     "cluster": LAUNCHERS,
     "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
     "tracking": Options("tracking.tracker", "pipeline.tracking.trackers", TrackingConfig),

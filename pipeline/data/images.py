@@ -96,15 +96,15 @@ def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
 
 def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
     """(height, width, whether it is grey) of each image, and what is wrong with those that can't be read."""
-    found, broken = list[tuple[int, int, bool]](), list[str]()
+    sizes, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
         try:
             with item.open() as file:
                 one = header(file)
-            found.append((one.height, one.width, one.is_grey))
+            sizes.append((one.height, one.width, one.is_grey))
         except BrokenImageError as error:
             broken.append(f"{item.name}: {error}")
-    return found, broken
+    return sizes, broken
 
 
 def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded: bool) -> Part:

@@ -141,8 +141,8 @@ def _stamps(folder: Path) -> dict[str, Any]:
 
 def origin_of(folder: Path) -> Path | None:
     """Where the images of the pack in ``folder`` came from, as far as it tells; an address is a path to nowhere."""
-    told = _stamps(folder).get("origin")
-    return Path(told) if isinstance(told, str) else None
+    origin = _stamps(folder).get("origin")
+    return Path(origin) if isinstance(origin, str) else None
 
 
 def stamp(path: Path) -> Stamp:

@@ -65,7 +65,7 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
     skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
     zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *of_host()]
     observed = Observed(work.folder / "observed", zones)
-    told = {
+    task = {
         "config": asdict(dataset),
         "root": str(root),
         "folder": str(work.folder),
@@ -77,7 +77,7 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
     path = (None if IS_INSTALLED else str(HOME), str(root))
     env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    child = process.guarded([sys.executable, "-m", __name__, json.dumps(told)], env=env, keeps_output=True)
+    child = process.guarded([sys.executable, "-m", __name__, json.dumps(task)], env=env, keeps_output=True)
     try:
         code = child.wait()
     finally:
@@ -99,18 +99,18 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
 
 def _raise_its_error(path: Path) -> None:
     if path.exists():
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["errno"]:
-            raise OSError(told["errno"], told["what"], told["filename"])
-        raise DataError(told["what"], hint=told["hint"])
+        error = json.loads(path.read_text(encoding="utf-8"))
+        if error["errno"]:
+            raise OSError(error["errno"], error["what"], error["filename"])
+        raise DataError(error["what"], hint=error["hint"])
 
 
 def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: str) -> None:
     """Note in a pack what the function took in besides ``known``, and say which files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
-    found = rank_environment.variable_digests(os.environ)
-    record["values"] = {name: found.get(name, "") for name in record["own_variables"]}
+    digests = rank_environment.variable_digests(os.environ)
+    record["values"] = {name: digests.get(name, "") for name in record["own_variables"]}
     record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
     for part in ("files", "folders", "looked_for"):  # no secret in a file
         record[part] = {name: value for name, value in record[part].items() if masking.shown(name) == name}
@@ -124,16 +124,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _main(told: dict[str, Any]) -> int:
+def _main(task: dict[str, Any]) -> int:
     """The process itself."""
-    folder, config = Path(told["folder"]), OwnDatasetConfig(**told["config"])
-    os.environ["PYTHONPATH"] = os.pathsep.join([told["site"], os.environ["PYTHONPATH"]])  # for what it starts
+    folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
+    os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for what it starts
     observer.compile_anew()
-    observer.watch([(kind, path) for kind, path in told["zones"]], told["notes"])
+    observer.watch([(kind, path) for kind, path in task["zones"]], task["notes"])
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:
         with reporting(None) as report:
-            places = {name: Path(told[name]) for name in ("folder", "downloads", "root")}
+            places = {name: Path(task[name]) for name in ("folder", "downloads", "root")}
             work = Workspace(**places, report=report)
             packing.write(own.load(config, work), config, folder / PACK, report)
     except DataError as failed:

@@ -121,8 +121,8 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
 
 def intact(folder: Path) -> Pack | None:
     """The pack, unless it is altered or a file that its function read besides is another now. Raises what read does."""
-    found = manifest.read(folder)
-    return found if found is not None and stale_because(folder, ROOT) is None else None
+    pack = manifest.read(folder)
+    return pack if pack is not None and stale_because(folder, ROOT) is None else None
 
 
 def stale_because(folder: Path, root: Path) -> str | None:
@@ -156,18 +156,18 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
     ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
     cache = _read_cache(data_dir / _FINGERPRINTS)
     fresh: dict[str, list[int | str]] = {}
-    found = {}
+    by_path = {}
     for path in paths:
         now, noted = manifest.stamp(path), cache.get(str(path), [])
         if noted[:-1] == list(now):
-            found[path] = now, str(noted[-1])
+            by_path[path] = now, str(noted[-1])
         else:
-            found[path] = fingerprint(path)
-            fresh[str(path)] = [*found[path][0], found[path][1]]
+            by_path[path] = fingerprint(path)
+            fresh[str(path)] = [*by_path[path][0], by_path[path][1]]
     if fresh and data_dir.is_dir():
         with suppress(OSError):  # a read-only folder of packs is still good to read from
             write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
-    return found
+    return by_path
 
 
 def fingerprint(path: Path) -> tuple[Stamp, str]:

@@ -31,9 +31,9 @@ _TRAINING_ONLY = (
 def inputs(dataset: DatasetConfig) -> Inputs:
     """What decides the pack for these settings. Raises DataError: an unknown data set, a source that is missing."""
     settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
-    found = datasets.module(dataset.name).local_inputs(dataset)
+    local = datasets.module(dataset.name).local_inputs(dataset)
     module = datasets.DATASETS.target(dataset.name)
-    files, names = (found.values(), found) if isinstance(found, dict) else (found, ())
+    files, names = (local.values(), local) if isinstance(local, dict) else (local, ())
     own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
     return Inputs(
         dataset=dataset.name, module=module, settings=settings, files=tuple(files), names=tuple(names), own=own
@@ -84,9 +84,9 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
         data_dir.mkdir(parents=True, exist_ok=True)
         wanted = request.request(inputs(dataset), data_dir)
         target = data_dir / wanted.name
-        found = request.intact(target)
-        if found is not None:
-            return found
+        pack = request.intact(target)
+        if pack is not None:
+            return pack
         with _only_one(data_dir / f".{dataset.name}.lock", report):
             wanted = request.request(inputs(dataset), data_dir)  # what decides it may be another after a wait
             target = data_dir / wanted.name

@@ -42,8 +42,8 @@ class Tree(NamedTuple):
             return
         for inside, source in zip(self.inside, self.sources, strict=True):
             _link(self.path, self.path / inside, source)
-        told = {"files": dict(self.sizes), "sha256": dict(self.contents), "empty": [*self.empty]}
-        write_json(self.path / MANIFEST, {"digest": self.digest, **told})
+        described = {"files": dict(self.sizes), "sha256": dict(self.contents), "empty": [*self.empty]}
+        write_json(self.path / MANIFEST, {"digest": self.digest, **described})
 
 
 def _link(pack: Path, link: Path, source: Path) -> None:
@@ -85,20 +85,20 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
     source = one.path
     try:
         names, empty = _below(one)
-        found = fingerprints(names, data_dir)
+        prints = fingerprints(names, data_dir)
     except OSError as error:
         raise DataError(f"{one.field}={source} can't be read: {os_reason(error)}", hint=_hint(one)) from error
-    if not found:
+    if not prints:
         raise DataError(f"{one.field}={source} holds no file")
-    below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in found}
-    contents = {below[path]: sha256 for path, (_, sha256) in found.items()}
+    below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in prints}
+    contents = {below[path]: sha256 for path, (_, sha256) in prints.items()}
     # a folder of one file isn't the file: a script that is told its path does something else with it
     alone = ["./"] if source.is_dir() and len(contents) == 1 else []
     return Tree(
         path=None,
         digest=sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *alone], "")})),
         inside=(top if source.is_dir() else f"{top}/{source.name}",),
-        sizes={f"{top}/{below[path]}": stamp.size_bytes for path, (stamp, _) in found.items()},
+        sizes={f"{top}/{below[path]}": stamp.size_bytes for path, (stamp, _) in prints.items()},
         contents={f"{top}/{name}": sha256 for name, sha256 in contents.items()},
         empty=tuple(f"{top}/{name}" for name in empty),
     )

@@ -82,8 +82,8 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
         DataError: the file has other content by now.
         OSError: it can't be read, or the copy not be written.
     """
-    if (found := kept(sha256, data_dir)) is not None:
-        return found
+    if (copied := kept(sha256, data_dir)) is not None:
+        return copied
     path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix(f".{sha256[:12]}"), dir=path.parent, delete=False) as file:

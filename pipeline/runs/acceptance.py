@@ -52,7 +52,7 @@ class Acceptance:
         return f"{word}: as {self.run}, by {self.who} on {day}"
 
 
-def by_this_person(key: ContentKey, base: ContentKey, differences: Sequence[Difference]) -> Acceptance:
+def by_this_user(key: ContentKey, base: ContentKey, differences: Sequence[Difference]) -> Acceptance:
     """What is accepted now."""
     return Acceptance(
         digest=key.digest,
@@ -89,23 +89,27 @@ def read(folder: RunFolder) -> Acceptance | None:
     try:
         raw = documents.read_sealed(path)
         differences = tuple(Difference(**item) for item in raw.pop("differences"))
-        found = Acceptance(differences=differences, **raw)
+        acceptance = Acceptance(differences=differences, **raw)
     except documents.DamagedError as error:
         raise folder.altered(FILE, str(error)) from error
     except (TypeError, KeyError) as error:
         raise folder.altered(FILE, f"holds what no acceptance does ({error})") from error
-    texts = (found.digest, found.run, found.run_digest, found.who)
-    if not all(isinstance(text, str) and text.isprintable() for text in texts) or not _KEY.fullmatch(found.run):
+    texts = (acceptance.digest, acceptance.run, acceptance.run_digest, acceptance.who)
+    if not all(isinstance(text, str) and text.isprintable() for text in texts) or not _KEY.fullmatch(acceptance.run):
         raise folder.altered(FILE, "names no run")
-    if isinstance(found.unix_time, bool) or not isinstance(found.unix_time, int | float) or not _is_day(found):
+    if (
+        isinstance(acceptance.unix_time, bool)
+        or not isinstance(acceptance.unix_time, int | float)
+        or not _is_day(acceptance)
+    ):
         raise folder.altered(FILE, "has no time")
-    if found.digest[: len(folder.key)] != folder.key:
+    if acceptance.digest[: len(folder.key)] != folder.key:
         raise folder.altered(FILE, "is that of another run")
-    return found
+    return acceptance
 
 
-def _is_day(found: Acceptance) -> bool:
-    return 0 <= found.unix_time < 1 << 33
+def _is_day(acceptance: Acceptance) -> bool:
+    return 0 <= acceptance.unix_time < 1 << 33
 
 
 def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str | None:

@@ -33,14 +33,14 @@ def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
 
 def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
     """For result.json: the device that computes (cpu or cuda), and of each attempt that is known its nodes."""
-    found = []
+    hardware_by_attempt = []
     for path in sorted(run_dir.glob(f"attempts/*/{FILE}"), key=lambda path: (len(path.parent.name), path.parent.name)):
         try:
             nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
-            found.append({"attempt": int(path.parent.name), "nodes": [dict(node) for node in nodes]})
+            hardware_by_attempt.append({"attempt": int(path.parent.name), "nodes": [dict(node) for node in nodes]})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-    return {"device": device, "attempts": found}
+    return {"device": device, "attempts": hardware_by_attempt}
 
 
 def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
@@ -57,13 +57,13 @@ def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
         for _, nodes in attempts:
             for node in nodes:
                 if _differ(node, here, device):
-                    return f"{described(node, device)}, here {described(here, device, beside=node)}"
+                    return f"{described(node, device)}, here {described(here, device, compared_with=node)}"
         return None
     for (first, nodes), (second, others) in pairwise(attempts):
         for one, other in zip(nodes, others, strict=False):
             if _differ(one, other, device):
-                told = described(other, device, beside=one)
-                return f"attempt {first} by {described(one, device)}, attempt {second} by {told}"
+                second_shown = described(other, device, compared_with=one)
+                return f"attempt {first} by {described(one, device)}, attempt {second} by {second_shown}"
     return None
 
 
@@ -74,12 +74,12 @@ def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     for _, nodes in attempts:
         for one, other in zip(nodes, now[-1] if now else (), strict=False):
             if _differ(one, other, device):
-                return f"{described(one, device)}, now {described(other, device, beside=one)}"
+                return f"{described(one, device)}, now {described(other, device, compared_with=one)}"
     return None
 
 
-def described(hardware: Hardware, device: str, *, beside: Hardware | None = None) -> str:
-    """``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; where that of ``beside`` reads alike, with what it has and lacks."""
+def described(hardware: Hardware, device: str, *, compared_with: Hardware | None = None) -> str:
+    """``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; where that of ``compared_with`` reads alike, with what differs."""
     if device == "cuda":
         known = hardware.get("gpu_models")
         models = [str(model) for model in known] if isinstance(known, list) else []
@@ -87,12 +87,12 @@ def described(hardware: Hardware, device: str, *, beside: Hardware | None = None
     flags = str(hardware.get("cpu_flags") or "").split()
     widest = [name for name in _SHOWN if name in flags][-1:]
     shown = " ".join([*widest, *(name for name in _BESIDES if name in flags)])
-    told = f"{hardware.get('cpu_model') or 'a processor'} ({hardware.get('cpu_id')}, {shown})"
-    if beside is not None and told == described(beside, device):
-        others = str(beside.get("cpu_flags") or "").split()
+    text = f"{hardware.get('cpu_model') or 'a processor'} ({hardware.get('cpu_id')}, {shown})"
+    if compared_with is not None and text == described(compared_with, device):
+        others = str(compared_with.get("cpu_flags") or "").split()
         more, less = sorted({*flags} - {*others}), sorted({*others} - {*flags})
-        told = f"{told[:-1]}{''.join(f' +{name}' for name in more)}{''.join(f' -{name}' for name in less)})"
-    return told
+        text = f"{text[:-1]}{''.join(f' +{name}' for name in more)}{''.join(f' -{name}' for name in less)})"
+    return text
 
 
 def _differ(one: Hardware, other: Hardware, device: str) -> bool:
@@ -106,10 +106,10 @@ def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]
     known = result.get("hardware")
     if not isinstance(known, Mapping):
         return [], ""
-    return [*_told(known.get("attempts"))], str(known.get("device"))
+    return [*_well_formed(known.get("attempts"))], str(known.get("device"))
 
 
-def _told(attempts: Any) -> Iterator[tuple[int, list[Hardware]]]:
+def _well_formed(attempts: Any) -> Iterator[tuple[int, list[Hardware]]]:
     for attempt in attempts if isinstance(attempts, list) else ():
         nodes = attempt.get("nodes") if isinstance(attempt, Mapping) else None
         if isinstance(nodes, list):

@@ -269,8 +269,8 @@ class ScriptMirror(_Mirror):
 def _script_files(run_dir: Path) -> dict[str, Path]:
     """All files of every host's checkpoints, and the metrics until then, by their path in the run folder."""
     folders = [run_dir / _FOLDER, *run_dir.glob(f"{run_folder.NODES}/*/{_FOLDER}")]
-    found = [path for folder in folders for path in sorted(folder.rglob("*"))]
-    return {path.relative_to(run_dir).as_posix(): path for path in [*found, run_dir / _METRICS] if path.is_file()}
+    paths = [path for folder in folders for path in sorted(folder.rglob("*"))]
+    return {path.relative_to(run_dir).as_posix(): path for path in [*paths, run_dir / _METRICS] if path.is_file()}
 
 
 def _is_checkpoint(parts: Sequence[str]) -> bool:
@@ -279,8 +279,8 @@ def _is_checkpoint(parts: Sequence[str]) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _settle_tree(source: Path, run_dir: Path) -> None:

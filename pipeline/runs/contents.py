@@ -32,9 +32,11 @@ def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...
         words: overrides; those that say only where are left out, of two for one field the last counts.
         config: the run's configuration: it tells groups, of which the option's name says enough, from fields.
     """
-    told = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
-    last = Counter(name.rpartition(".")[2] for name in told)
-    return tuple(_label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in told.items())
+    word_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
+    last = Counter(name.rpartition(".")[2] for name in word_by_name)
+    return tuple(
+        _label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in word_by_name.items()
+    )
 
 
 def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> str:
@@ -116,10 +118,10 @@ def _named(group: Mapping[str, Any]) -> str:
 def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
     """Ranks of each node, from what key.json holds; with trainer.shards those of the last attempt, from plan.json."""
     topology = key.get("topology")
-    found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
-    if found is None:
-        found = [node.get("nproc_per_node") for node in nodes_of(plan)]
-    return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []
+    counts = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
+    if counts is None:
+        counts = [node.get("nproc_per_node") for node in nodes_of(plan)]
+    return [count for count in counts if isinstance(count, int)] if isinstance(counts, list) else []
 
 
 def hosts_of(plan: Mapping[str, Any]) -> tuple[str, ...]:

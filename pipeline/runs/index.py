@@ -74,14 +74,14 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     Raises UsageError: no run does, several do, or a newer Paceline wrote it.
     """
     keys = list(_keys(runs_dir))
-    found = [key for key in keys if named and key.startswith(named)]
-    if not found and is_mlflow_id(named):
-        found = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
-    if len(found) > 1:
-        raise UsageError(f"run={named} is the beginning of {len(found)} keys: {', '.join(sorted(found))}")
-    if not found:
+    matches = [key for key in keys if named and key.startswith(named)]
+    if not matches and is_mlflow_id(named):
+        matches = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
+    if len(matches) > 1:
+        raise UsageError(f"run={named} is the beginning of {len(matches)} keys: {', '.join(sorted(matches))}")
+    if not matches:
         raise UsageError(f"run={named}: no such run under {runs_dir}; {suggestion(named, keys)}")
-    folder = RunFolder(runs_dir / found[0])
+    folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
 
@@ -93,8 +93,8 @@ def is_mlflow_id(named: str) -> bool:
 
 def rows(runs_dir: Path) -> list[Row]:
     """All runs, oldest first. Of a finished run one file is read, so that ten thousand are listed in a second."""
-    found = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
-    return sorted((item for item in found if item is not None), key=lambda item: item.unix_time)
+    candidates = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
+    return sorted((item for item in candidates if item is not None), key=lambda item: item.unix_time)
 
 
 def _row_if_there(folder: RunFolder) -> Row | None:
@@ -126,11 +126,11 @@ def nearest(
     they are passed over.
     """
     left = dict(finished)
-    while (found := content_key.nearest(left, new)) is not None:
-        key, differing = found
+    while (closest := content_key.nearest(left, new)) is not None:
+        key, differing = closest
         folder = RunFolder(runs_dir / key)
         if not folder.unkeyed() and (not differing or row(folder).state != ALTERED):
-            return found
+            return closest
         del left[key]
     return None
 
@@ -148,8 +148,8 @@ def _keys(runs_dir: Path) -> Iterator[str]:
 
 
 def _mlflow_run_id(folder: RunFolder) -> Any:
-    found = (folder.read_json(run_folder.TRACKING) or {}).get("run_id")
-    return found or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
+    noted = (folder.read_json(run_folder.TRACKING) or {}).get("run_id")
+    return noted or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
 
 
 def row(folder: RunFolder) -> Row:

@@ -26,7 +26,7 @@ class SystemMetrics:
         self._path = run_dir / run_folder.SYSTEM_METRICS
         self._steps: Counter[str] | None = None  # samples of each host; None: not counted yet
         self._first: dict[str, Usage] = {}
-        self._told: dict[str, list[Usage]] = {}
+        self._samples: dict[str, list[Usage]] = {}
         self._due: dict[str, float] = {}
 
     def heard(self, beat: NodeBeat, unix_time: float) -> None:
@@ -34,14 +34,14 @@ class SystemMetrics:
         if beat.usage is None:
             return
         self._first.setdefault(beat.host, beat.usage)
-        told = self._told.setdefault(beat.host, [])
-        told.append(beat.usage)
+        samples = self._samples.setdefault(beat.host, [])
+        samples.append(beat.usage)
         if unix_time < self._due.get(beat.host, 0.0):
             return
         self._due[beat.host] = unix_time + EVERY_S
         with suppress(OSError):
-            self._write(beat.host, unix_time, metrics(beat.host, self._first[beat.host], told))
-        told.clear()
+            self._write(beat.host, unix_time, metrics(beat.host, self._first[beat.host], samples))
+        samples.clear()
 
     def _write(self, host: str, unix_time: float, values: dict[str, float]) -> None:
         if self._steps is None:
@@ -53,27 +53,27 @@ class SystemMetrics:
         self._steps[host] += 1
 
 
-def metrics(host: str, first: Usage, told: Sequence[Usage]) -> dict[str, float]:
+def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, float]:
     """The mean of what a host told; of what only grows, the last since ``first``. MLflow's megabytes are 1e6 bytes."""
-    last = told[-1]
-    found = {
-        "cpu_utilization_percentage": 100 * fmean(one.cpu for one in told),
-        "system_memory_usage_megabytes": fmean(one.memory_bytes for one in told) / _MB,
-        "system_memory_usage_percentage": 100 * fmean(one.memory_bytes / one.memory_total_bytes for one in told),
+    last = samples[-1]
+    by_name = {
+        "cpu_utilization_percentage": 100 * fmean(one.cpu for one in samples),
+        "system_memory_usage_megabytes": fmean(one.memory_bytes for one in samples) / _MB,
+        "system_memory_usage_percentage": 100 * fmean(one.memory_bytes / one.memory_total_bytes for one in samples),
         "network_receive_megabytes": max(0, last.received_bytes - first.received_bytes) / _MB,
         "network_transmit_megabytes": max(0, last.sent_bytes - first.sent_bytes) / _MB,
     }
     if used_and_free := last.disk_bytes + last.disk_free_bytes:
-        found["disk_usage_percentage"] = 100 * last.disk_bytes / used_and_free
-        found["disk_usage_megabytes"] = last.disk_bytes / _MB
-        found["disk_available_megabytes"] = last.disk_free_bytes / _MB
-    for number in range(min(len(one.gpus) for one in told)):
-        gpus = [one.gpus[number] for one in told]
-        found[f"gpu_{number}_utilization_percentage"] = 100 * fmean(gpu.busy for gpu in gpus)
-        found[f"gpu_{number}_memory_usage_megabytes"] = fmean(gpu.memory_bytes for gpu in gpus) / _MB
+        by_name["disk_usage_percentage"] = 100 * last.disk_bytes / used_and_free
+        by_name["disk_usage_megabytes"] = last.disk_bytes / _MB
+        by_name["disk_available_megabytes"] = last.disk_free_bytes / _MB
+    for number in range(min(len(one.gpus) for one in samples)):
+        gpus = [one.gpus[number] for one in samples]
+        by_name[f"gpu_{number}_utilization_percentage"] = 100 * fmean(gpu.busy for gpu in gpus)
+        by_name[f"gpu_{number}_memory_usage_megabytes"] = fmean(gpu.memory_bytes for gpu in gpus) / _MB
         share = fmean(gpu.memory_bytes / max(1, gpu.memory_total_bytes) for gpu in gpus)
-        found[f"gpu_{number}_memory_usage_percentage"] = 100 * share
-    return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in found.items()}
+        by_name[f"gpu_{number}_memory_usage_percentage"] = 100 * share
+    return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in by_name.items()}
 
 
 def _samples(path: Path) -> Counter[str]:

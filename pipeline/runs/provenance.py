@@ -70,7 +70,7 @@ class _Index:
         self._prefix = _line(root, "--show-prefix")  # the project's folder in it
         self._sparse = ("--sparse",) if git.answer(root, "config", "--bool", "core.sparseCheckout") == "true\n" else ()
         self._left_out: dict[str, str] = {}
-        self._beside = sorted(_beside(root.resolve(), self._top, imported))
+        self._beside = sorted(_imported_siblings(root.resolve(), self._top, imported))
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> Changes:
         self._git("read-tree", "HEAD")
@@ -182,7 +182,7 @@ def _line(root: Path, about: str) -> str:
     return done.stdout.removesuffix("\n") if done is not None else ""
 
 
-def _beside(root: Path, top: Path, sources: Collection[Path]) -> Iterator[str]:
+def _imported_siblings(root: Path, top: Path, sources: Collection[Path]) -> Iterator[str]:
     """The names of those that are the repository's and lie outside of the project's folder in it."""
     for source in sources:
         path = source.resolve()
@@ -195,15 +195,15 @@ def _unfit(path: Path) -> str | None:
     if str(path).endswith("/") or (path.is_dir() and not path.is_symlink()):
         return "a repository of its own"
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         return f"can't be read ({error.strerror})"
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "no plain file"
-    if found.st_size > _LARGEST_UNTRACKED_BYTES:
-        return f"{found.st_size / 1e6:.1f} MB, and untracked files of more than 8 MiB are no sources"
+    if status.st_size > _LARGEST_UNTRACKED_BYTES:
+        return f"{status.st_size / 1e6:.1f} MB, and untracked files of more than 8 MiB are no sources"
     return None if os.access(path, os.R_OK) else "can't be read (Permission denied)"
 
 
@@ -269,14 +269,14 @@ def collect(
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
-    found = uncommitted(root, inside, secrets, imported) if commit is not None else _without_commit(root)
+    changes = uncommitted(root, inside, secrets, imported) if commit is not None else _without_commit(root)
     prefix = git.answer(root, "rev-parse", "--show-prefix") if commit is not None else None
     provenance = Provenance(
         git_commit=commit.strip() if commit is not None else None,
-        git_dirty=bool(found.patch or found.left_out) if commit is not None else None,
+        git_dirty=bool(changes.patch or changes.left_out) if commit is not None else None,
         git_prefix=(prefix or "").removesuffix("\n"),
-        patch_sha256=sha256_bytes(found.patch),
-        left_out=found.left_out,
+        patch_sha256=sha256_bytes(changes.patch),
+        left_out=changes.left_out,
         command=shlex.join(_without_secrets(argv)),
         overrides=tuple(_without_secrets(run.overrides)),
         hosts=tuple(run.hosts),
@@ -286,7 +286,7 @@ def collect(
         lock_sha256=sha256_file(root / LOCK) if (root / LOCK).is_file() else None,
         unix_time=run.unix_time,
     )
-    return provenance, found.patch
+    return provenance, changes.patch
 
 
 def _without_commit(root: Path) -> Changes:

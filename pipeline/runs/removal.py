@@ -28,9 +28,9 @@ def measured(place: Path) -> Usage:
     What vanishes or can't be read meanwhile is left out.
     """
     total, newest = 0, 0.0
-    for found in _files(place):
-        total += found.st_size if found.st_nlink == 1 else 0
-        newest = max(newest, found.st_mtime)
+    for status in _files(place):
+        total += status.st_size if status.st_nlink == 1 else 0
+        newest = max(newest, status.st_mtime)
     return Usage(bytes=total, newest=newest)
 
 

@@ -49,10 +49,10 @@ class Stamps:
     @cached_property
     def _known(self) -> dict[str, Any]:
         try:
-            found = documents.read_sealed(self._run_dir / FILE).get("targets")
+            targets = documents.read_sealed(self._run_dir / FILE).get("targets")
         except (OSError, documents.DamagedError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return targets if isinstance(targets, dict) else {}
 
 
 _OF_THE_CONTROLLER = (
@@ -193,21 +193,21 @@ def _a(kind: type[_T], value: Any) -> _T:
 
 def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
     """Metric → ``NaN at step 4, 37 times``: the values of a script that were no finite numbers, which no curve has."""
-    found = {}
-    told = summary.get("nonfinite")
-    for name, value in told.items() if isinstance(told, Mapping) else ():
+    shown_by_metric = {}
+    noted = summary.get("nonfinite")
+    for name, value in noted.items() if isinstance(noted, Mapping) else ():
         match value:
             case {"first": str(first), "step": int(step), "count": int(count)}:
                 times = f", {count:,} times" if count > 1 else ""
-                found[str(name)] = f"{'NaN' if first == 'nan' else 'infinite'} at step {step}{times}"
-    return found
+                shown_by_metric[str(name)] = f"{'NaN' if first == 'nan' else 'infinite'} at step {step}{times}"
+    return shown_by_metric
 
 
 def nonfinite_note(summary: Mapping[str, Any]) -> str:
     """The first of them for a line, and how many more metrics have some; '' where all was finite."""
-    told = nonfinite(summary)
-    more = f" (and {counted(len(told) - 1, 'more metric')})" if len(told) > 1 else ""
-    return next((f"{name} was {what}{more}" for name, what in told.items()), "")
+    shown_by_metric = nonfinite(summary)
+    more = f" (and {counted(len(shown_by_metric) - 1, 'more metric')})" if len(shown_by_metric) > 1 else ""
+    return next((f"{name} was {what}{more}" for name, what in shown_by_metric.items()), "")
 
 
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
@@ -230,12 +230,12 @@ def _optional_number(value: Any) -> float | None:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """As it stands in ``files``. Raises OSError."""
-    found = path.stat()
-    return {"sha256": sha256_file(path), "bytes": found.st_size, **dict(zip(_STAMP, _stamp(found), strict=True))}
+    status = path.stat()
+    return {"sha256": sha256_file(path), "bytes": status.st_size, **dict(zip(_STAMP, _stamp(status), strict=True))}
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 def stamp(path: Path) -> tuple[int, ...] | None:
@@ -252,11 +252,11 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
     ``copied``: a file of that size and modification time is enough, whatever its inode.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116  (a Path costs more than the question)
+        status = os.stat(path)  # noqa: PTH116  (a Path costs more than the question)
     except OSError:
         return False
     length = 1 if copied else len(_STAMP)
-    return (found.st_size, _stamp(found)[:length]) == (expected.bytes, expected.stamp[:length])
+    return (status.st_size, _stamp(status)[:length]) == (expected.bytes, expected.stamp[:length])
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:
@@ -265,13 +265,13 @@ def changed(path: Path, expected: Fingerprint) -> str | None:
     Size first, then the bytes unless the stamp is the recorded one (hashing 90 MB on every call is dear).
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return "is missing"
-    if not stat.S_ISREG(found.st_mode):
-        return "is a directory, not a file" if stat.S_ISDIR(found.st_mode) else "is no file any more"
-    if found.st_size != expected.bytes:
-        return f"has {found.st_size} bytes, {expected.bytes} were written"
-    if _stamp(found) != expected.stamp and sha256_file(path) != expected.sha256:
+    if not stat.S_ISREG(status.st_mode):
+        return "is a directory, not a file" if stat.S_ISDIR(status.st_mode) else "is no file any more"
+    if status.st_size != expected.bytes:
+        return f"has {status.st_size} bytes, {expected.bytes} were written"
+    if _stamp(status) != expected.stamp and sha256_file(path) != expected.sha256:
         return "was altered"
     return None

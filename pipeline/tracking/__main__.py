@@ -148,15 +148,15 @@ def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
     recording: list[threading.Thread] = []
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         thread = threads.start(
             _record,
-            asked,
+            request,
             to,
             parent,
             answers,
-            name=f"record {asked['run_dir']}",
-            on_error=partial(_answer, asked, answers),
+            name=f"record {request['run_dir']}",
+            on_error=partial(_answer, request, answers),
             daemon=False,
         )
         recording = [known for known in [*recording, thread] if known.is_alive()]
@@ -165,18 +165,18 @@ def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
     return 0
 
 
-def _record(asked: dict[str, Any], to: Callable[..., Recorded], parent: int, answers: TextIO) -> None:
+def _record(request: dict[str, Any], to: Callable[..., Recorded], parent: int, answers: TextIO) -> None:
     try:
-        to(Path(asked["run_dir"]), follow=True, parent_pid=parent)
+        to(Path(request["run_dir"]), follow=True, parent_pid=parent)
     except PacelineError as failure:  # the others go on
-        _answer(asked, answers, str(failure))
+        _answer(request, answers, str(failure))
     else:
-        _answer(asked, answers, None)
+        _answer(request, answers, None)
 
 
-def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
+def _answer(request: dict[str, Any], answers: TextIO, error: str | None) -> None:
     with contextlib.suppress(OSError):  # nobody is there any more who wants to know
-        answers.write(json.dumps({"id": asked["id"], "error": error}) + "\n")
+        answers.write(json.dumps({"id": request["id"], "error": error}) + "\n")
         answers.flush()
 
 
@@ -200,10 +200,10 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
 def _publish(uri: str, run_dir: Path) -> int:
     """stdin is an object of ``publish``'s arguments by their names."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in one piece
-    asked = json.load(sys.stdin)
-    told = asked.pop("model")
-    model = Published(**{**told, "classes": tuple(told["classes"])})
-    done = publish(run_dir, model, uri=uri, **asked)
+    request = json.load(sys.stdin)
+    model_fields = request.pop("model")
+    model = Published(**{**model_fields, "classes": tuple(model_fields["classes"])})
+    done = publish(run_dir, model, uri=uri, **request)
     with contextlib.suppress(BrokenPipeError):  # who has asked was killed, and it is published all the same
         print(json.dumps(asdict(done)), flush=True)
     return 0

@@ -112,8 +112,8 @@ def recorder_env(uri: str) -> dict[str, str]:
     login, _, host = parts.netloc.rpartition("@")
     user, colon, password = login.partition(":")
     bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
-    told = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
-    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **told, **direct}
+    credentials = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
+    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **credentials, **direct}
 
 
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
@@ -142,6 +142,6 @@ def _pgpass(parts: SplitResult, file: str) -> str:
     wanted = (parts.hostname or "", str(parts.port or 5432), parts.path.lstrip("/"), unquote(parts.username or ""))
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = [re.sub(r"\\(.)", r"\1", item) for item in re.split(r"(?<!\\):", line, maxsplit=4)]
-        if len(fields) == 5 and all(told in ("*", has) for told, has in zip(fields, wanted, strict=False)):
+        if len(fields) == 5 and all(field in ("*", has) for field, has in zip(fields, wanted, strict=False)):
             return fields[4]
     return ""

@@ -221,27 +221,27 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
 
     ``nonfinite``: metric → what it was that is no finite number, and at which step.
     """
-    told = _Told.read(run_dir)
+    files = _RunFiles.read(run_dir)
     synthetic = is_synthetic(run_dir)
     entries = journal.read(run_dir / run_folder.JOURNAL)
-    swept = [str(word) for word in (told.sweeps[-1].get("overrides") or ())] if told.sweeps else []
-    name = run_name(told.config, told.words, told.key, swept=swept)
-    story = _story(run_dir, told, entries, synthetic, {**results.nonfinite(told.summary), **(nonfinite or {})})
+    swept = [str(word) for word in (files.sweeps[-1].get("overrides") or ())] if files.sweeps else []
+    name = run_name(files.config, files.words, files.key, swept=swept)
+    story = _story(run_dir, files, entries, synthetic, {**results.nonfinite(files.summary), **(nonfinite or {})})
     return Description(
-        key=told.key,
+        key=files.key,
         name=redact(name) + (" (synthetic data)" if synthetic else ""),
-        params=_params(told.config, told.known),
+        params=_params(files.config, files.known),
         tags={
-            **_tags(run_dir, told, story, max((e.attempt for e in entries), default=0)),
+            **_tags(run_dir, files, story, max((e.attempt for e in entries), default=0)),
             **({"paceline.state": str(entries[-1].state)} if entries else {}),
         },
         start_ms=int(entries[0].time * 1000) if entries else None,
-        data=_data(run_dir, told),
+        data=_data(run_dir, files),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _RunFiles:
     """The files of a run folder that say what the run is. ``known`` is key.json."""
 
     config: Mapping[str, Any]
@@ -253,7 +253,7 @@ class _Told:
     key: str
 
     @classmethod
-    def read(cls, run_dir: Path) -> _Told:
+    def read(cls, run_dir: Path) -> _RunFiles:
         known = read_object(run_dir / run_folder.KEY)
         return cls(
             config=without_secrets(read_object(run_dir / run_folder.CONFIG)),
@@ -277,21 +277,21 @@ class _Told:
 
 
 def _story(
-    run_dir: Path, told: _Told, entries: list[journal.Entry], synthetic: bool, nonfinite: Mapping[str, str]
+    run_dir: Path, files: _RunFiles, entries: list[journal.Entry], synthetic: bool, nonfinite: Mapping[str, str]
 ) -> Story:
-    environments = told.provenance.get("environments")
+    environments = files.provenance.get("environments")
     failed = bool(entries) and entries[-1].state in (State.FAILED, State.KILLED)
-    commit = told.provenance.get("git_commit")
+    commit = files.provenance.get("git_commit")
     return Story(
-        key=told.key,
-        what=what(told.config),
+        key=files.key,
+        what=what(files.config),
         state=str(entries[-1].state) if entries else "",
-        words=told.words,
+        words=files.words,
         environments=environments if isinstance(environments, dict) else {},
-        hosts=told.hosts,
-        ranks=sum(ranks_of(told.known, told.plan)),
+        hosts=files.hosts,
+        ranks=sum(ranks_of(files.known, files.plan)),
         commit=str(commit) if commit else None,
-        dirty=bool(told.provenance.get("git_dirty")),
+        dirty=bool(files.provenance.get("git_dirty")),
         error=entries[-1].detail if failed else "",
         synthetic=synthetic,
         accepted=accepted_for(run_dir),
@@ -299,10 +299,10 @@ def _story(
     )
 
 
-def _data(run_dir: Path, told: _Told) -> DataInput | None:
-    digest = told.known.get("data") or told.provenance.get("data_digest")
-    found = of_pack(told.config, read_object(run_dir / "data/manifest.json"), digest if isinstance(digest, str) else "")
-    return None if found is None else replace(found, source=redact(found.source))
+def _data(run_dir: Path, files: _RunFiles) -> DataInput | None:
+    digest = files.known.get("data") or files.provenance.get("data_digest")
+    data = of_pack(files.config, read_object(run_dir / "data/manifest.json"), digest if isinstance(digest, str) else "")
+    return None if data is None else replace(data, source=redact(data.source))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -322,9 +322,9 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 def is_synthetic(run_dir: Path) -> bool:
     """What the summary says, else the data pack's manifest, else the name of the data set."""
-    for told in (read_summary(run_dir), read_object(run_dir / "data/manifest.json")):
-        if told.get("synthetic") is not None:
-            return bool(told["synthetic"])
+    for described in (read_summary(run_dir), read_object(run_dir / "data/manifest.json")):
+        if described.get("synthetic") is not None:
+            return bool(described["synthetic"])
     return _option(read_object(run_dir / run_folder.CONFIG), "dataset") == "synthetic"
 
 
@@ -337,11 +337,11 @@ def mlflow_key(name: str) -> str:
 
 def distinct(key: str, taken: Container[str]) -> str:
     """``key``, with underscores behind it where it is taken: two names may differ only in what MLflow refuses."""
-    found, ending = key, ""
-    while found in taken:
+    name, ending = key, ""
+    while name in taken:
         ending += "_"
-        found = key[: _MAX_NAME - len(ending)] + ending
-    return found
+        name = key[: _MAX_NAME - len(ending)] + ending
+    return name
 
 
 def _option(config: Mapping[str, Any], group: str) -> str:
@@ -384,28 +384,28 @@ def _cut(text: str, limit: int, whole: str) -> str:
     return text[: limit - len(ending)] + ending
 
 
-def _tags(run_dir: Path, told: _Told, story: Story, attempt: int) -> dict[str, str]:
-    provenance, summary = told.provenance, told.summary
+def _tags(run_dir: Path, files: _RunFiles, story: Story, attempt: int) -> dict[str, str]:
+    provenance, summary = files.provenance, files.summary
     dirty = provenance.get("git_dirty")
     tags = {
         "mlflow.user": _user(),
-        "mlflow.source.name": _source(told.words) if provenance.get("command") else None,
+        "mlflow.source.name": _source(files.words) if provenance.get("command") else None,
         "mlflow.source.type": "LOCAL" if provenance.get("command") else None,
         "mlflow.source.git.commit": provenance.get("git_commit"),
         "mlflow.note.content": note(story),
-        "paceline.run_key": told.key,
+        "paceline.run_key": files.key,
         "paceline.attempt": str(attempt),
         "paceline.command": _typed(provenance.get("command")),
         "paceline.dirty": None if dirty is None else str(bool(dirty)).lower(),
-        "paceline.hosts": ", ".join(told.hosts),
-        "paceline.overrides": " ".join(told.words),
+        "paceline.hosts": ", ".join(files.hosts),
+        "paceline.overrides": " ".join(files.words),
         "paceline.synthetic": str(story.synthetic).lower(),
         "paceline.weights_sha256": summary.get("weights_sha256"),
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
         "paceline.nonfinite": "; ".join(f"{name}: {said}" for name, said in story.nonfinite.items()),
-        **_sweep_tags(told.sweeps),
-        **_where_tags(told.config),
+        **_sweep_tags(files.sweeps),
+        **_where_tags(files.config),
         "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in story.accepted.items()),
     }
     return {
@@ -443,12 +443,12 @@ def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
     where: dict[str, Any] = {name: config[name] for name in _WHERE if name in config}
     if isinstance(dataset := config.get("dataset"), dict):
         where["dataset"] = {"source": dataset.get("source")}
-    found: dict[str, str] = {}
+    tags: dict[str, str] = {}
     for name in where:
         for path, value in _fields(name, where[name]):
             if value not in (None, "", [], {}) and not path.startswith("tracking.server_"):
-                found[path] = _text(value)
-    return found
+                tags[path] = _text(value)
+    return tags
 
 
 def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -123,16 +123,16 @@ class Feed:
             raise StoreError(masking.shown(redact(_reason(error))), final=final) from error
 
 
-def _marks(told: object) -> dict[str, Mark]:
+def _marks(begun: object) -> dict[str, Mark]:
     """What begin() has returned. Raises TrackerError: it is something else."""
-    found = dict[str, Mark]()
-    for key, mark in told.items() if isinstance(told, Mapping) else [(told, None)]:
+    marks = dict[str, Mark]()
+    for key, mark in begun.items() if isinstance(begun, Mapping) else [(begun, None)]:
         match key, mark:
             case str(), (int(lap), int(step)):
-                found[key] = lap, step
+                marks[key] = lap, step
             case _:
-                raise TrackerError(f"its begin() returned {told!r:.80}, not point.mark of each metric's last point")
-    return found
+                raise TrackerError(f"its begin() returned {begun!r:.80}, not point.mark of each metric's last point")
+    return marks
 
 
 def _reason(error: Exception | SystemExit) -> str:

@@ -102,13 +102,13 @@ class _Names:
         self.marks, self.keys = dict(marks), dict(keys)
 
     def points(self, metrics: Mapping[str, float], time_ms: int, step: int, *, tests_once: bool) -> list[Point]:
-        found = []
+        points = []
         for name, value in metrics.items():
             key = self.keys.setdefault(name, key_of(name, self.keys))
             at = 0 if tests_once and key.startswith("test/") else step
             lap, _ = self.marks[key] = next_mark(self.marks.get(key), at)
-            found.append(Point(key, value, time_ms, at, lap))
-        return found
+            points.append(Point(key, value, time_ms, at, lap))
+        return points
 
 
 def next_mark(before: Mark | None, step: int) -> Mark:
@@ -131,12 +131,12 @@ def mark_of(steps: Iterable[int]) -> Mark:
 
 def nonfinite(points: Iterable[Point]) -> dict[str, str]:
     """Metric → ``NaN at step 7``: the first of its values that is no finite number. MLflow keeps them all."""
-    found: dict[str, str] = {}
+    shown_by_key: dict[str, str] = {}
     for point in points:
         if not math.isfinite(point.value):
             shown = "NaN" if math.isnan(point.value) else "infinite"
-            found.setdefault(point.key, f"{shown} at step {point.step}")
-    return found
+            shown_by_key.setdefault(point.key, f"{shown} at step {point.step}")
+    return shown_by_key
 
 
 def last_figures(run_dir: Path, place: Place) -> list[Point]:
@@ -153,17 +153,17 @@ def last_figures(run_dir: Path, place: Place) -> list[Point]:
         step = int(summary["steps"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return []
-    found = []
+    points = []
     for name, value in metrics.items():
         lap, last = place.marks.get(key := key_of(str(name), place.keys), (0, step - 1))
         if isinstance(value, int | float) and step > last:
-            found.append(Point(key, float(value), time_ms, step, lap))
-    return found
+            points.append(Point(key, float(value), time_ms, step, lap))
+    return points
 
 
 def final_points(run_dir: Path, place: Place) -> list[Point]:
     """The same for MLflow: what belongs to a curve stands at the last step. Of the others there is one figure: it
     stands at step 0, where MLflow draws it as a bar instead of a lone dot.
     """
-    found = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
-    return [point if point.key in place.marks else replace(point, step=0) for point in found]
+    points = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
+    return [point if point.key in place.marks else replace(point, step=0) for point in points]

@@ -74,10 +74,10 @@ def record(
 
 
 def _outcome(run_dir: Path, to: Destination) -> Recorded:
-    found = to.last_recorded(run_dir)
-    if found is None:
+    recorded = to.last_recorded(run_dir)
+    if recorded is None:
         raise PacelineError(f"{run_dir / state.file_of(to.tracker)} vanished", hint=f"doit record run={run_dir.name}")
-    return found
+    return recorded
 
 
 @contextlib.contextmanager

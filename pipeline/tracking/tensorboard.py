@@ -46,10 +46,10 @@ class TensorBoard(Tracker):
     def begin(self, run: Description) -> Mapping[str, Mark]:
         start_s = (run.start_ms or 0) / 1000
         (self.run_dir / FOLDER).mkdir(exist_ok=True)
-        found = sorted(self.run_dir.glob(f"{FOLDER}/*/events.out.tfevents.*"))
-        path = found[0] if found else self._path(run, int(start_s))
+        paths = sorted(self.run_dir.glob(f"{FOLDER}/*/events.out.tfevents.*"))
+        path = paths[0] if paths else self._path(run, int(start_s))
         path.parent.mkdir(exist_ok=True)
-        file = self._file = path.open("r+b" if found else "x+b")
+        file = self._file = path.open("r+b" if paths else "x+b")
         whole_bytes, marks = _held(file)
         file.truncate(whole_bytes)
         file.seek(whole_bytes)

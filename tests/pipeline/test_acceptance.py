@@ -38,7 +38,7 @@ def folder(base: RunFolder) -> RunFolder:
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
     run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=base.path / "pack")
     folder.describe(run, {}, b"")
-    found = acceptance.by_this_person(NEW, key, differences(key.parts, NEW.parts))
+    found = acceptance.by_this_user(NEW, key, differences(key.parts, NEW.parts))
     acceptance.write(folder, found)
     return folder
 
@@ -147,7 +147,7 @@ def test_a_result_of_its_own_stands_before_any_word(base: RunFolder, folder: Run
 def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFolder) -> None:
     third = key_of(torch="2.16.0")
     other = RunFolder(base.path.with_name(third.short))
-    acceptance.write(other, acceptance.by_this_person(third, key_of(), []))
+    acceptance.write(other, acceptance.by_this_user(third, key_of(), []))
     assert set(acceptance.accepted_for(base.path)) == {NEW.short, third.short}
     acceptance.withdraw(other, accepted(other))
     assert set(acceptance.accepted_for(base.path)) == {NEW.short}

@@ -22,7 +22,7 @@ from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
 from pipeline.runs import index, journal
 from pipeline.runs import result as results
-from pipeline.runs.acceptance import by_this_person, write
+from pipeline.runs.acceptance import by_this_user, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialRecord
 from pipeline.tracking.state import DONE, PENDING, TrackingState, fingerprints
@@ -161,7 +161,7 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
     accepted = key_of({**CONFIG, "seed": 99})
     write(
         RunFolder(tmp_path / accepted.short),
-        by_this_person(accepted, key_of({**CONFIG, "seed": 1}, code=b"A = 1\n"), []),
+        by_this_user(accepted, key_of({**CONFIG, "seed": 1}, code=b"A = 1\n"), []),
     )
     for folder, state in ((pending, PENDING), (recorded, DONE)):
         told = TrackingState(uri="u", experiment="e", token="t", state=state, inputs=fingerprints(folder.path))

@@ -146,7 +146,7 @@ def test_a_run_that_another_was_accepted_for_is_marked(tmp_path: Path, compared:
     (folder.path / "config.json").write_text(json.dumps(config))
     known = base.read_key()
     assert known is not None
-    acceptance.write(folder, acceptance.by_this_person(key, known, []))
+    acceptance.write(folder, acceptance.by_this_user(key, known, []))
     found = data(compared, tmp_path, base.key, key.short)
     assert found["configurations"][1]["runs"][0]["state"] == "ACCEPTED"
     assert found["against_first"][0]["reservation"] == "B: 1 of 1 run accepted, not proven"

@@ -73,7 +73,7 @@ def _accept(current: Session, run: Run) -> None:
             raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
         base, key, differing = _base(current, run, reason)
         origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
-        accepted = acceptance.by_this_person(run.key, key, differing)
+        accepted = acceptance.by_this_user(run.key, key, differing)
         run.folder.describe(run.description(), origin.as_json(), patch)
         acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")

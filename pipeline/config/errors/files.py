@@ -16,7 +16,7 @@ PACKAGE = "# @package _global_"
 _IN_FILE = re.compile(r"In '([^']+)': ")
 _FIELD = re.compile(r"full_key: (\S+)")
 _NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
-_NOT_FOUND = re.compile(r"Could not find '([^']+)/([^'/]+)'")
+_NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
 _INDEX = re.compile(r"\[\d+\]")
 _TWICE = re.compile(r"Multiple values for (\S+)\. ")
@@ -105,7 +105,7 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
                 f"{file.at(1)}: without {PACKAGE!r} all that it sets would be fields of {group}, which has none",
                 hint=f"{PACKAGE} as the first line of the file",
             )
-        match = _NOT_FOUND.search(text) or _NO_OVERRIDE.search(text) or _TWICE.search(text)
+        match = _NO_OPTION.search(text) or _NO_OVERRIDE.search(text) or _TWICE.search(text)
         if match is None:
             continue
         name = match[1].removeprefix(f"{group}/") if group else match[1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 _LONGEST = 12  # times EVERY_S
-_TOLD_S = 1.0
+_SHOWN_S = 1.0
 
 
 class Heartbeat:
@@ -64,7 +64,7 @@ class Heartbeat:
         self._over.set()
 
     def _beat(self) -> None:
-        while self._on_wait is not None and not self._over.wait(_TOLD_S):
+        while self._on_wait is not None and not self._over.wait(_SHOWN_S):
             self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
         while not self._over.wait(max(0.05, min(self._every_s, self._heard + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._heard >= self._pause_s:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_AHEAD = 2  # items for each worker: one under way, one that waits
+_PER_WORKER = 2  # items for each worker: one under way, one that waits
 
 
 def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, workers: int) -> Iterator[_Result]:
@@ -31,7 +31,7 @@ def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, wo
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) >= workers * _AHEAD:
+            if len(waiting) >= workers * _PER_WORKER:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -140,10 +140,10 @@ class _Half:
         count, labelled = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
         if labelled not in ((), (count,)):  # known before they are read
             raise DataError(f"{file.path}: {images} has {count} images, {labels} {labelled[0]}; wanted: as many")
-        found = _labels(file, labels)
+        label_array = _labels(file, labels)
         if count == 0:
             raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
-        return cls(file, images, found, shape, moved)
+        return cls(file, images, label_array, shape, moved)
 
     def part(self) -> Part:
         return Part(count=len(self.labels), blocks=self._blocks)

@@ -76,16 +76,16 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Find, verify and describe the batches. Raises DataError."""
-    found = official.collect(config, CATALOGUE, work)
-    layout = found.layout
+    collected = official.collect(config, CATALOGUE, work)
+    layout = collected.layout
     return RawSet(
-        train=_part(layout, found.paths(layout.train)),
-        test=None if config.holdout else _part(layout, found.paths(layout.test)),
+        train=_part(layout, collected.paths(layout.train)),
+        test=None if config.holdout else _part(layout, collected.paths(layout.test)),
         shape=SHAPE,
         classes=CLASSES,
         source=f"CIFAR-10, official files, {layout.title}",
-        origin=found.origin,
-        source_files=found.source_files,
+        origin=collected.origin,
+        source_files=collected.source_files,
     )
 
 

@@ -51,8 +51,8 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 def _table() -> Path:
     """Found without importing scikit-learn, which would cost a second and 100 MB."""
-    found = importlib.util.find_spec("sklearn")
-    roots = found.submodule_search_locations if found else None
+    spec = importlib.util.find_spec("sklearn")
+    roots = spec.submodule_search_locations if spec else None
     for root in roots or ():
         path = Path(root, "datasets", "data", "digits.csv.gz")
         if path.is_file():

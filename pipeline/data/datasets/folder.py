@@ -134,8 +134,8 @@ def _layout_hint(split: str) -> str:
 
 
 def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tuple[str, int], ...]:
-    found = _folders(root / split, source)
-    unexpected = [name for name in found if name not in classes]
+    folders_by_class = _folders(root / split, source)
+    unexpected = [name for name in folders_by_class if name not in classes]
     if unexpected:
         raise DataError(
             f"{source}: {split}/ has {first_of(unexpected, _MOST_LISTED)}, which train/ hasn't; "
@@ -145,7 +145,7 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
     images = [
         (path.relative_to(root).as_posix(), label)
         for label, name in enumerate(classes)
-        if name in found
+        if name in folders_by_class
         for path in sorted(_images(root / split / name, source, (), root / split / name))
     ]
     if not images:
@@ -215,11 +215,11 @@ def load(config: FolderConfig, work: Workspace) -> RawSet:
     from pipeline.data.images import raw_set  # not before: numpy, which a look at what is packed does without
 
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
-    found = find_class_folders(place.folder, place.origin)
-    val_is_test = "; the test split is their val folder" if found.val_is_test else ""
+    class_folders = find_class_folders(place.folder, place.origin)
+    val_is_test = "; the test split is their val folder" if class_folders.val_is_test else ""
     source = Source(
-        parts={name: partial(_items, found.root, part) for name, part in found.parts.items()},
-        classes=found.classes,
+        parts={name: partial(_items, class_folders.root, part) for name, part in class_folders.parts.items()},
+        classes=class_folders.classes,
         text=f"images in one folder a class{val_is_test}",
         origin=place.origin,
     )

@@ -90,16 +90,16 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Find, verify and describe the files. Raises DataError."""
-    found = official.collect(config, CATALOGUE, work)
-    layout = found.layout
+    collected = official.collect(config, CATALOGUE, work)
+    layout = collected.layout
     return RawSet(
-        train=_part(*found.paths(layout.train)),
-        test=None if config.holdout else _part(*found.paths(layout.test)),
+        train=_part(*collected.paths(layout.train)),
+        test=None if config.holdout else _part(*collected.paths(layout.test)),
         shape=SHAPE,
         classes=tuple("0123456789"),
         source=f"MNIST, official files, {layout.title}",
-        origin=found.origin,
-        source_files=found.source_files,
+        origin=collected.origin,
+        source_files=collected.source_files,
     )
 
 

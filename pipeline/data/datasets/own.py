@@ -67,17 +67,17 @@ def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     strange = [str(name) for name in made if name not in ("images", "labels", *_OPTIONAL)]
     if strange:
         raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
-    found = arrays.raw_set(InMemory(config.target, made), source="images of a function", origin=config.target)
-    names = _names(made.get("classes", found.classes), config.target)
-    if len(names) != len(found.classes):
-        raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(found.classes)}")
-    return replace(found, classes=names)
+    raw = arrays.raw_set(InMemory(config.target, made), source="images of a function", origin=config.target)
+    names = _names(made.get("classes", raw.classes), config.target)
+    if len(names) != len(raw.classes):
+        raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(raw.classes)}")
+    return replace(raw, classes=names)
 
 
-def _names(told: Any, target: str) -> tuple[str, ...]:
-    if isinstance(told, str) or not isinstance(told, Iterable):
-        raise DataError(f"{target} returned classes={told!r}; wanted: a list of names")
-    return tuple(map(str, told))
+def _names(names: Any, target: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise DataError(f"{target} returned classes={names!r}; wanted: a list of names")
+    return tuple(map(str, names))
 
 
 def _source(config: DatasetConfig) -> Path | None:
@@ -116,12 +116,12 @@ def _exit_raises() -> Iterator[None]:
     process ends by it."""
     leave, caller = os._exit, os.getpid()
 
-    def told(status: int) -> NoReturn:
+    def raise_exit(status: int) -> NoReturn:
         if os.getpid() != caller:
             leave(status)
         raise SystemExit(f"os._exit({status})")
 
-    os._exit = told
+    os._exit = raise_exit
     try:
         yield
     finally:

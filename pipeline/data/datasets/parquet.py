@@ -67,19 +67,19 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
 
 
 def _shards(folder: Path, origin: str) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and not path.name.startswith("."))
-    if not found:
+    shards = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and not path.name.startswith("."))
+    if not shards:
         raise DataError(f"{origin} holds no .parquet file", hint=f"dataset.source=<{_WANTED}>")
-    _refuse_missing(found, origin)
-    return found
+    _refuse_missing(shards, origin)
+    return shards
 
 
 def _refuse_missing(shards: list[Path], origin: str) -> None:
     """Raises DataError: names say how many there are, and a part of them alone would be packed without a word."""
     numbers: dict[tuple[Path, str, str], set[int]] = {}
     for path in shards:
-        if found := _SHARD.fullmatch(path.name):
-            numbers.setdefault((path.parent, found[1], found[3]), set()).add(int(found[2]))
+        if match := _SHARD.fullmatch(path.name):
+            numbers.setdefault((path.parent, match[1], match[3]), set()).add(int(match[2]))
     for (_, name, count), there in numbers.items():
         if missing := sorted({*range(min(int(count), 1_000_000))} - there):
             shown = ", ".join(f"{name}-{number:05}-of-{count}.parquet" for number in missing[:3])
@@ -94,15 +94,15 @@ def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Pa
     names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
     if not any(names.values()):
         return {"train": shards}
-    unknown = [path.name for path, found in names.items() if found is None]
+    unknown = [path.name for path, match in names.items() if match is None]
     if unknown:
         raise DataError(
             f"{place.origin}: {', '.join(unknown[:8])}: neither train, validation nor test, as other files' names say",
             hint="name it like train-00000.parquet, or move it away",
         )
     splits: dict[str, list[Path]] = {}
-    for path, found in names.items():
-        name = found[1] if found is not None else ""
+    for path, match in names.items():
+        name = match[1] if match is not None else ""
         splits.setdefault("val" if name.startswith("val") else name, []).append(path)
     if "train" not in splits:
         raise DataError(f"{place.origin} has {', '.join(splits)} and no file whose name begins with train")

@@ -73,9 +73,9 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes], int]]:
             for item in tar:
                 if not (item.isreg() or item.isdir()):
                     raise _hostile(archive, item.name, "is a link or a device")
-                found = tar.extractfile(item)
-                if found is not None:
-                    yield item.name, found, item.size
+                member_file = tar.extractfile(item)
+                if member_file is not None:
+                    yield item.name, member_file, item.size
     else:
         raise DataError(f"{archive} is neither a tar nor a zip archive, or it is cut off")
 

@@ -93,12 +93,12 @@ class ObjectStore:
         with self._explained("listed"):
             self._filesystem.invalidate_cache()  # another computer may have written since
             try:
-                found = self._filesystem.ls(self._path(folder), detail=False)
+                paths = self._filesystem.ls(self._path(folder), detail=False)
             except FileNotFoundError as error:
                 if "bucket does not exist" in str(error):  # S3's words; a folder there needs nobody to make it
                     raise
                 return []
-            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
     def try_writing(self, name: str) -> None:
         """Write a small file of that name there and remove it. Raises DataError: that isn't possible."""
@@ -127,9 +127,9 @@ class ObjectStore:
     def below(self) -> dict[str, int]:
         """The bytes of every file there, at any depth, by its path below the address. Raises DataError."""
         with self._explained("listed"):
-            found = self._filesystem.find(self._root, detail=True)
+            entries = self._filesystem.find(self._root, detail=True)
         top = len(self._root.rstrip("/")) + 1
-        return {path[top:]: int(about.get("size") or 0) for path, about in sorted(found.items())}
+        return {path[top:]: int(about.get("size") or 0) for path, about in sorted(entries.items())}
 
     def get_below(self, names: Sequence[str], folder: Path) -> None:
         """Those files of ``below``, at the same places in ``folder``; side by side where the driver can.

@@ -50,17 +50,17 @@ def early(run_dir: Path) -> list[Path]:
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
     """What stands at its end."""
-    found = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATER)]
+    paths = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATER)]
     too_much = {*_left_out(run_dir)}
-    return [path for path in found if path not in too_much]
+    return [path for path in paths if path not in too_much]
 
 
 def left_out(run_dir: Path) -> Iterator[str]:
     """Which files stay in the run folder or aren't of it, in words."""
-    found = [
+    present = [
         path for pattern in (*_EARLY, run_folder.CHANGES, *_LATER, _LOGS) for path in sorted(run_dir.glob(pattern))
     ]
-    if away := [path for path in found if path.is_file() and layout.leads_out(path, run_dir)]:
+    if away := [path for path in present if path.is_file() and layout.leads_out(path, run_dir)]:
         yield layout.not_read(away, run_dir)
     paths = _left_out(run_dir)
     if not paths:
@@ -74,13 +74,13 @@ def left_out(run_dir: Path) -> Iterator[str]:
 
 
 def _left_out(run_dir: Path) -> list[Path]:
-    total, found = 0, []
+    total, large = 0, []
     sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_BESIDES}/**/*",))}
     for number, path in enumerate(sorted(sizes, key=lambda path: sizes[path])):
         total += sizes[path]
         if total > _BESIDES_BYTES or number >= _BESIDES_FILES:
-            found.append(path)
-    return sorted(found)
+            large.append(path)
+    return sorted(large)
 
 
 def _patch(run_dir: Path) -> list[Path]:
@@ -92,8 +92,8 @@ def _patch(run_dir: Path) -> list[Path]:
 
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
-    found = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
-    return [path for path in found if not layout.leads_out(path, run_dir) and os.access(path, os.R_OK)]
+    paths = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
+    return [path for path in paths if not layout.leads_out(path, run_dir) and os.access(path, os.R_OK)]
 
 
 @contextlib.contextmanager

@@ -82,8 +82,8 @@ def _in_the_way(text: str) -> str | None:
     """Of a failure to make a folder of artifacts: the file that stands in its place, or in that of one above it."""
     named = _NO_FOLDER.search(text)
     path = Path(named[1]) if named else None
-    found = next((place for place in (path, *path.parents) if place.is_file()), None) if path else None
-    return f"{found} is a file, where a folder of artifacts should be: move it away" if found else None
+    file = next((place for place in (path, *path.parents) if place.is_file()), None) if path else None
+    return f"{file} is a file, where a folder of artifacts should be: move it away" if file else None
 
 
 def _reason(error: Exception) -> str:
@@ -139,14 +139,14 @@ class Store:
     def experiment_id(self, name: str) -> str:
         """Find or create the experiment; beside a sqlite database lies its artifact folder."""
         with calls():
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
                 return self._create_experiment(name)
-            if found.lifecycle_stage != "active":
+            if experiment.lifecycle_stage != "active":
                 raise StoreError(
                     f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)", final=True
                 )
-            return str(found.experiment_id)
+            return str(experiment.experiment_id)
 
     def _create_experiment(self, name: str) -> str:
         folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER]
@@ -154,10 +154,10 @@ class Store:
         try:
             return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
         except MlflowException as error:
-            found = self._client.get_experiment_by_name(name)  # another recorder was quicker
-            if found is None:
+            experiment = self._client.get_experiment_by_name(name)  # another recorder was quicker
+            if experiment is None:
                 raise error
-            return str(found.experiment_id)
+            return str(experiment.experiment_id)
 
     def open_run(
         self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
@@ -370,10 +370,10 @@ class ModelStore(Store):
     def version(self, name: str, identity: Mapping[str, str]) -> Version | None:
         """The version of the registered model ``name`` that has these tags."""
         with calls():
-            for found in self._client.search_model_versions(f"name='{name}'"):
-                if identity.items() <= (found.tags or {}).items():
+            for version in self._client.search_model_versions(f"name='{name}'"):
+                if identity.items() <= (version.tags or {}).items():
                     # a database keeps the model's id in its source alone
-                    return Version(str(found.version), str(found.source).removeprefix(_SOURCE))
+                    return Version(str(version.version), str(version.source).removeprefix(_SOURCE))
         return None
 
     def model(self, experiment_id: str, run_id: str, identity: Mapping[str, str]) -> str | None:
@@ -381,13 +381,13 @@ class ModelStore(Store):
         ready = None
         wanted = " AND ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
         with calls():
-            for found in self._client.search_logged_models([experiment_id], filter_string=wanted):
-                if found.source_run_id != run_id:
+            for model in self._client.search_logged_models([experiment_id], filter_string=wanted):
+                if model.source_run_id != run_id:
                     continue
-                if found.status == LoggedModelStatus.READY:
-                    ready = str(found.model_id)
+                if model.status == LoggedModelStatus.READY:
+                    ready = str(model.model_id)
                 else:
-                    self._client.delete_logged_model(found.model_id)
+                    self._client.delete_logged_model(model.model_id)
         return ready
 
     def begin_model(self, experiment_id: str, run_id: str, name: str, tags: Mapping[str, str]) -> str:

@@ -164,10 +164,12 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     wanted, server = wanted or Wanted(), Server(url, uri)
     try:
         number = server.experiment_id(experiment)
-        found = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
+        runs_by_id = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a server that asks for a login
         return []
-    chosen = [run for run in found.values() if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)]
+    chosen = [
+        run for run in runs_by_id.values() if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)
+    ]
     missing = [key for key in wanted.keys if not any(run.key.startswith(key) for run in chosen)]
     if missing:
         hint = f"doit record run={missing[0]}"
@@ -276,8 +278,8 @@ class Server:
 
     def __init__(self, url: str, uri: str = "") -> None:
         self.url = url
-        told = {**os.environ, **(recorder_env(uri) if uri else {})}
-        self._headers = _login(told)
+        environment = {**os.environ, **(recorder_env(uri) if uri else {})}
+        self._headers = _login(environment)
 
     def experiment_id(self, name: str) -> str:
         answer = self._ask(f"{_API}/experiments/get-by-name?{urlencode({'experiment_name': name})}")
@@ -285,10 +287,10 @@ class Server:
 
     def runs(self, experiment_id: str, key: str = "") -> list[Shown]:
         """The newest runs whose keys begin with ``key``, up to 100."""
-        asked: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
+        query: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
         if key:
-            asked["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
-        answer = self._ask(f"{_API}/runs/search", asked)
+            query["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
+        answer = self._ask(f"{_API}/runs/search", query)
         return [_shown(run) for run in answer.get("runs", [])]
 
     def set_view(self, experiment_id: str, name: str, state: str) -> None:
@@ -300,10 +302,10 @@ class Server:
 
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data = None if value is None else json.dumps(value).encode()
-        asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
-        with opener(self.url).open(asked, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
-            found: dict[str, Any] = json.loads(_whole(answer) or b"{}")
-        return found
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
+        with opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
+            content: dict[str, Any] = json.loads(_whole(answer) or b"{}")
+        return content
 
 
 def _whole(answer: IO[bytes]) -> bytes:
@@ -316,13 +318,13 @@ def _whole(answer: IO[bytes]) -> bytes:
     return bytes(data)
 
 
-def _login(told: Mapping[str, str]) -> dict[str, str]:
-    token, user = told.get("MLFLOW_TRACKING_TOKEN"), told.get("MLFLOW_TRACKING_USERNAME")
+def _login(environment: Mapping[str, str]) -> dict[str, str]:
+    token, user = environment.get("MLFLOW_TRACKING_TOKEN"), environment.get("MLFLOW_TRACKING_USERNAME")
     if token:
         return {"Authorization": f"Bearer {token}"}
     if not user:
         return {}
-    login = f"{user}:{told.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+    login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
     return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
 
 
@@ -387,10 +389,10 @@ def differing(runs: Sequence[Shown]) -> list[str]:
 
 def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = True) -> str:
     """The experiment's page with the charts, or the table, of a view ('': none)."""
-    told = {**_TRAINING, **({"viewStateShareKey": view_name} if view_name else {})}
+    query = {**_TRAINING, **({"viewStateShareKey": view_name} if view_name else {})}
     if charts:
-        told["compareRunsMode"] = "CHART"
-    return f"{url}/#/experiments/{experiment_id}/runs?{urlencode(told, quote_via=quote)}"
+        query["compareRunsMode"] = "CHART"
+    return f"{url}/#/experiments/{experiment_id}/runs?{urlencode(query, quote_via=quote)}"
 
 
 def run_page(url: str, experiment_id: str, run_id: str) -> str:
@@ -400,5 +402,5 @@ def run_page(url: str, experiment_id: str, run_id: str) -> str:
 
 def compare_page(url: str, experiment_id: str, run_ids: Sequence[str]) -> str:
     """The page that shows parameters and metrics of runs side by side."""
-    told = {"runs": json.dumps(list(run_ids)), "experiments": json.dumps([experiment_id]), **_TRAINING}
-    return f"{url}/#/compare-runs?{urlencode(told, quote_via=quote)}"
+    query = {"runs": json.dumps(list(run_ids)), "experiments": json.dumps([experiment_id]), **_TRAINING}
+    return f"{url}/#/compare-runs?{urlencode(query, quote_via=quote)}"

@@ -127,16 +127,16 @@ class Writer:
 
     def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
         """One request, with the final figures and tags where the run ``ends``; then it stands in tracking.json."""
-        tags, found = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
+        tags, nonfinite_values = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
         new = self._new(chunk.points)
         if ends:
             new += self._new(final_points(self.run_dir, chunk.place))
-            tags = {**tags, **describe(self.run_dir, found).tags}
+            tags = {**tags, **describe(self.run_dir, nonfinite_values).tags}
         if new or self._params or tags:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, self._params, tags))
         self._note(_odd(chunk.place))
         self.state.marks |= {point.key: list(point.mark) for point in new}
-        self._place, self.state.nonfinite = chunk.place, found
+        self._place, self.state.nonfinite = chunk.place, nonfinite_values
         self._params, self._tags = {}, {}
         self._succeeded()
         if new:
@@ -198,9 +198,9 @@ class Writer:
         self.state.notes += [note for note in notes if note not in self.state.notes]
 
 
-def _mark(told: Any) -> Mark | None:
+def _mark(raw: Any) -> Mark | None:
     """None for what tracking.json has of no metric, or of a damaged one."""
-    match told:
+    match raw:
         case [int(lap), int(step)]:
             return lap, step
     return None

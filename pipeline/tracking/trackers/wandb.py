@@ -76,9 +76,9 @@ class Wandb(Tracker):
     def log(self, points: Sequence[Point]) -> None:
         """wandb drops what comes with an earlier step than it has seen, so its own step is the number of the row."""
         for (step, _), row in itertools.groupby(points, key=lambda point: (point.step, point.time_ms)):
-            told = list(row)
-            values = {point.key: point.value for point in told}
-            self._run.log({**values, _STEP: step, "_timestamp": told[0].time_ms / 1000})
+            same_step = list(row)
+            values = {point.key: point.value for point in same_step}
+            self._run.log({**values, _STEP: step, "_timestamp": same_step[0].time_ms / 1000})
 
     def end(self, run: Description, state: str, end_ms: int | None) -> None:
         self._run.config.update({name: run.tags[name] for name in run.tags if name.startswith("paceline.")})
