@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.data.base import Block, Images, Labels
-    from pipeline.data.npz import Header
+    from pipeline.data.reading.npz import Header
 
 _NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
 _CHANNELS = (1, 3, 4)
@@ -79,7 +79,7 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Check the arrays; images are read block by block while they are packed. Raises DataError."""
-    from pipeline.data.npz import ArrayFile  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading.npz import ArrayFile  # not before: numpy, which a look at what is packed does without
 
     source = _source(config)
     path = local_path(source) or _download(config, source, work)

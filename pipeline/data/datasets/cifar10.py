@@ -90,7 +90,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 
 def _part(layout: Layout, paths: list[Path]) -> Part:
-    from pipeline.data import cifar_batches  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading import cifar_batches  # not before: numpy, which a look at what is packed does without
 
     is_python = layout.folders == PYTHON.folders
     read = cifar_batches.read_python if is_python else cifar_batches.read_binary

@@ -212,7 +212,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: FolderConfig, work: Workspace) -> RawSet:
     """Look at each image; they are decoded while they are packed. Raises DataError."""
-    from pipeline.data.images import raw_set  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading.images import raw_set  # not before: numpy, which a look at what is packed does without
 
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
     class_folders = find_class_folders(place.folder, place.origin)

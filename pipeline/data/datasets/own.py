@@ -57,7 +57,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     """Call the function and check what it returns. Raises DataError."""
-    from pipeline.data.npz import InMemory  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading.npz import InMemory  # not before: numpy, which a look at what is packed does without
 
     made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]

@@ -43,7 +43,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 def load(config: ParquetConfig, work: Workspace) -> RawSet:
     """Find columns, classes and splits; images are decoded while they are packed. Raises DataError."""
     # not before: numpy and pyarrow, which a look at what is packed does without
-    from pipeline.data import images, tables
+    from pipeline.data.reading import images, tables
 
     one = source_folder.one_file(config, work, _WANTED, ".parquet")
     if one is not None:

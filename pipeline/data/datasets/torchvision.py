@@ -57,7 +57,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
     """Have the set read out; its images are decoded while they are packed. Raises DataError."""
-    from pipeline.data.images import raw_set  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading.images import raw_set  # not before: numpy, which a look at what is packed does without
 
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))

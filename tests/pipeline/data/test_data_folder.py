@@ -290,7 +290,7 @@ def test_no_source(tmp_path: Path) -> None:
 
 
 def test_packing_holds_few_images_at_a_time(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.data import images
+    from pipeline.data.reading import images
 
     taken: list[int] = []
     original = images._decoded
