@@ -183,7 +183,7 @@ class SearchPlan:
 
 
 def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Read the words, in which some stand for several values, and ``search=NAME``.
+    """Read the words, in which some stand for several values, and ``search=NAME``. Needs ``compose.hydra_ready()``.
 
     Raises:
         UsageError: a word or a combination that can't work.

@@ -27,4 +27,4 @@ def test_the_node_half_imports_torch_itself_and_the_standard_library_only(path: 
 
 def test_rank_variables_are_read_in_one_file_only() -> None:
     found = {path.name for path in FILES if '"RANK"' in path.read_text() or '"WORLD_SIZE"' in path.read_text()}
-    assert found == {"process_group.py"}
+    assert found == {"ranks.py"}
