@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
@@ -81,7 +80,9 @@ class Session:
     def _built(self) -> RunConfig:
         resolved, words = self._resolved(), self.invocation.overrides
         if self._of_named_run:
-            resolved, words = _named_run().configuration(self.invocation, resolved, ROOT)
+            from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
+
+            resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
         make = partial(
             build.build,
@@ -93,7 +94,7 @@ class Session:
             must_exist=verb is None or not verb.chooses,
             steps=_step_source,
         )
-        config = _named_run().built(self.invocation, make) if self._of_named_run else make()
+        config = named_run.built(self.invocation, make) if self._of_named_run else make()
         if self.invocation.verb == "train":
             step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
@@ -114,7 +115,7 @@ class Session:
         known = memo.recall() if memo else None
         if known is not None:
             return known
-        from pipeline.config import compose  # not before: Hydra, half a second: not where the memo has it
+        from pipeline.config import compose  # not before: Hydra, half a second, which the memo spares
 
         resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
         if memo and self.invocation.verb == "train":
@@ -175,7 +176,9 @@ class Session:
     def steps(self) -> Graph:
         """The steps as this configuration tells them."""
         if self._graph is None:
-            self._graph = _steps().graph(self._resolved(), ROOT)
+            from pipeline.steps import source  # not before: OmegaConf, for steps alone
+
+            self._graph = source.graph(self._resolved(), ROOT)
         return self._graph
 
     def forget_steps(self) -> None:
@@ -222,8 +225,9 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on last, of which no word tells. Raises UsageError."""
-        cluster: Cluster = _named_run().cluster(folder, self.invocation, ROOT, usable_gpus())
-        return cluster
+        from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
+
+        return named_run.cluster(folder, self.invocation, ROOT, usable_gpus())
 
 
 @cache
@@ -235,20 +239,9 @@ def session() -> Session:
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    step: DataStep = _steps().of(text, resolved, ROOT)
-    return step
-
-
-def _steps() -> ModuleType:
     from pipeline.steps import source  # not before: OmegaConf, for steps alone
 
-    return source
-
-
-def _named_run() -> ModuleType:
-    from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
-
-    return named_run
+    return source.of(text, resolved, ROOT)
 
 
 def relative(path: Path) -> str:

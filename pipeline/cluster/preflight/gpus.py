@@ -41,7 +41,7 @@ class Gpu:
 
 
 def parse(said: Mapping[str, str]) -> list[Gpu]:
-    """nvidia-smi's answers (``gpu_state`` in agent/processors.py) as GPUs; lines that aren't whole are left out."""
+    """nvidia-smi's answers (``gpu_state`` in host/processors.py) as GPUs; lines that aren't whole are left out."""
     slowed = {**_slowed(said.get("throttling", "")), **_slowed(said.get("throttling, new name", ""))}
     processes = _processes(said.get("processes", ""))
     parsed = []

@@ -40,7 +40,7 @@ def group() -> str:
 
 
 def claim(cluster: Cluster, host: Host, attempts: str, what: str) -> dict[str, Any]:
-    """What the agent is told (``stake`` in agent/claims.py)."""
+    """What the agent is told (``stake`` in agent/running/claims.py)."""
     return {
         "resources": resources(host, cluster.device),
         "attempts": attempts,
