@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,22 @@ def clone(repository: Path, place: Path, commit: str) -> None:
 
 
 def pack(repository: Path, commit: str, to: Path) -> None:
-    """Write the commit, without its history, as a git pack into the folder ``to``. Raises PacelineError."""
+    """Write the commit, without its history, as a git pack into the folder ``to``. Raises PacelineError.
+
+    git makes a pack in the folder of its objects and renames it: that folder may be read-only, or on another disk.
+    """
     env = {**git.without_checkout(repository), "GIT_NO_REPLACE_OBJECTS": "1"}
     listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)
     ids = "".join(f"{line.partition(' ')[0]}\n" for line in listed.split("\n") if line).encode()
-    made = _run(repository, "pack-objects", "--quiet", *_ALONE, str(to / commit), env=env, input_=ids).strip()
-    (to / f"{commit}-{made}.pack").rename(to / f"{commit}.pack")
-    (to / f"{commit}-{made}.idx").unlink()
+    with tempfile.TemporaryDirectory(dir=to) as objects:
+        env |= {"GIT_OBJECT_DIRECTORY": objects, "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
+        made = _run(repository, "pack-objects", "--quiet", *_ALONE, f"{objects}/made", env=env, input_=ids).strip()
+        Path(objects, f"made-{made}.pack").rename(to / f"{commit}.pack")
+
+
+def _quoted(path: Path) -> str:
+    """As git reads one of a list of paths, which colons part."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def unpack(packs: Sequence[Path], place: Path, commit: str) -> None:
