@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ def train(run_dir: Path, *, until: int | None = None) -> None:
 
     with patch.object(Trainer, "_one_step", dying), pytest.raises(DiedError):
         run(own_folder(run_dir) / "config.json")
+    gc.collect()  # else its process group may go in a callback on one of gloo's threads, which would join itself
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
