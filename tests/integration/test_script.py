@@ -324,7 +324,7 @@ def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigter
     project.whole = True  # torch's own torchrun
     project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
     child = project.start("train", "cluster.nproc_per_node=2")
-    wait_until(lambda: all((place / f"pid-{rank}").exists() for rank in range(2)), child)
+    wait_until(lambda: all((path := place / f"pid-{rank}").exists() and path.read_text() for rank in range(2)), child)
     ranks = [psutil.Process(int((place / f"pid-{rank}").read_text())) for rank in range(2)]
     key = project.only_run().name
     if by != "doit stop":
