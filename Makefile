@@ -16,7 +16,7 @@ test-fast: $(STAMP)
 
 # Before each push: every promise of the README at least once, with real runs. Four at a time, as tests wait too.
 test: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 6 --dist worksteal -m "not long"
 
 # Before a release, and after a change of what they test: faults at many moments, searches and sweeps of many trainings.
 test-long: $(STAMP)

@@ -83,8 +83,8 @@ def test_the_workflow_runs_what_there_is() -> None:
 
 def test_every_test_is_run_by_make_test_which_each_change_passes_or_by_make_test_long_which_runs_weekly() -> None:
     recipes = dict(re.findall(r"^(test|test-long): .*\n\t.* -m pytest (.*)$", text("Makefile"), flags=re.MULTILINE))
-    workers = "-n 4 --dist worksteal"
-    assert recipes == {"test": f'{workers} -m "not long"', "test-long": f"{workers} -m long"}
+    workers = "--dist worksteal"
+    assert recipes == {"test": f'-n 6 {workers} -m "not long"', "test-long": f"-n 4 {workers} -m long"}
     assert re.findall(r"^make (test\S*)", text(".ci/run"), flags=re.MULTILINE) == ["test"]
     workflow = yaml.safe_load(text(".github/workflows/ci.yml"))
     assert "schedule" in workflow[True]  # YAML 1.1 reads the key "on" so

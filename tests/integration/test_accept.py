@@ -35,6 +35,8 @@ def edited(checkout: Checkout) -> tuple[Path, str]:
     return module, before
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_harmless_edit_is_accepted_and_every_verb_says_so(trained: tuple[Checkout, str], tmp_path: Path) -> None:
     checkout, base = trained
     assert "finished: there is nothing to accept" in checkout.doit("accept", *A, code=1)

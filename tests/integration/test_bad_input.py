@@ -89,6 +89,8 @@ def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Projec
     assert mlflow_states(recording) == ["FINISHED"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording: Project) -> None:
     shutil.copy(recording.folder / "mlflow.db", finished.folder)
     journal = finished.only_run() / "journal.jsonl"

@@ -93,6 +93,8 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
         assert claims(lab, host.name) == "", "a claim is left"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_that_waits_and_is_forestalled_at_its_start_waits_again_and_then_runs(
     bench: Bench, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from tests.integration.commands import Project, processes_of
 from tests.integration.conftest import FINISHED, with_readings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 WORDS = [*FINISHED, f"cluster.checkpoint_mirror=s3://{BUCKET}/runs", "trainer.checkpoint_every_steps=10"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_killed_run_ends_on_a_computer_that_shares_nothing_with_its_first(
     project: Project, finished: Project, fetched: Path, tmp_path: Path, s3: ObjectStore
 ) -> None:

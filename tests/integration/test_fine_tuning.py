@@ -27,6 +27,8 @@ def results(checkout: Checkout) -> dict[str, Path]:
     return {row.get("init", {}).get("said", ""): checkout.root / "runs" / row["key"] for row in found}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path) -> None:
     (example,) = re.findall(r"\A# [^\n]*\n\n```\n(.*?)^```$", (ROOT / "docs/fine-tuning.md").read_text(), re.M | re.S)
     assert example.count("\n") <= 15

@@ -283,6 +283,8 @@ def test_an_api_that_is_busy_while_pods_are_waited_for_ends_nothing(kubernetes: 
     assert len(kubernetes.made) == 1
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_pod_without_memory_and_a_job_that_somebody_deleted_are_named(kubernetes: FakeCluster, bench: Bench) -> None:
     stub = bench.stub(SLEEP, stand_in=True)
     with pytest.raises(TrainingError, match=r"pod1, pod \S+ on machine1, was out of memory \(OOMKilled\)") as caught:

@@ -56,6 +56,8 @@ def test_preflight_names_the_way_on_which_large_packets_are_lost(cluster: Cluste
     assert "sudo ip link set dev eth0 mtu 1400" in hint
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_is_not_started_where_the_hosts_cannot_reach_each_other(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(RUN_TO_END)
     with (

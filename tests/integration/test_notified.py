@@ -30,6 +30,8 @@ def notices(heard: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in heard.read_text().splitlines()]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.lab
 def test_a_rank_that_stops_on_a_host_is_told_of_and_so_is_the_runs_end(project: Project, told: Path, lab: Lab) -> None:
     project.words += [
@@ -56,6 +58,8 @@ def test_a_rank_that_stops_on_a_host_is_told_of_and_so_is_the_runs_end(project: 
     assert ranks_on(lab) == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_of_a_sweep_its_end_is_told_with_how_many_failed_and_never_twice(project: Project, told: Path) -> None:
     words = ("experiment=quickstart", "trainer.max_steps=8", "optimizer.lr=1e38,0.1", *ALONE, "tracking=none")
     done = project.doit("sweep", *words, "sweep.slots=1")
@@ -67,6 +71,8 @@ def test_of_a_sweep_its_end_is_told_with_how_many_failed_and_never_twice(project
     assert (notice["metrics"]["trials_finished"], notice["metrics"]["trials_failed"]) == (1, 1)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_training_whose_reader_leaves_says_so_once_and_goes_on(project: Project) -> None:
     """As in ``doit train … | head -1``."""
     argv = project.argv("train", "experiment=quickstart", "trainer.epochs=3", *ALONE, "tracking=none")

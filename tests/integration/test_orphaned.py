@@ -168,6 +168,8 @@ def test_of_a_script_with_torchrun_the_killed_process_is_named(tmp_path: Path, k
     assert not running((torchrun, *ranks))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.lab
 def test_what_runs_here_is_ended_before_the_same_run_starts_on_a_host(tmp_path: Path, lab: Lab) -> None:
     project = of_script(tmp_path, SCRIPT)
@@ -209,6 +211,8 @@ def test_an_attempt_on_a_host_that_the_words_reach_at_another_address_is_ended_a
     assert not [*project.only_run().glob("attempts/1/start-*.json")], "all that it had left is here"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.lab
 def test_an_attempt_that_came_to_this_computer_over_ssh_is_ended_by_a_local_start(tmp_path: Path) -> None:
     require_lab()

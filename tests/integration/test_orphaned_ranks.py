@@ -15,7 +15,8 @@ from tests.shared_fixture import made_once
 from tests.waiting import HANG_S, wait_until
 
 TRAINING = ("experiment=quickstart", "trainer.epochs=40", "++cluster.env.OMP_NUM_THREADS=1", "tracking=none")
-WARM = pytest.mark.parametrize("warm", ["true", "false"], ids=["warm ranks", "ranks that torchrun starts"])
+_PLAIN = pytest.param("false", marks=[pytest.mark.long, pytest.mark.ci])
+WARM = pytest.mark.parametrize("warm", ["true", _PLAIN], ids=["warm ranks", "ranks that torchrun starts"])
 
 
 def ranks_of(where: str) -> list[psutil.Process]:

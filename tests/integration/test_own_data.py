@@ -19,7 +19,8 @@ from tests.integration.test_provenance import copied
 ONE_RANK = TWO_STEPS.replace("nproc_per_node=2", "nproc_per_node=1")  # two: tests/trainers/test_encoded.py
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_example_of_the_page_trains_as_printed_and_from_files_to_the_same_weights(
     tmp_path: Path, fetched: Path
 ) -> None:

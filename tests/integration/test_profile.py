@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.integration.commands import ALONE, Project
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_trace_holds_the_steps_that_were_asked_for(project: Project) -> None:
     done = project.doit("profile", "experiment=quickstart", *ALONE, "steps=2")
     assert done.returncode == 0, done.stdout

@@ -111,6 +111,8 @@ def test_the_wheel_holds_the_packages_and_conf_and_nothing_else(built: Path) -> 
     assert {"pipeline/py.typed", "trainers/py.typed", "pipeline/template/.gitignore.txt"} < names
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_wheel_trains_in_a_project_of_its_own_and_launches_nothing_twice(
     environment: Path, project: Path, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
     assert times[0] < promised_s(10)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("broken", "silent", "seen"),
     [

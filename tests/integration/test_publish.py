@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.commands import Project
 
 _LOAD = """
@@ -54,6 +56,8 @@ def _loaded(project: Project) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_is_published_once_and_the_model_says_what_its_evaluation_said(finished: Project, database: Path) -> None:
     shutil.copy(database, finished.folder)
     result = finished.result()
@@ -84,6 +88,8 @@ def test_a_run_is_published_once_and_the_model_says_what_its_evaluation_said(fin
     assert seen["versions"] == [1]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_that_is_missing_unfinished_or_altered_and_a_server_that_is_down_are_told(finished: Project) -> None:
     missing = finished.doit("publish", "run=000000", "name=digits")
     assert (missing.returncode, "no such run" in missing.stdout) == (3, True), missing.stdout

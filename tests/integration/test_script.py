@@ -314,7 +314,13 @@ while True:
 """
 
 
-@pytest.mark.parametrize("by", ["doit stop", "doit stop, no command", "SIGTERM"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        "doit stop",
+        *(pytest.param(by, marks=[pytest.mark.long, pytest.mark.ci]) for by in ("doit stop, no command", "SIGTERM")),
+    ],
+)
 def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigterm_is_gone(
     project: Project, tmp_path: Path, by: str
 ) -> None:
@@ -416,6 +422,8 @@ paceline.log(1, loss=1.0)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_file_that_rank_one_alone_reads_repeats_the_run_when_it_changes(project: Project, tmp_path: Path) -> None:
     project.whole = True  # ranks that are forked have no sitecustomize
     part = tmp_path / "elsewhere/part1.txt"
@@ -553,6 +561,8 @@ def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) 
     assert "is finished" in project.doit("train", *data, *hosts).stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps_the_same_run(
     tmp_path: Path, fetched: Path
 ) -> None:
@@ -625,6 +635,8 @@ def test_what_goes_wrong_in_a_script_is_told_once(project: Project, lines: str, 
     assert not (project.only_run() / "result.json").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_whose_rank_stands_still_while_another_waits_for_it_is_ended_and_the_rank_named(
     project: Project,
 ) -> None:
@@ -667,6 +679,8 @@ for step in range(first + 1, 5):
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.lab
 def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project: Project, lab: Lab) -> None:
     (project.folder / "my scripts/train.py").write_text(OF_TWO_HOSTS)
@@ -692,6 +706,8 @@ def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project
     assert not (run / "work").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_stands_where_its_user_stood_and_a_file_beside_it_is_named_or_there(
     tmp_path: Path, fetched: Path
 ) -> None:

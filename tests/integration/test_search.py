@@ -85,6 +85,8 @@ def check_pruned(project: Project) -> None:
     assert {number for number, state in last.items() if state == "PRUNED"} == {bad["number"]}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_search_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
     first = recording.doit("sweep", *GOOD)
     assert first.returncode == 0, first.stdout

@@ -93,6 +93,8 @@ def test_a_task_of_ones_own_depends_on_a_step(checkout: Checkout) -> None:
         dodo.write_text(before)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_step_on_the_hosts_runs_on_each_and_leaves_the_outputs_of_the_first(lab: Lab, tmp_path: Path) -> None:
     checkout = copied(tmp_path / "project")
     (checkout.root / "conf/step").mkdir()

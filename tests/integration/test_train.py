@@ -205,6 +205,8 @@ def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -
     assert "SYNTHETIC DATA" in project.doit("runs").stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_server_that_is_down_costs_a_warning_and_the_same_command_records_later(recording: Project) -> None:
     done = recording.doit("train", *TINY, "tracking.uri=http://127.0.0.1:9")
     assert done.returncode == 0, done.stdout

@@ -79,6 +79,8 @@ def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str
     assert "KeyError: 'https://***@host/x'" in kept
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) -> None:
     broken(project, "pipeline/evaluation/report.py", "def _report(")
     words = ("train", *WORDS, "paths.runs=else/where")

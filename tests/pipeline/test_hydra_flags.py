@@ -147,7 +147,8 @@ def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
     assert [host["name"] for host in yaml.safe_load(done.stdout)] == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_application_takes_a_script_by_its_name_on_either_side_of_the_flags() -> None:
     for words in (["--cfg", "job", "-p", "program.script", "program.script=dodo.py"],
                   ["program.script=dodo.py", "--cfg", "job", "-p", "program.script"]):  # fmt: skip

@@ -69,7 +69,8 @@ def test_a_full_disk_is_told_elsewhere(tmp_path: Path) -> None:
     SystemMetrics(tmp_path / "gone").heard(NodeBeat(host="node0", usage=IDLE), 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_them(
     tmp_path: Path, database: Path
 ) -> None:

@@ -256,6 +256,8 @@ def forwarded(port: int, to: int) -> Iterator[list[bytes]]:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
     tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,8 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_files_that_a_model_reads_and_its_own_text_are_said_and_a_built_in_one_reads_none(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +74,8 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_another_rank_than_the_first_reads_counts_too(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ from tests.pipeline.data.data_fixtures import make_fashion_mnist, random_images,
 from trainers.core.config import ConfigError
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_its_images_parts_and_names_of_classes_are_packed(tmp_path: Path) -> None:
     config = TorchvisionConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(tmp_path / "root")))
     pack = fetch(config, tmp_path / "data")

@@ -16,7 +16,8 @@ LOGS = {
     "objects": "print(json.dumps({'step': step, 'loss': step}), file=objects, flush=True)",
     "lines": "print(f'step={step} loss={step}', flush=True)",
 }
-KEPT = ("module", "table", "objects", "events")
+_EVENTS = pytest.param("events", marks=[pytest.mark.long, pytest.mark.ci])  # each imports TensorBoard and torch
+KEPT = ("module", "table", "objects", _EVENTS)
 """What is left of a killed attempt where the next one finds it: torchrun's logs are an attempt's own."""
 SCRIPT = """
 import json, os, pathlib, signal, paceline
@@ -59,7 +60,7 @@ def rows_before(run: ScriptRun) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("how", LOGS)
+@pytest.mark.parametrize("how", [*KEPT, "lines"])
 def test_of_a_script_that_finds_its_checkpoint_itself_rows_before_it_stay(run: ScriptRun, how: str) -> None:
     said = killed_at_6(run, how, "{checkpoints}/state.txt")
     assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]

@@ -261,6 +261,8 @@ def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
     assert "paceline: the key is not complete: hidden.txt was read; add it to program.inputs\n" in said
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("has_group", [False, True], ids=["without a group", "with a group"])
 def test_ranks_that_never_had_a_process_group_are_warned_of(run: ScriptRun, has_group: bool) -> None:
     group = "import torch.distributed as d\nd.init_process_group('gloo')\nd.destroy_process_group()\n"

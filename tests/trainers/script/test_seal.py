@@ -200,7 +200,8 @@ def test_the_seal_names_95_of_100_planted_files_and_none_of_an_honest_script() -
     assert "false alarms: 0 []" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_files_outside_of_the_project_are_said_in_a_line_and_noted(run: ScriptRun, tmp_path: Path) -> None:
     """Data that an argument names was in no key: half of it removed, the run was finished."""
     script = """
