@@ -6,6 +6,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commands import ALONE, Project
 
 
