@@ -1,4 +1,4 @@
-"""A training that runs under torchrun: `doit train program.script=examples/train.py program.args.lr=0.1`."""
+"""A training that runs under torchrun: `doit torchrun --nproc-per-node 2 examples/train.py --lr 0.1`."""
 
 import argparse
 

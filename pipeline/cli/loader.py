@@ -26,7 +26,7 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import clone, flags, invocation  # noqa: E402
 from pipeline.cli.invocation import taken_out  # noqa: E402
-from pipeline.cli.output import as_typed, outlive_reader  # noqa: E402
+from pipeline.cli.output import as_typed, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -58,6 +58,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             clone.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
+            if "torchrun" in sys.argv or "run" in sys.argv:
+                _start_with_overrides()
             self._invocation = invocation.parse(sys.argv[1:])
             if not invocation.HELP_WORDS.isdisjoint(sys.argv):
                 _answer_help()
@@ -112,6 +114,18 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 session().refuse_wrong_words()
             except PacelineError as error:
                 leave(for_verb(error, verb))
+
+
+def _start_with_overrides() -> None:
+    """Start doit anew, which has copied the words by now, where they are a command line of torchrun's."""
+    from pipeline.cli import torchrun_line  # the settings of scripts: for such a line alone
+
+    words, notes = torchrun_line.translated(sys.argv[1:], clone.started_in(), clone.ROOT)
+    if words != sys.argv[1:]:
+        for note in notes:
+            note_usual(note)
+        sys.argv[1:] = words
+        raise Left(doit_cmd.DoitMain().run(words))
 
 
 def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> None:

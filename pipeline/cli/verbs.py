@@ -293,6 +293,20 @@ VERBS: Mapping[str, Verb] = {
             "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node",
         ),
     ),
+    "torchrun": Verb(
+        goes_on=True,
+        summary="train with a torchrun command line as it is: torchrun … train.py …",
+        details="torchrun's options mean what they mean there, and what follows the script is the script's. Overrides, "
+        "--cluster NAME and --sweep NAME=VALUES stand before the script. Without --nproc-per-node there is one rank, "
+        "or as many as a named cluster has. A command may stand in front (plan torchrun …). `paceline run train.py …` "
+        "starts one process without torchrun. Files and folders in arguments are part of the key: docs/own-scripts.md.",
+        examples=(
+            "torchrun --nproc-per-node 2 train.py --lr 0.1",
+            "torchrun --cluster two_node -m my_package.train --lr 0.1",
+            "torchrun --nproc-per-node 2 --sweep lr=0.1,0.01 train.py --epochs 3",
+        ),
+        shows_groups=False,
+    ),
     "attach": Verb(
         goes_on=True,
         summary="take over a running training whose command was closed or killed",

@@ -87,7 +87,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     secrets = secret_values({"cluster": raw})
     granted = settings.capabilities.hosts_are_granted
     _refuse_unknown_fields(raw)
-    entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
+    entries = _this_computer(raw) if here else _granted(raw) if granted else _first(_entries(raw, root, nproc), raw)
     make = functools.partial(_host, raw=raw, nproc=nproc, secrets=secrets, root=root)
     hosts = tuple(make(entry) for entry in entries)
     spares = tuple(make(entry, field="cluster.spares") for entry in raw["spares"])
@@ -227,6 +227,11 @@ def _this_computer(raw: dict[str, Any]) -> list[dict[str, Any]]:
         raise UsageError(
             "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
         )
+    if raw.get("nnodes") not in (None, 1):
+        raise UsageError(
+            f"cluster.nnodes={raw['nnodes']}: cluster={raw['launcher']} is this computer alone, which is one node",
+            hint="cluster=pssh cluster.hostfile=FILE, or a cluster of your own: cluster=NAME",
+        )
     return [{"name": "localhost"}]
 
 
@@ -258,6 +263,17 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
             "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[HOST1,HOST2]"
         )
     return list(raw["hosts"])
+
+
+def _first(entries: list[dict[str, Any]], raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """As many of the hosts as ``cluster.nnodes`` says. Raises UsageError: there are fewer, or it says none."""
+    count = raw.get("nnodes")
+    if count is None:
+        return entries
+    if not 1 <= count <= len(entries):
+        field = "cluster.hosts" if raw["hostfile"] is None else f"cluster.hostfile={raw['hostfile']}"
+        raise UsageError(f"cluster.nnodes={count} must be 1 to {len(entries)}, the number of hosts in {field}")
+    return entries[:count]
 
 
 def _text_of(path: Path, option: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ CONF_DIRS = conf_dirs(ROOT)
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 @contextmanager
@@ -65,8 +67,17 @@ def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:
-    """config.yaml of a resolved configuration."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(resolved)))
+    """config.yaml of a resolved configuration, whose every ``${`` is text."""
+    return OmegaConf.to_yaml(OmegaConf.create(_as_text(dict(resolved))))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_text(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_text(inner) for inner in value]
+    is_text = isinstance(value, str) and "${" in value
+    return _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", value) if is_text else value
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

@@ -30,6 +30,12 @@ _READ = re.compile(r"\b(from|init|input|load|pretrained|resume)\b")
 _OF_THE_SYSTEM = ("/dev", "/proc", "/sys")
 
 
+def is_written(option: str) -> bool:
+    """True if a script writes to the path behind an option of this name: ``--output-dir``."""
+    spaced = re.sub(r"[-_.=]", " ", option).lower()
+    return _WRITTEN.search(spaced) is not None and _READ.search(spaced) is None
+
+
 @dataclass
 class DataArguments:
     """The data of a script, and its arguments with ``{data}`` in place of each path of this computer.
@@ -49,13 +55,12 @@ class DataArguments:
         if match is None or names(word):
             return word
         path = Path(os.path.abspath(Path(match["path"]).expanduser()))  # noqa: PTH100
-        option = re.sub(r"[-_.=]", " ", f"{name} {match['name'] or ''}").lower()
-        is_written = _WRITTEN.search(option) is not None and _READ.search(option) is None
+        written = is_written(f"{name} {match['name'] or ''}")
         shown = f"{where}={match['path']}"
         if any(path.is_relative_to(Path(text).expanduser()) for text in self.untracked):
             return word
         if not path.exists():
-            if not is_written:
+            if not written:
                 self.notes.append(
                     f"{shown} isn't here: the key has its name and not its contents; program.data=<where it is here> "
                     f"and {{data}} in its place send it to the hosts"
@@ -63,7 +68,7 @@ class DataArguments:
             return word
         if self._is_too_wide(path) or not (path.is_file() or path.is_dir()):
             return word
-        if is_written:
+        if written:
             self.notes.append(
                 f"{shown} is not in the key: by its name the script writes there; {{run}} is a folder that is kept, "
                 f"and program.data={path} with {{data}} makes it data"
@@ -122,12 +127,38 @@ def says_something(resolved: Mapping[str, Any]) -> bool:
 
 
 def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The configuration in which ``auto`` ranks are one for a script that asks for no process group."""
+    """The configuration with the file of ``program.module`` as its script, and, for a script that asks for no process
+    group, one rank for ``auto``. Raises UsageError: there is no such module."""
+    resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
     is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
     if is_open and (section.get("torchrun") is False or not process_groups.uses_process_group(resolved, root)):
         cluster = {**cluster, "nproc_per_node": 1}
     return {**resolved, "cluster": cluster}
+
+
+def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """``program.script`` from ``program.module``, which python -m looks for in the working directory first."""
+    section = resolved.get(programs.SECTION) or {}
+    module = section.get("module")
+    if not module:
+        return dict(resolved)
+    inner = str(module).replace(".", "/")
+    places = dict.fromkeys((root / str(section.get("workdir") or ""), root))
+    files = [place / name for place in places for name in (f"{inner}.py", f"{inner}/__main__.py")]
+    file = next((path for path in files if path.is_file()), None)
+    if file is None:
+        where = " or ".join(str(place) for place in places)
+        raise UsageError(
+            f"program.module={module}: there is no {inner}.py and no {inner}/__main__.py in {where}",
+            hint="a module of the project; one that is installed runs as program.command=[python,-m,NAME]",
+        )
+    script = file.relative_to(root).as_posix()
+    if section.get("script") not in (None, script):  # what is read from config.json has both
+        raise UsageError(
+            f"both program.script={section['script']} and program.module={module} say what to run; take one"
+        )
+    return {**resolved, programs.SECTION: {**section, "script": script}}
 
 
 def with_script(
@@ -175,6 +206,7 @@ def with_script(
         inputs=settings.inputs,
         outputs=settings.outputs,
         data=settings.data,
+        module=settings.module,
         must_exist=must_exist,
     )
     where = {"script": files.shown or None} if settings.script else {}

@@ -104,8 +104,8 @@ class Closure(NamedTuple):
 
 
 class ScriptEntry(NamedTuple):
-    """A script that is started as a file: what it imports is looked for in its ``folder`` first, whose files stand
-    below ``prefix`` in the snapshot."""
+    """A file that is started: what it imports is looked for in ``folder`` first, whose files stand below ``prefix`` in
+    the snapshot. A script lies in that folder, a module that ``python -m`` starts may lie in packages below it."""
 
     file: str
     folder: str
@@ -233,9 +233,11 @@ class _Walk:
                 waiting += [item.name for item in reading.imports if self._leads_to_source(item, file.path)]
 
     def follow_script(self, script: ScriptEntry) -> None:
-        """A file that is started by its path, and everything that it imports."""
-        name = os.path.basename(script.file)  # noqa: PTH119
+        """A file that is started by its path or as a module, and everything that it imports."""
+        name = os.path.relpath(script.file, script.folder)
         file = _File(path=f"{script.prefix}{name}", place=script.file, module=name)
+        if "/" in name:
+            self.follow(name.rpartition("/")[0].replace("/", "."))  # python -m runs the packages around it first
         for item in self._read(file).imports:
             if self._leads_to_source(item, file.path):
                 self.follow(item.name)

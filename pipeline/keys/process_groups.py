@@ -47,7 +47,7 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
         paths: dict[str, Any] = {
             name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
         }
-        files = script_files.find(root=root, data=None, **paths)
+        files = script_files.find(root=root, data=None, module=section.get("module"), **paths)
         return files.file is not None and _in_code(files.closure([*filter(None, behind)]).sources.items())
     except (UsageError, ConfigError, OSError):  # whoever starts it says so
         return False

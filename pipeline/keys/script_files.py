@@ -71,9 +71,12 @@ class DataPath(NamedTuple):
 
 
 class ScriptFiles(NamedTuple):
-    """``file`` is the script, or the program of ``program.command`` (None: one that the hosts have), ``folder`` its own
-    folder; ``data`` are files and folders. Absolute. ``workdir`` is relative to the snapshot. ``notes`` say what counts
-    of the paths in its arguments."""
+    """The files of a script, absolute.
+
+    ``file`` is the script, or the program of ``program.command`` (None: one that the hosts have). ``folder`` is its own
+    folder, or the one in which ``python -m`` looks for it. ``data`` are files and folders. ``workdir`` is relative to
+    the snapshot. ``notes`` say what counts of the paths in its arguments.
+    """
 
     root: Path
     folder: Path
@@ -197,6 +200,7 @@ def find(
     inputs: Sequence[str],
     outputs: Sequence[str],
     data: str | Sequence[str] | None,
+    module: str | None = None,
     must_exist: bool = True,
 ) -> ScriptFiles:
     """Where all of it lies. Relative names are below ``root``. Unless it ``must_exist`` it may have been moved since.
@@ -213,6 +217,9 @@ def find(
     place = functools.partial(_place, root=root, must_exist=must_exist)
     file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root
+    if module and file is not None:
+        is_package = file.name == "__main__.py" and not module.endswith("__main__")
+        folder = file.parents[module.count(".") + is_package]
     workdir = os.path.normpath(workdir) if workdir else ""
     if not folder.is_relative_to(root) and workdir.partition("/")[0] != SCRIPT_OUTSIDE:
         workdir = f"{SCRIPT_OUTSIDE}/{workdir}".rstrip("/")  # where it is started when it is started alone

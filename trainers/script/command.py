@@ -42,7 +42,7 @@ class Paths:
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
-    """The script (a program: torchrun's ``--no-python`` and its words) and its arguments; without torchrun these alone.
+    """The script (a module: ``-m`` and its name; a program: ``--no-python`` and its words) and its arguments.
 
     The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
     them, and drops a ``--`` of the script.
@@ -56,6 +56,8 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
                 words.pop()
         else:
             words += [filled(word, values) for word in group]
+    if settings.module:
+        return ["-m", *(["--"] if settings.torchrun else []), settings.module, *words]
     if settings.script:
         return [*(["--"] if settings.torchrun else []), str(paths.work / paths.script), *words]
     first = ["--no-python", "--"] if settings.torchrun else []

@@ -47,6 +47,7 @@ class ScriptConfig(ProgramConfig):
 
     Attributes:
         script: the Python file, relative to the folder where the command is typed, or to the project.
+        module: instead of script, a Python module that is run as python -m runs it.
         command: instead of script, a program that isn't Python, with what precedes args.
         args: a mapping, each entry --name value (-n of one letter; true: --name alone, false or null: left out, a list:
             --name a b); or a list, taken literally.
@@ -69,6 +70,7 @@ class ScriptConfig(ProgramConfig):
 
     name: str = "script"
     script: str | None = None
+    module: str | None = field(default=None, metadata=LATER)
     command: list[str] = field(default_factory=list)
     args: Any = None
     workdir: str = ""
@@ -86,8 +88,9 @@ class ScriptConfig(ProgramConfig):
 
     def __post_init__(self) -> None:
         choice("program.seal", self.seal, ("fail", "warn", "off"))
-        if bool(self.script) == bool(self.command):
-            both = "both program.script and program.command are set" if self.script else "nothing says what to run"
+        if bool(self.script or self.module) == bool(self.command):
+            python = "program.module" if self.module else "program.script"
+            both = f"both {python} and program.command are set" if self.command else "nothing says what to run"
             raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
         at_least("program.outputs_limit", self.outputs_limit or 0, 0)
         for name, value in self.env.items():

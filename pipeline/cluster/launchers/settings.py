@@ -69,6 +69,8 @@ class ClusterConfig:
         hosts: the nodes, in the order of their ranks; rank 0 is on the first. A command line may tell their names
             alone: [node1,me@node2:2222]; a file tells mappings: [{name: node1}].
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
+        nnodes: how many of the hosts take part, the first ones; null: all of them. Of slurm and kubernetes: how many
+            nodes a job has; default: 1.
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
         interface: network interface for the ranks, on every host; null: InfiniBand if all have it, else that of ssh.
@@ -108,6 +110,7 @@ class ClusterConfig:
     launcher: str = "local"
     hosts: list[HostConfig] = field(default_factory=list)
     hostfile: str | None = None
+    nnodes: int | None = None
     nproc_per_node: Any = "auto"  # OmegaConf 2.3 fails on int | str
     ssh_config: str | None = None
     interface: str | None = None

@@ -13,7 +13,7 @@ _MAPPINGS = (  # whose names are the user's own, or torch's
     "dataset.args", "dataset.augmentation_args", "program.args", "program.env", "step",
 )  # fmt: skip
 _OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
-NAME_A_SCRIPT = ("program.script", "program.command")
+NAME_A_SCRIPT = ("program.script", "program.module", "program.command")
 _OF_A_SCRIPT = tuple(f"{name}=" for name in NAME_A_SCRIPT)
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"

@@ -20,6 +20,8 @@ except ImportError:
 options, argv = {}, sys.argv[1:]
 while argv[0].startswith("--"):
     name, _, options[name] = argv.pop(0).partition("=")
+if argv[:2] == ["-m", "--"]:
+    argv.remove("--")
 nnodes, nproc = int(options["--nnodes"]), int(options["--nproc-per-node"])
 node = int(options.get("--node-rank", "0"))
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

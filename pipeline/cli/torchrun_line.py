@@ -1,0 +1,318 @@
+"""Command lines that people have typed already, translated into overrides: `torchrun …`, and `run` for `python …`.
+
+    torchrun --nproc-per-node 2 train.py --lr 0.1
+    train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
+
+torchrun's own options are read by torch's parser (``torchrun_options``, in a process of its own). What follows the
+script is the script's: ranks start with exactly these arguments. A verb may stand in front: `doit plan torchrun …`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli import torchrun_options
+from pipeline.cli.verbs import VERBS
+from pipeline.config.program_section import is_written
+from pipeline.core.cache import Remembered
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import canonical_json, sha256_file, sha256_text
+from pipeline.core.printable import hydra_value
+from pipeline.core.processes.process import python_answer
+from trainers.script.settings import PLACEHOLDERS, is_resume, names, words
+
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
+_FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
+_PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
+"""Numbers that Python prints as they were typed; others are passed on as texts."""
+_IMPORT_S = 120.0  # of torch, on a busy computer
+_SMALL_BYTES = 1 << 20  # of a file in an argument that is copied with the code
+_RENDEZVOUS = (
+    *("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("node_rank", "master_addr", "master_port", "local_addr"),
+)
+_OUTPUT = ("log_dir", "redirects", "tee", "role", "log_line_prefix_template", "local_ranks_filter")
+_NOT_NEEDED = {
+    **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
+    **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
+}
+_TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """One such command line.
+
+    Attributes:
+        overrides: those that stand before the script, besides ``cluster`` and ``sweep``, which are options of ours.
+        module: ``script`` is the dotted name of a module.
+        no_python: ``script`` is a program that isn't Python.
+        with_torchrun: False for `run`, which starts one process.
+        not_needed: a reason → torchrun's options that are left out for it.
+    """
+
+    script: str
+    args: Sequence[str]
+    overrides: Sequence[str] = ()
+    cluster: str | None = None
+    sweep: Sequence[str] = ()
+    nnodes: str | None = None
+    nproc_per_node: str | None = None
+    max_restarts: int | None = None
+    module: bool = False
+    no_python: bool = False
+    with_torchrun: bool = True
+    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def names_cluster(self) -> bool:
+        return self.cluster is not None or any(word.startswith("cluster=") for word in self.overrides)
+
+
+def translated(argv: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
+    """Translate a command line, if it is one of these.
+
+    Args:
+        argv: the words after ``doit``.
+        folder: where the command was typed.
+        root: the project.
+
+    Returns:
+        The words that doit is to get, and notes for the user.
+
+    Raises:
+        UsageError: an option that torchrun doesn't know, or that has no counterpart.
+    """
+    at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), None)
+    if at is None or not _is_such_a_line(argv[:at], argv[at], argv[at + 1 :]):
+        return [*argv], []
+    line = _of_torchrun(argv[at + 1 :], root) if argv[at] == "torchrun" else _of_run(argv[at + 1 :])
+    has_verb = any(word in VERBS for word in argv[:at])
+    begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"])]
+    notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
+    return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
+
+
+def _is_such_a_line(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
+    """False where help is wanted, and where ``run`` is doit's own command of that name."""
+    if any(word in ("help", "info", "list") for word in before) or rest[:1] in (["--help"], ["-h"]):
+        return False
+    return name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in rest)
+
+
+def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
+    if not typed:
+        raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
+    parsed = _parsed(typed, root)
+    if "error" in parsed:
+        raise UsageError(f"torchrun: {parsed['error']}", hint="torchrun --help")
+    options: dict[str, Any] = parsed.pop("options")
+    not_needed: dict[str, list[str]] = {}
+    for name in options.keys() - set(_TRANSLATED):
+        if name not in _NOT_NEEDED:
+            raise UsageError(f"--{name.replace('_', '-')} of torchrun has no counterpart here", hint="leave it out")
+    for name in (name for name in options if name in _NOT_NEEDED):
+        not_needed.setdefault(_NOT_NEEDED[name], []).append(f"--{name.replace('_', '-')}")
+    known = {name: value for name, value in options.items() if name in _TRANSLATED}
+    return _Line(**parsed, **known, not_needed=not_needed)
+
+
+def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
+    """What torch's parser makes of the words. It takes seconds to import, so answers are remembered."""
+    program = Path(torchrun_options.__file__)
+    defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
+    try:
+        made_from = [[*typed], defaults, metadata.version("torch"), sha256_file(program)]
+        kept, name = Remembered(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
+        answer: dict[str, Any] | None = kept[name]
+        if answer is None:
+            answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
+            kept.keep({name: answer})
+    except (metadata.PackageNotFoundError, PacelineError) as error:
+        raise UsageError(
+            f"torch reads torchrun's options, and that doesn't work here: {error}",
+            hint="doit train program.script=train.py program.args.lr=0.1 needs no torch on this computer",
+        ) from error
+    return {**answer}
+
+
+def _of_run(typed: Sequence[str]) -> _Line:
+    """``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
+    left, overrides = [*typed], list[str]()
+    own: dict[str, list[str]] = {"--cluster": [], "--sweep": []}
+    is_module = False
+    while left and (left[0].startswith("-") or _OVERRIDE.match(left[0])):
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if name in own:
+            own[name].append(value if equals else left.pop(0) if left else "")
+        elif word == "-m":
+            is_module = True
+        elif word.startswith("-"):
+            raise UsageError(f"run has no option {word}; it has -m, --cluster NAME and --sweep NAME=VALUES")
+        else:
+            overrides.append(word)
+    if not left:
+        raise UsageError("run needs a script", hint="paceline run train.py --lr 0.1")
+    return _Line(
+        script=left[0],
+        args=left[1:],
+        overrides=overrides,
+        cluster=own["--cluster"][-1] if own["--cluster"] else None,
+        sweep=own["--sweep"],
+        nproc_per_node="1",
+        module=is_module,
+        with_torchrun=False,
+    )
+
+
+def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterator[str]:
+    """Where it runs, what runs, its arguments and trials, and in the end what was typed as an override."""
+    if line.cluster:
+        yield f"cluster={line.cluster}"
+    yield from _nodes(line)
+    yield from _ranks(line)
+    if line.max_restarts is not None:
+        yield f"cluster.max_restarts={line.max_restarts}"
+    if line.no_python:
+        yield f"program.command=[{hydra_value(line.script)}]"
+    else:
+        yield f"program.{'module' if line.module else 'script'}={hydra_value(line.script)}"
+    if not line.with_torchrun:
+        yield "program.torchrun=false"
+    placed = [_placed(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
+    sweeps = dict(_sweep(text) for text in line.sweep)
+    args = [word for word, _ in placed]
+    named = _named(args)
+    yield from _listed(args, sweeps) if named is None else _by_name(named, sweeps, splits=splits)
+    inputs = [Path(os.path.relpath(path, root)).as_posix() for _, path in placed if path is not None]
+    if inputs:
+        yield f"program.inputs=[{','.join(map(hydra_value, inputs))}]"
+    yield from line.overrides
+
+
+def _nodes(line: _Line) -> Iterator[str]:
+    least, _, most = (line.nnodes or "").partition(":")
+    if most not in ("", least):
+        raise UsageError(
+            f"--nnodes={line.nnodes}: the number of nodes is part of a run's key, so it is fixed",
+            hint=f"--nnodes={most}; cluster.spares=[HOST] replaces a lost one",
+        )
+    if least not in ("", "1") or (least and line.names_cluster):
+        yield f"cluster.nnodes={least}"
+
+
+def _ranks(line: _Line) -> Iterator[str]:
+    """Without the option torchrun starts one process; a cluster that is named has a number of its own."""
+    count = line.nproc_per_node
+    if count is None:
+        yield from () if line.names_cluster else ("cluster.nproc_per_node=1",)
+    elif count == "gpu":
+        yield from ("cluster.nproc_per_node=auto", "cluster.device=cuda")
+    elif count in ("cpu", "xpu"):
+        raise UsageError(
+            f"--nproc-per-node={count}: the number of ranks is part of a run's key, so it is typed",
+            hint=f"--nproc-per-node={os.cpu_count()}",
+        )
+    else:
+        yield f"cluster.nproc_per_node={count}"
+
+
+def _named(args: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments as a mapping of ``program.args``.
+
+    None where that would start other words: with positional ones, ``--lr=0.1`` or a name that stands twice.
+    """
+    given: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in args:
+        match = _FLAG.fullmatch(word)
+        if match is not None:
+            name = match["long"] or match["short"]
+            if name in given:
+                return None
+            values = given[name] = []
+        elif values is None:
+            return None
+        else:
+            values.append(word)
+    mapping = {name: True if not texts else texts[0] if len(texts) == 1 else texts for name, texts in given.items()}
+    return mapping if words(mapping) == [*args] else None
+
+
+def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
+    """``splits``: a value with commas stands for trials, as in every override of `doit sweep`."""
+    for name, value in named.items():
+        if name in sweeps or (splits and isinstance(value, str) and "," in value):
+            yield f"program.args.{name}={sweeps.get(name, value)}"
+        elif isinstance(value, list):
+            yield f"program.args.{name}=[{','.join(map(_value, value))}]"
+        else:
+            yield f"program.args.{name}={'true' if value is True else _value(value)}"
+    yield from (f"program.args.{name}={values}" for name, values in sweeps.items() if name not in named)
+
+
+def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
+    """The arguments as a list, and each value that is swept by its number there."""
+    listed, trials = [*args], dict[int, str]()
+    for name, values in sweeps.items():
+        at = _position(name, args)
+        if at is None:
+            listed += [f"--{name}", values.partition(",")[0]]
+            at = len(listed) - 1
+        begin, equals, _ = listed[at].partition("=")
+        trials[at] = ",".join(_value(f"{begin}={value}") for value in values.split(",")) if equals else values
+    yield f"program.args=[{','.join(map(_value, listed))}]"
+    yield from (f"program.args.{at}={values}" for at, values in trials.items())
+
+
+def _position(name: str, args: Sequence[str]) -> int | None:
+    """Which word of ``args`` holds the value of an option, or of a Hydra-style ``name=value``."""
+    for at, word in enumerate(args):
+        if word in (f"--{name}", f"-{name}") and at + 1 < len(args):
+            return at + 1
+        if word.startswith((f"--{name}=", f"{name}=")):
+            return at
+    return None
+
+
+def _sweep(text: str) -> tuple[str, str]:
+    name, _, values = text.lstrip("-").partition("=")
+    if not (name and values):
+        raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
+    return name, values
+
+
+def _value(text: str) -> str:
+    return text if _PRINTED_ALIKE.fullmatch(text) else hydra_value(text)
+
+
+def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
+    """An argument as ``program.args`` has it, and the file that it names below ``folder``, for ``program.inputs``.
+
+    A folder, and a file elsewhere, becomes an absolute path, which is tracked data. ``before`` is the word before it.
+    """
+    option, equals, path = word.rpartition("=")
+    flag = option if equals else before if before.startswith("-") else ""
+    place = folder / path
+    is_path = path and not path.startswith(("/", "~", "-")) and ("/" in path or bool(flag) or place.is_file())
+    if not is_path or not place.exists() or is_written(flag):
+        return _literal(word), None
+    is_small = place.is_file() and place.stat().st_size <= _SMALL_BYTES
+    if is_small and place.resolve().is_relative_to(folder.resolve()):
+        return _literal(word), place
+    return _literal(f"{option}{equals}{os.path.abspath(place)}"), None  # noqa: PTH100  (a link stays one)
+
+
+def _literal(word: str) -> str:
+    """With the braces that hold no placeholder of Paceline's doubled, so that they stay as they are."""
+    for name in names(word):
+        if not (name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name)):
+            word = word.replace(f"{{{name}}}", f"{{{{{name}}}}}")
+    return word

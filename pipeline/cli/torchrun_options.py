@@ -1,0 +1,46 @@
+"""Read torchrun's options with torch's own parser.
+
+``torchrun_line`` runs the text of this file in a process of its own, because the controller doesn't import torch; so it
+uses torch and the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from typing import Any
+
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
+
+
+def answer(words: list[str]) -> dict[str, Any]:
+    """Sort the words behind ``torchrun``.
+
+    Returns:
+        ``error``: what torch's parser refuses. Else ``options``: those that differ from torchrun's defaults, by their
+        names in the parser; ``overrides``: Hydra overrides that stand before the script; ``cluster`` and ``sweep``:
+        Paceline's own options; ``script`` and ``args``.
+    """
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torchrun"
+    parser.add_argument("--cluster")
+    parser.add_argument("--sweep", action="append", default=[])
+    overrides: list[str] = []
+    while True:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                parsed = vars(parser.parse_args(words))
+        except SystemExit:
+            return {"error": said.getvalue().strip().rpartition("error: ")[2]}
+        script, args = parsed.pop("training_script"), parsed.pop("training_script_args")
+        if not _OVERRIDE.match(script):
+            break
+        overrides.append(script)
+        del words[len(words) - len(args) - 1]
+    own = {name: parsed.pop(name) for name in ("cluster", "sweep")}
+    options = {name: value for name, value in parsed.items() if value != parser.get_default(name)}
+    return {**own, "options": options, "overrides": overrides, "script": script, "args": args}

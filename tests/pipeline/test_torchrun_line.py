@@ -1,0 +1,139 @@
+"""Command lines of torchrun's and python's as overrides, and a script that starts with the same arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import torchrun_line
+from pipeline.core.errors import UsageError
+from pipeline.core.places import ROOT
+from trainers.script.settings import words
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "small.json").write_text("{}")
+    (tmp_path / "large.bin").write_bytes(bytes(2 << 20))
+    return tmp_path
+
+
+def translated(line: str, folder: Path) -> list[str]:
+    return torchrun_line.translated(line.split(), folder, ROOT)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides"),
+    [
+        ("run train.py", ["program.script=train.py", "program.torchrun=false"]),
+        ("run train.py --lr 0.1", ["program.args.lr=0.1"]),
+        ("run train.py --lr 1e-3 --debug -b 2 --layers 3 4", [
+            "program.args.lr='1e-3'", "program.args.debug=true", "program.args.b=2", "program.args.layers=[3,4]",
+        ]),
+        ("run train.py --on true --zip 007", ["program.args.on='true'", "program.args.zip='007'"]),
+        ("run train.py fit --lr=0.1 model=x", ["program.args=[fit,'--lr=0.1','model=x']"]),
+        ("run train.py --a 1 --a 2", ["program.args=['--a',1,'--a',2]"]),
+        ("run train.py --resume {resume} --name {x}", ["program.args.resume='{resume}'", "program.args.name='{{x}}'"]),
+        ("run tracking=none train.py tracking=none", ["program.args=['tracking=none']", "tracking=none"]),
+        ("run -m package.train --lr 0.1", ["program.module=package.train", "program.args.lr=0.1"]),
+        ("run --cluster two_node train.py", ["cluster=two_node"]),
+    ],
+)  # fmt: skip
+def test_a_line_becomes_the_overrides_that_start_the_same_words(line: str, overrides: list[str], folder: Path) -> None:
+    found = translated(line, folder)
+    assert found[0] == "train"
+    assert [word for word in overrides if word not in found] == []
+
+
+@pytest.mark.parametrize("line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--a b c --d"])
+def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
+    named = torchrun_line._named(line.split())
+    assert named is None or words(named) == line.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "trials"),
+    [
+        ("run --sweep lr=0.1,0.01 train.py --lr 1 --epochs 3", "program.args.lr=0.1,0.01"),
+        ("run --sweep lr=0.1,0.01 train.py", "program.args.lr=0.1,0.01"),
+        ("run --sweep lr=0.1,0.01 train.py fit --lr 1", "program.args.2=0.1,0.01"),
+        ("run --sweep lr=0.1,0.01 train.py fit --lr=1", "program.args.1='--lr=0.1','--lr=0.01'"),
+        ("run --sweep optim.lr=0.1,0.01 train.py optim.lr=1", "program.args.0='optim.lr=0.1','optim.lr=0.01'"),
+        ("sweep run train.py --lr 0.1,0.01", "program.args.lr=0.1,0.01"),
+    ],
+)
+def test_every_flag_can_be_swept(line: str, trials: str, folder: Path) -> None:
+    found = translated(line, folder)
+    assert found[0] == "sweep"
+    assert trials in found
+
+
+@pytest.mark.parametrize(
+    ("line", "override"),
+    [
+        ("run train.py --data images", "program.args.data={folder}/images"),
+        ("run train.py --data ./large.bin", "program.args.data={folder}/large.bin"),
+        ("run train.py --config small.json", "program.args.config=small.json"),
+        ("run train.py --output-dir images", "program.args.output-dir=images"),
+        ("run train.py --model images2", "program.args.model=images2"),
+    ],
+)
+def test_a_path_in_an_argument_is_data_or_a_file_of_the_snapshot(line: str, override: str, folder: Path) -> None:
+    found = translated(line, folder)
+    assert override.format(folder=folder) in [word.replace("'", "") for word in found]
+    assert any(word.startswith("program.inputs=[") for word in found) == ("small.json" in line)
+
+
+def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:
+    for line in (
+        "run train",
+        "help run",
+        "help torchrun",
+        "torchrun --help",
+        "train experiment=quickstart",
+        "-v 0 run",
+    ):
+        assert translated(line, folder) == line.split()
+
+
+@pytest.mark.slow  # imports torch
+@pytest.mark.parametrize(
+    ("line", "overrides"),
+    [
+        ("torchrun train.py --lr 0.1", ["cluster.nproc_per_node=1", "program.script=train.py", "program.args.lr=0.1"]),
+        ("torchrun --nproc_per_node=2 --max-restarts 3 cluster=x train.py", [
+            "cluster.nproc_per_node=2", "cluster.max_restarts=3", "program.script=train.py", "cluster=x",
+        ]),
+        ("torchrun --nnodes=2 --cluster two_node -m a.b", [
+            "cluster=two_node", "cluster.nnodes=2", "program.module=a.b",
+        ]),
+        ("torchrun --nproc-per-node gpu --no-python ./go", [
+            "cluster.nproc_per_node=auto", "cluster.device=cuda", "program.command=['./go']",
+        ]),
+    ],
+)  # fmt: skip
+def test_torchs_own_parser_reads_its_options(line: str, overrides: list[str], tmp_path: Path) -> None:
+    found, notes = torchrun_line.translated(line.split(), tmp_path, tmp_path)
+    assert sorted(found) == sorted(["train", *overrides])
+    assert notes == []
+
+
+@pytest.mark.slow
+def test_what_a_run_does_not_need_is_noted_and_what_it_cannot_have_is_refused(tmp_path: Path) -> None:
+    line = ["torchrun", "--rdzv-backend", "c10d", "--node-rank=1", "--tee", "3", "train.py"]
+    notes = torchrun_line.translated(line, tmp_path, tmp_path)[1]
+    assert notes == [
+        "--rdzv-backend, --node-rank: not needed, as Paceline starts every node and chooses the rendezvous",
+        "--tee: not needed, as the output of every rank is kept in runs/KEY/attempts",
+    ]
+    for option, said in {
+        "--nnodes=1:3": "--nnodes=1:3: the number of nodes is part of a run's key, so it is fixed\n  try: --nnodes=3",
+        "--nproc-per-node=cpu": "--nproc-per-node=cpu: the number of ranks is part of a run's key, so it is typed",
+        "--start-method=fork": "--start-method of torchrun has no counterpart here\n  try: leave it out",
+        "--bogus": "torchrun: unrecognized arguments: --bogus",
+    }.items():
+        with pytest.raises(UsageError) as error:
+            torchrun_line.translated(["torchrun", option, "train.py"], tmp_path, tmp_path)
+        assert said in str(error.value)
