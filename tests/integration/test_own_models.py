@@ -65,7 +65,8 @@ TWO_STEPS = "trainer.max_steps=2 cluster.nproc_per_node=2 ++cluster.env.OMP_NUM_
 def typed(checkout: Checkout, lines: str, words: str = TWO_STEPS) -> subprocess.CompletedProcess[str]:
     """Typed into a shell in the checkout, each command with ``words`` added: a training has two steps only."""
     python = light_python(forks_ranks=True).replace(" ", chr(92) + " ")
-    doit = f'doit() {{ {python} -m doit "$@" {words}; }}\n'
+    behind = f'"${{@:1:1}}" {words} "${{@:2}}"'  # what stands at the end of torchrun's line is the script's
+    doit = f"doit() {{ {python} -m doit {behind}; }}\n"
     env = {**os.environ, "PYTHONPATH": str(checkout.root)}
     return subprocess.run(
         ["bash", "-c", doit + lines],

@@ -566,9 +566,9 @@ def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) 
 def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps_the_same_run(
     tmp_path: Path, fetched: Path
 ) -> None:
-    (example, experiment) = re.findall(
+    (example, lines, experiment) = re.findall(
         r"^```\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL
-    )[:2]
+    )[:3]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     done = typed(checkout, example, ALONE)
@@ -578,13 +578,16 @@ def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps
     assert "is finished: loss" in done.stdout, done.stdout
     assert "2 of 2 trials finished" in done.stdout
     assert (len(checkout.runs()), checkout.launches()) == (2, 2)
+    done = typed(checkout, lines, "tracking=none")
+    assert "2 of 2 trials finished" in done.stdout
+    assert "program.args.lr: 0.1 → 0.2" in done.stdout
 
 
 def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched: Path) -> None:
-    (line,) = re.findall(r"^doit train program\.script=\S+ \S+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^doit torchrun --nproc-per-node 2 [^#]+", (ROOT / "README.md").read_text(), re.MULTILINE)
     checkout = copied(tmp_path / "project", fetched)
     shutil.copytree(ROOT / "examples", checkout.root / "examples")
-    done = typed(checkout, line, ALONE)
+    done = typed(checkout, line, "tracking=none")
     assert "FINISHED" in done.stdout, done.stdout
     (result,) = (checkout.root / "runs").glob("*/result.json")
     assert json.loads(result.read_text())["metrics"]["loss"] < 0.1
