@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 train.py --lr 0.1
     train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
 
-torchrun's own options are read by torch's parser (``torchrun_options``, in a process of its own). What follows the
+torchrun's own options are read by torch's parser (``trainers/torchrun_options.py``, in a process of its own). What follows the
 script is the script's: ranks start with exactly these arguments. A verb may stand in front: `doit plan torchrun …`.
 """
 
@@ -17,12 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import torchrun_options
 from pipeline.cli.verbs import VERBS
 from pipeline.config.program_section import is_written
 from pipeline.core.cache import Remembered
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
+from pipeline.core.places import HOME
 from pipeline.core.printable import hydra_value
 from pipeline.core.processes.process import python_answer
 from trainers.script.settings import PLACEHOLDERS, is_resume, names, words
@@ -125,7 +125,7 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
 
 def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
     """What torch's parser makes of the words. It takes seconds to import, so answers are remembered."""
-    program = Path(torchrun_options.__file__)
+    program = HOME / "trainers/torchrun_options.py"
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
     try:
         made_from = [[*typed], defaults, metadata.version("torch"), sha256_file(program)]

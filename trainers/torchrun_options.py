@@ -1,7 +1,6 @@
-"""Read torchrun's options with torch's own parser.
+"""Read torchrun's options with torch's own parser, for ``pipeline.cli.torchrun_line``.
 
-``torchrun_line`` runs the text of this file in a process of its own, because the controller doesn't import torch; so it
-uses torch and the standard library alone.
+It runs the text of this file in a process of its own, because the controller doesn't import torch.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import contextlib
 import io
 import re
 from typing import Any
+
+from torch.distributed.run import get_args_parser
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 
@@ -22,8 +23,6 @@ def answer(words: list[str]) -> dict[str, Any]:
         names in the parser; ``overrides``: Hydra overrides that stand before the script; ``cluster`` and ``sweep``:
         Paceline's own options; ``script`` and ``args``.
     """
-    from torch.distributed.run import get_args_parser
-
     parser = get_args_parser()
     parser.prog = "torchrun"
     parser.add_argument("--cluster")
