@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 train.py --lr 0.1
     train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
 
-torchrun's own options are read by torch's parser (``trainers/torchrun_options.py``, in a process of its own). What follows the
-script is the script's: ranks start with exactly these arguments. A verb may stand in front: `doit plan torchrun …`.
+torchrun's own options are read by torch's parser (``trainers/torchrun_options.py``, in a process of its own). What
+follows the script is the script's: ranks start with exactly these arguments. A verb may stand in front: `doit plan
+torchrun …`.
 """
 
 from __future__ import annotations
