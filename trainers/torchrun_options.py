@@ -1,4 +1,4 @@
-"""Read torchrun's options with torch's own parser, for ``pipeline.cli.torchrun_line``.
+"""Read torchrun's options with torch's own parser, for ``pipeline.config.overrides.torchrun_line``.
 
 It runs the text of this file in a process of its own, because the controller doesn't import torch.
 """

@@ -118,9 +118,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 def _start_with_overrides() -> None:
     """Start doit anew, which has copied the words by now, where they are a command line of torchrun's."""
-    from pipeline.cli import torchrun_line  # the settings of scripts: for such a line alone
+    from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
-    words, notes = torchrun_line.translated(sys.argv[1:], clone.started_in(), clone.ROOT)
+    words, notes = torchrun_line.translated(sys.argv[1:], clone.started_in(), clone.ROOT, VERBS)
     if words != sys.argv[1:]:
         for note in notes:
             note_usual(note)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import torchrun_line
+from pipeline.cli.verbs import VERBS
+from pipeline.config.overrides import torchrun_line
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from trainers.script.settings import words
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def translated(line: str, folder: Path) -> list[str]:
-    return torchrun_line.translated(line.split(), folder, ROOT)[0]
+    return torchrun_line.translated(line.split(), folder, ROOT, VERBS)[0]
 
 
 @pytest.mark.parametrize(

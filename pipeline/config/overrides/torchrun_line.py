@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.verbs import VERBS
 from pipeline.config.program_section import is_written
 from pipeline.core.cache import Remembered
 from pipeline.core.errors import PacelineError, UsageError
@@ -76,13 +75,16 @@ class _Line:
         return self.cluster is not None or any(word.startswith("cluster=") for word in self.overrides)
 
 
-def translated(argv: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
+def translated(
+    argv: Sequence[str], folder: Path, root: Path, verbs: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Translate a command line, if it is one of these.
 
     Args:
         argv: the words after ``doit``.
         folder: where the command was typed.
         root: the project.
+        verbs: commands, of which one may stand in front.
 
     Returns:
         The words that doit is to get, and notes for the user.
@@ -94,7 +96,7 @@ def translated(argv: Sequence[str], folder: Path, root: Path) -> tuple[list[str]
     if at is None or not _is_such_a_line(argv[:at], argv[at], argv[at + 1 :]):
         return [*argv], []
     line = _of_torchrun(argv[at + 1 :], root) if argv[at] == "torchrun" else _of_run(argv[at + 1 :])
-    has_verb = any(word in VERBS for word in argv[:at])
+    has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"])]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
