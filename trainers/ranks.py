@@ -16,6 +16,7 @@ isn't known to an agent; the parent says ``{"exit": …}`` at the end. Standard 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.machinery
 import json
@@ -113,8 +114,6 @@ def show_as(words: list[str]) -> None:
     """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals: where the system keeps the
     words that the parent was started with, there is room for it."""
     with contextlib.suppress(Exception):  # it is worth no error
-        import ctypes
-
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces
             begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])

@@ -35,7 +35,7 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     """
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
         del sys.path[0]
-    from torch.distributed import run as torchrun
+    from torch.distributed import run as torchrun  # not before: this file's folder would be searched for modules
 
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
@@ -44,6 +44,7 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     if show_as is None:
         torchrun.main(_with_port(sys.argv[1:], options.master_port))
         return
+    # as above
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.launcher.api import elastic_launch
 
@@ -90,7 +91,7 @@ def listen(address: str, port: int) -> TCPStore | None:
     Raises:
         OSError: another program has the port.
     """
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import TCPStore  # as above
 
     try:
         listener = bound(address, port)

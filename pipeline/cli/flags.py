@@ -109,8 +109,9 @@ def _meant(name: str, value: str, verb: str) -> str | None:
         return f"{name}={value or 1}"
     if not VERBS[verb].composes:
         return None
+    # Hydra, for this error alone
     from pipeline.config import compose
-    from pipeline.config.errors import unknown_key  # Hydra, for this error alone
+    from pipeline.config.errors import unknown_key
 
     word = f"{name}={value or 'VALUE'}"
     try:

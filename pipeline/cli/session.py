@@ -148,12 +148,9 @@ class Session:
     @cached_property
     def search_plan(self) -> SearchPlan:
         """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
-        # not before: Hydra, for sweeps alone
-        from pipeline.config import compose
-        from pipeline.sweep.search_plan import plan
+        from pipeline.sweep.search_plan import plan  # not before: Hydra, for sweeps alone
 
-        with compose.hydra_ready():
-            return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
+        return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def space(self) -> Space:

@@ -183,12 +183,16 @@ class SearchPlan:
 
 
 def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Read the words, in which some stand for several values, and ``search=NAME``. Needs ``compose.hydra_ready()``.
+    """Read the overrides, of which some stand for several values, and ``search=NAME``.
 
     Raises:
         UsageError: a word or a combination that can't work.
     """
-    search_space = space(trials.overrides(words))
+    with compose.hydra_ready():
+        return _plan(space(trials.overrides(words)), TrialFactory(root=root, local_gpus=local_gpus))
+
+
+def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:
     for name in search_space.dimensions:
         group = name.lstrip("+").partition(".")[0].partition("/")[0]
         if group in _NOT_A_RUN:
@@ -196,7 +200,6 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
     resolved = compose.resolve(compose.compose_now(search_space.fixed))
     config = search_config(resolved)
     check(config, search_space, resolved)
-    factory = TrialFactory(root=root, local_gpus=local_gpus)
     first = tuple(
         f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
         for name, item in search_space.dimensions.items()

@@ -376,7 +376,7 @@ def installed_options(package: str) -> dict[str, str]:
 
 @functools.cache  # all that is installed is looked through
 def _entry_points() -> Any:
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # reads e-mail headers: for a name that isn't built in
 
     return entry_points()
 

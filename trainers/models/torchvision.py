@@ -84,7 +84,7 @@ def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
 
 def _builder(arch: str) -> Callable[..., nn.Module]:
     try:
-        from torchvision.models import get_model_builder
+        from torchvision.models import get_model_builder  # a host may lack it
     except ImportError as error:
         raise ConfigError(
             f"model=torchvision needs torchvision on host {socket.gethostname()} ({error}); install it there: "

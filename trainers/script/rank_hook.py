@@ -8,6 +8,8 @@ can't be seen trains all the same. trainers/contract/beats.py describes the numb
 
 # It runs at the start of each process: os.path is loaded by then, pathlib isn't.
 # ruff: noqa: PTH112, PTH118, PTH120, PTH211, SIM105
+import atexit
+import faulthandler
 import os
 import sys
 
@@ -30,15 +32,12 @@ def publish(beat_file: str, stacks_file: str, stacks_signal: int, cells: "list[i
     if os.path.lexists(beat) or not os.path.isdir(folder):
         return
     try:
-        import atexit
-        import faulthandler
-
         cells[pid_at] = os.getpid()
         _publish(beat, cells)
         atexit.register(_note_alone, folder)
         stacks = os.open(os.path.join(folder, stacks_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         faulthandler.register(stacks_signal, stacks, all_threads=True)
-    except Exception:  # no folder, no memory, a Python without faulthandler
+    except Exception:  # no folder, no memory
         pass
 
 

@@ -67,7 +67,7 @@ def path_of(fullname: str) -> str:
 
 def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     """Print what nobody caught, with lines: before Python 3.13 the interpreter itself looks for them in files alone."""
-    import traceback
+    import traceback  # every start of an agent loads this module
 
     traceback.print_exception(kind, error, trace)
 

@@ -70,7 +70,7 @@ def sha256(data: bytes) -> str:
     for name in ("_sha2", "_sha256"):  # since Python 3.12; before
         with contextlib.suppress(ImportError):
             return str(import_module(name).sha256(data).hexdigest())
-    from hashlib import sha256 as of_openssl
+    from hashlib import sha256 as of_openssl  # before Python 3.12 without these
 
     return of_openssl(data).hexdigest()
 

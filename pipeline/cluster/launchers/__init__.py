@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def create(cluster: Cluster) -> Launcher:
     """The launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    from pipeline.cluster.launchers.agent_launcher import AgentLauncher  # a finished run needs neither
+    # a finished run needs neither
+    from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 
     way = _class(cluster)(cluster)

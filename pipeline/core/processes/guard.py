@@ -55,7 +55,7 @@ def _adopt() -> None:
     """Become the parent of descendants whose own one has ended: man 2 PR_SET_CHILD_SUBREAPER. Linux alone has it."""
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):
-            import ctypes
+            import ctypes  # a Python may lack it
 
             ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 

@@ -58,9 +58,7 @@ def load(config: SyntheticConfig, work: Workspace) -> RawSet:
 
 
 def _part(config: SyntheticConfig, count: int, stream: int) -> Part:
-    from pipeline.data.reading.patterns import (
-        generate,  # not before: numpy, which a look at what is packed does without
-    )
+    from pipeline.data.reading.patterns import generate  # not before: numpy, which looking at a pack does without
 
     shape = (config.channels, config.image_size, config.image_size)
     settings = {"classes": config.num_classes, "seed": config.generator_seed, "stream": stream}

@@ -46,7 +46,7 @@ class Wandb(Tracker):
 
     def begin(self, run: Description) -> Mapping[str, Mark]:
         os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}  # it would report to its makers
-        import wandb
+        import wandb  # it may be missing, and reads its variables when it is imported
 
         making = self._folder / _MAKING
         shutil.rmtree(making, ignore_errors=True)

@@ -216,7 +216,7 @@ def certificates(files: dict[str, str]) -> Json:
 
 
 def look_at_file(path: str, *, is_key: bool) -> Json:
-    import ssl
+    import ssl  # OpenSSL, for certificates alone
 
     try:
         with open(path, encoding="ascii") as file:

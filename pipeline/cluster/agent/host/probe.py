@@ -148,7 +148,7 @@ def is_importable(name: str, path: list[str]) -> bool:
 
 def version_of_module(name: str, path: list[str]) -> str:
     """From the lists of files of what is installed; ``unknown`` where none has it."""
-    from importlib.metadata import distributions
+    from importlib.metadata import distributions  # reads e-mail headers: much to import for a rare question
 
     begin = name.replace(".", "/")
     for distribution in distributions(path=path):

@@ -45,7 +45,7 @@ class Orphans:
     def adopt(cls) -> None:
         """From here on, where the system has it (Linux): no rights are needed."""
         with contextlib.suppress(ImportError, OSError, AttributeError):
-            import ctypes
+            import ctypes  # a Python may lack it
 
             if LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
                 cls.adopter = os.getpid()

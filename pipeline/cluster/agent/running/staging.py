@@ -179,7 +179,7 @@ class Incoming:
 
 def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda _: None) -> None:
     """Extract a tar into ``folder``, which then appears whole and checked or not at all. Raises OSError, SystemExit."""
-    import tarfile
+    import tarfile  # for requests that carry files: most don't
 
     with staged(folder) as temporary:
         try:
@@ -279,7 +279,7 @@ def collect(request: Json) -> None:
     Of a link to a file its content goes: the controller takes plain files alone.
     A second answer line, behind the tar, says what could not be sent and why; at the end of an attempt it stays here.
     """
-    import tarfile
+    import tarfile  # for requests that carry files: most don't
 
     run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
     if request.get("settled_s"):
