@@ -54,6 +54,20 @@ def test_damaged_lines_are_named_and_the_checkpoint_brings_them_back(
     assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4, 7]
 
 
+@pytest.mark.parametrize("garbage", [b"\0" * 80 + b"\n", b'{"step": null}\n[1, 2\n', b"x"])
+def test_lines_that_somebody_damaged_meanwhile_are_whole_at_the_end(tmp_path: Path, garbage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    for step in (1, 2, 3):
+        file.write(step, 1, {"train/loss": 0.5}, doing="training")
+        with path.open("r+b") as raw:
+            raw.seek(40)
+            raw.write(garbage)
+    assert file.close().endswith("was damaged; all that was written is there again")
+    assert path.read_text() == file.text
+    assert [line["step"] for line in metrics_lines(tmp_path)] == [1, 2, 3]
+
+
 def test_lines_that_are_gone_come_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     known = write_lines(path)[3]
@@ -61,7 +75,7 @@ def test_lines_that_are_gone_come_back(tmp_path: Path) -> None:
     file = MetricsFile(path, known)
     file.close()
     assert path.read_text() == known
-    assert "lacked lines that the checkpoint knows" in file.damage
+    assert file.damage == "metrics.jsonl lacked lines; all that the checkpoint knows is there again"
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:

@@ -340,8 +340,8 @@ class Trainer:
         metrics = take(result.metrics("test"), self.step, self.progress, self.say)
         epoch = self.steps.place(self.step - 1)[0]
         self._write(epoch, metrics, doing="writing the results and ending")
-        if self.metrics is not None:
-            self.metrics.close()
+        if self.metrics is not None and (damage := self.metrics.close()):
+            self.say(f"warning: {damage}")
         return result
 
     def check_data(self) -> None:

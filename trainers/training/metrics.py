@@ -48,10 +48,15 @@ class MetricsFile:
             self._file.write(text)
             self._file.flush()
 
-    def close(self) -> None:
-        """Put what was written on the disk, and close the file."""
+    def close(self) -> str:
+        """Put what was written on the disk, also where the file was damaged meanwhile: then returns how."""
         os.fsync(self._file.fileno())
         self._file.close()
+        seen, wanted = self._path.read_bytes() if self._path.exists() else b"", self.text.encode()
+        if seen == wanted or not seen:  # a removed file has its own error, with the run folder
+            return ""
+        write_bytes(self._path, wanted)
+        return _damage(self._path.name, seen, wanted, "was written")
 
 
 def _restore(path: Path, text: str) -> str:
@@ -62,10 +67,10 @@ def _restore(path: Path, text: str) -> str:
         os.truncate(path, len(wanted))
     else:
         write_bytes(path, wanted)
-    return _damage(path.name, seen, wanted)
+    return _damage(path.name, seen, wanted, "the checkpoint knows")
 
 
-def _damage(name: str, seen: bytes, wanted: bytes) -> str:
+def _damage(name: str, seen: bytes, wanted: bytes, known: str) -> str:
     """Which lines of a file aren't those that were written; a last one without its end is none: its writer died."""
     whole, lines = wanted.splitlines(keepends=True), seen.splitlines(keepends=True)
     altered = [number for number, (line, seen) in enumerate(zip(whole, lines, strict=False), 1) if line != seen]
@@ -73,8 +78,8 @@ def _damage(name: str, seen: bytes, wanted: bytes) -> str:
     altered += [number for number, line in later if line.endswith(b"\n") and not _is_metrics(line)]
     if altered:
         more = f" and {len(altered) - 1} more" if len(altered) > 1 else ""
-        return f"{name}: line {altered[0]}{more} was damaged; all that the checkpoint knows is there again"
-    return f"{name} lacked lines that the checkpoint knows; they are there again" if len(lines) < len(whole) else ""
+        return f"{name}: line {altered[0]}{more} was damaged; all that {known} is there again"
+    return f"{name} lacked lines; all that {known} is there again" if len(lines) < len(whole) else ""
 
 
 def _is_metrics(line: bytes) -> bool:
