@@ -200,7 +200,10 @@ def _launch_unless_done(work: Work) -> None:
     if attached is not None:
         attach(work, *attached)
         _leave_if_pruned(run, work.recorder, work.say)
-        return
+        if run.folder.training_done(run.key):
+            return
+        # the ranks may have ended while no command was there, and what they wrote was damaged since
+        work.say(f"WARNING: what the ranks wrote isn't as they left it; the next attempt starts {next_start(run)}")
     for line in _notes(run) if services.hosts is None else ():  # a sweep says it once
         work.say(line)
     work.say.doing("noting where the run comes from")
