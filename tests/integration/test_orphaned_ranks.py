@@ -92,6 +92,23 @@ def test_orphaned_ranks_that_train_to_the_end_are_gone_then_and_nothing_is_repea
     assert (project.result()["attempts"], weights(project)) == (1, undisturbed)
 
 
+def test_metrics_that_are_damaged_after_the_ranks_have_ended_are_made_again(project: Project) -> None:
+    child = project.start("train", *TRAINING, "cluster.nproc_per_node=1", "trainer.checkpoint_every_steps=50")
+    wait_for_step(project, 100, child)
+    end(child, [])
+    folder = project.only_run()
+    wait_until((folder / "summary.json").exists)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": null}\n')
+    done = project.doit("train", *TRAINING, "cluster.nproc_per_node=1", "trainer.checkpoint_every_steps=50")
+    assert done.returncode == 0, done.stdout
+    why = "WARNING: what the ranks wrote isn't as they left it; the next attempt starts from the checkpoint of step "
+    assert why in done.stdout
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+    assert project.result()["attempts"] == 2
+
+
 def test_the_killed_parent_of_warm_ranks_is_named_and_no_rank_outlives_it(project: Project) -> None:
     project.whole = True
     child = project.start("train", *TRAINING, "cluster.nproc_per_node=2")
