@@ -95,13 +95,12 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
 
 
 @pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "silent", "seen"),
     [
         (uplink_cut, ["node0", "node1"], ""),
-        pytest.param(
-            partial(answers_lost, host="node1"), ["node1"], "its ssh server answers node0", marks=pytest.mark.long
-        ),
+        (partial(answers_lost, host="node1"), ["node1"], "its ssh server answers node0"),
     ],
     ids=["no way to any host", "no answers of one host"],
 )

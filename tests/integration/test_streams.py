@@ -41,6 +41,8 @@ def answer():
 
 codes = {}
 for number, (name, verb) in enumerate(VERBS.items()):
+    if name == "torchrun":
+        continue  # its words become those of another verb
     for kind in (work, answer) if name in ("train", "runs") else ((work, answer)[number % 2],):
         pid = os.fork()
         if pid == 0:
@@ -61,7 +63,7 @@ def test_ctrl_c_ends_every_verb_with_130(project: Project) -> None:
     argv = [light_python(forks_ranks=True), "-c", INTERRUPTED, *where]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     codes = json.loads(done.stdout)
-    assert len(codes) == len(VERBS) + 2
+    assert len(codes) == len(VERBS) + 1
     assert {name: code for name, code in codes.items() if code not in (130, -2)} == {}, done.stderr
     assert "Traceback" not in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,9 +104,9 @@ def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "overrides"),
     [
-        ("torchrun train.py --lr 0.1", ["cluster.nproc_per_node=1", "program.script=train.py", "program.args.lr=0.1"]),
-        ("torchrun --nproc_per_node=2 --max-restarts 3 cluster=x train.py", [
-            "cluster.nproc_per_node=2", "cluster.max_restarts=3", "program.script=train.py", "cluster=x",
+        ("torchrun --nproc_per_node=2 --max-restarts 3 cluster=x train.py --lr 0.1", [
+            "cluster.nproc_per_node=2", "cluster.max_restarts=3", "program.script=train.py", "program.args.lr=0.1",
+            "cluster=x",
         ]),
         ("torchrun --nnodes=2 --cluster two_node -m a.b", [
             "cluster=two_node", "cluster.nnodes=2", "program.module=a.b",
@@ -130,11 +131,33 @@ def test_what_a_run_does_not_need_is_noted_and_what_it_cannot_have_is_refused(tm
         "--tee: not needed, as the output of every rank is kept in runs/KEY/attempts",
     ]
     for option, said in {
-        "--nnodes=1:3": "--nnodes=1:3: the number of nodes is part of a run's key, so it is fixed\n  try: --nnodes=3",
-        "--nproc-per-node=cpu": "--nproc-per-node=cpu: the number of ranks is part of a run's key, so it is typed",
         "--start-method=fork": "--start-method of torchrun has no counterpart here\n  try: leave it out",
         "--bogus": "torchrun: unrecognized arguments: --bogus",
     }.items():
         with pytest.raises(UsageError) as error:
             torchrun_line.translated(["torchrun", option, "train.py"], tmp_path, tmp_path)
         assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"nnodes": "1:3"},
+            "--nnodes=1:3: the number of nodes is part of a run's key, so it is fixed\n  try: --nnodes=3",
+        ),
+        ({"nproc_per_node": "cpu"}, "--nproc-per-node=cpu: the number of ranks is part of a run's key, so it is typed"),
+        ({"sweep": ["lr"]}, "--sweep lr: a name and its values are missing\n  try: --sweep lr=0.1,0.01"),
+    ],
+)
+def test_a_number_that_the_key_cannot_hold_is_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    line = torchrun_line._Line(script="train.py", args=[], **options)
+    with pytest.raises(UsageError) as error:
+        list(torchrun_line._overrides(line, tmp_path, tmp_path, splits=False))
+    assert said in str(error.value)
+
+
+def test_torchrun_alone_starts_one_rank_and_a_named_cluster_its_own_number(tmp_path: Path) -> None:
+    for cluster, ranks in ((None, ["cluster.nproc_per_node=1"]), ("two_node", [])):
+        line = torchrun_line._Line(script="train.py", args=[], cluster=cluster)
+        assert list(torchrun_line._ranks(line)) == ranks
