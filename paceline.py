@@ -1,7 +1,7 @@
-"""One line a step from any training script: ``import paceline; paceline.log(step, loss=loss.item())``.
+"""API for training scripts: record metrics with ``paceline.log(step, loss=loss.item())``, save, and stop on request.
 
-One file, standard library only, Python >= 3.9. Under Paceline the figures are recorded with the run; where the script
-runs alone nothing is recorded and nothing has to be changed. Only rank 0 writes.
+One file, standard library only, Python >= 3.9. Under Paceline the metrics are recorded with the run. If the script
+runs alone, nothing is recorded and the script needs no change. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from types import FrameType
 from typing import Any
 
 LOG, RUN_DIR, OUTPUTS = "PACELINE_LOG", "PACELINE_RUN_DIR", "PACELINE_OUTPUTS"
-"""Variables that ``trainers.script.start`` sets: where ``log`` writes, the run folder, the folder for results."""
+"""Variables that ``trainers.script.start`` sets: the file that ``log`` writes, the run folder, the results folder."""
 
 
 def log(step: int, **metrics: Any) -> None:
-    """Record metrics of one finished step; a value is a number, or what ``float()`` takes (a tensor of one element).
+    """Record metrics of one finished step. A value is a number or a one-element tensor (anything ``float()`` takes).
 
-    Ranks other than 0 don't even look at the values: that would wait for the device.
+    Ranks other than 0 do not read the values, as reading a GPU tensor would wait for the device.
 
     Args:
-        step: counts finished steps.
+        step: number of finished steps.
 
     Raises:
-        TypeError: a value is no number. ValueError: no tracker keeps such a step, or a name is empty.
+        TypeError: a value is not a number.
+        ValueError: ``step`` does not fit into 64 bits, or a name is empty.
     """
     number = int(step)
     if not -(1 << 63) <= number < 1 << 63:
@@ -43,22 +44,25 @@ def finish(**metrics: Any) -> None:
 
 
 def run_dir() -> Path:
-    """The folder for what the script leaves, besides checkpoints; alone: the working directory."""
+    """Return the folder for the script's output other than checkpoints; outside Paceline, the working directory."""
     return Path(os.environ.get(OUTPUTS) or Path.cwd())
 
 
 def checkpoints() -> Path:
-    """The folder for checkpoints, which a later attempt goes on from; alone: ``checkpoints``, made where it isn't."""
+    """Return the folder for checkpoints, from which a later attempt resumes; outside Paceline, ``./checkpoints``.
+
+    Creates the folder if it does not exist.
+    """
     folder = Path(os.environ[RUN_DIR]) / "checkpoints" if os.environ.get(RUN_DIR) else Path("checkpoints")
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def should_stop() -> bool:
-    """Whether the script is asked to save and to end: a search pruned the run, or SIGTERM has come.
+    """Return True if the script should save and exit: a search pruned the run, or SIGTERM was received.
 
-    From the first call on SIGTERM only sets this; the host ends whoever is there 3 s later. Ranks may see it one step
-    apart: let rank 0 decide and tell the others (a broadcast) before they leave their loop.
+    From the first call on, SIGTERM only sets this flag; processes that are still running 3 s later are killed. Ranks
+    may see the flag one step apart: let rank 0 decide and broadcast the decision before the ranks leave their loop.
     """
     _catch_term()
     folder = os.environ.get(RUN_DIR)
@@ -77,7 +81,8 @@ _state = _State()
 
 
 def _catch_term() -> None:
-    """A handler can only be set in the main thread; one that the script has set goes on being called."""
+    """Install a SIGTERM handler that sets the flag, then calls the script's own handler, if any."""
+    # Python allows signal handlers to be set in the main thread only
     if _state.caught or threading.current_thread() is not threading.main_thread():
         return
     before = signal.getsignal(signal.SIGTERM)
@@ -94,16 +99,17 @@ def _catch_term() -> None:
 def _number(name: str, value: Any) -> float:
     if not name.strip():
         raise ValueError(f"paceline: {name!r} is no name of a metric")
-    item = getattr(value, "item", None)  # of a tensor or a numpy scalar; float() of a tensor with a gradient warns
+    # item() of a tensor or numpy scalar: float() of a tensor with a gradient warns
+    item = getattr(value, "item", None)
     try:
         return float(item() if callable(item) else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch's is the last one
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch raises RuntimeError
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"paceline: metric {name} is no number but a {kind}: {error}") from error
 
 
 def _write(metrics: dict[str, Any], **row: Any) -> None:
-    """One whole line by one call, or nothing. What can't be written is said and never ends a training."""
+    """Append one line with a single write, or nothing. A failed write is printed and never ends the training."""
     path = os.environ.get(LOG)
     if not path or os.environ.get("RANK", "0") != "0":
         return
@@ -113,7 +119,7 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             written = os.write(file, line)
-            if written < len(line):  # the disk is full: what was written of it would spoil the next line
+            if written < len(line):  # the disk is full: remove the partial line, else the next line would continue it
                 os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

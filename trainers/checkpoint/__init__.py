@@ -1,1 +1,1 @@
-"""Checkpoints written whole or not at all, verified when read; plain weights and their digest."""
+"""Checkpoints (atomic writes, verified reads), and plain weights with their digest."""

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, verified when read, the newest good one wins.
+"""Write and read checkpoints: atomic writes, verification on read, and the newest good checkpoint is taken.
 
-``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256, what it belongs to, and the lines of
-metrics.jsonl up to it) beside it.
-With strategy=fsdp the slices of all ranks lie beside them in ``shards-00000123/``, and the .json has their sha256 too.
+A checkpoint is ``checkpoints/step-00000123.pt`` and ``step-00000123.json``, which holds its sha256, its identity and
+the lines of metrics.jsonl up to its step. With strategy=fsdp the slices of all ranks are in ``shards-00000123/``, and
+the .json has their sha256 too.
 No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank or part).
 """
 
@@ -51,17 +51,17 @@ _NOT_COMPARED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a checkpoint belongs to. ``config`` is flat: ``optimizer.lr`` → 0.1."""
+    """The run that a checkpoint belongs to. ``config`` is flat: ``optimizer.lr`` → 0.1."""
 
     config: Mapping[str, Any]
     dataset_digest: str
     world_size: int
     hardware: str  # kind of device and precision: "cuda in bf16"
-    strategy: str = "ddp"  # the one that was taken: ddp or fsdp
+    strategy: str = "ddp"  # ddp or fsdp, also under strategy=auto
 
 
 def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str, strategy: str) -> Identity:
-    """The identity of a run, without the fields that have no influence on its weights."""
+    """Return the identity of a run, without the fields that do not influence its weights."""
     flat: dict[str, Any] = {}
     for group, section in asdict(config).items():
         if isinstance(section, dict):
@@ -76,11 +76,11 @@ def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardw
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
+    """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
 
-    ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``own`` is what each rank has of its own
-    (batch statistics, gradients it hasn't sent), [world_size, n], with trainer.shards each part, [shards, n];
-    ``progress`` is plain data; ``metrics`` is what metrics.jsonl holds, and stands in the .json, where the controller
+    ``optimizer`` maps a name to its tensors (usually one per parameter). ``own`` holds the state that differs between
+    ranks (batch statistics, unsent gradients), [world_size, n]; with trainer.shards a row per part, [shards, n].
+    ``progress`` is plain data. ``metrics`` is the content of metrics.jsonl, stored in the .json, where the controller
     reads it too.
     """
 
@@ -95,17 +95,17 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, used by rank 0 only. Files are written by a thread of their own."""
+    """The checkpoints of a run, used by rank 0 only. A background thread writes the files."""
 
     def __init__(self, folder: Path, owner: Identity, keep: int, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """``nodes``: what each node computes with, as ``node_info.of_all_nodes`` tells; kept in the .json."""
+        """``nodes``: the hardware of each node, from ``node_info.of_all_nodes``; kept in the .json."""
         self._folder, self._owner, self._keep, self._nodes = folder, owner, keep, [dict(node) for node in nodes]
         self._attempt = read_attempt(folder.parent)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def check(self) -> None:
-        """Raises TrainerError when no checkpoint could be written here: better before the training than in it."""
+        """Raise TrainerError if checkpoints cannot be written here, so that the run fails before the training."""
         self._attempt.check()
         make_folder(self._folder)
         probe = self._folder / ".probe"
@@ -113,30 +113,30 @@ class CheckpointFolder:
         probe.unlink()
 
     def save_best(self, weights: dict[str, Tensor], side: Mapping[str, Any]) -> None:
-        """Start writing best.pt (plain weights, safe from change) and best.json. Raises as ``save`` does."""
+        """Start writing best.pt (plain weights, which must not change any more) and best.json. Raises as ``save``."""
         self.wait()
         self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
     def save(self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None) -> None:
-        """Start writing; tensors must not change any more. Raises TrainerError of the write before.
+        """Start writing a checkpoint, whose tensors must not change any more. Raises TrainerError of the last write.
 
-        ``shards``: relative path → sha256 of files that belong to it and are there already.
+        ``shards``: relative path → sha256 of this checkpoint's shard files, which are written already.
         """
         self.wait()
         self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}))
 
     def wait(self) -> None:
-        """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
+        """Wait until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Let a checkpoint that is being written get done, and end the thread. Raises nothing."""
+        """Finish a pending write and end the thread. Raises nothing."""
         self._writer.shutdown(wait=True)
 
     def newest_good(self) -> Iterator[Checkpoint | str]:
-        """Warnings (text) about checkpoints that are skipped, then the newest good one, if any.
+        """Yield warnings (text) about skipped or inexact checkpoints, then the newest good one, if any.
 
         Raises:
             TrainerError: the newest good one belongs to another data set or configuration.
@@ -154,7 +154,7 @@ class CheckpointFolder:
                 set_aside(path)
                 continue
             self._check_owner(path, side)
-            prune(path, self._keep)  # what the attempt before was about to remove
+            prune(path, self._keep)  # the previous attempt may have stopped before its own prune
             inexact = "the weights will not be bit-identical to an undisturbed run"
             if side["world_size"] != self._owner.world_size and not self._owner.config.get("trainer.shards"):
                 yield (
@@ -213,7 +213,7 @@ class CheckpointFolder:
 
 
 def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
-    """A checkpoint that is kept is one to go on from."""
+    """Raise TrainerError if a weight is not finite: training could not continue from such a checkpoint."""
     for name, value in checkpoint.model.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise TrainerError(
@@ -223,7 +223,10 @@ def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
 
 
 def _lay_out(checkpoint: Checkpoint) -> None:
-    """torch's default layout: the same bytes however a tensor lay in memory. One by one: no second copy of all."""
+    """Make the tensors contiguous in place, so that equal values give equal bytes in the file.
+
+    Works on one tensor at a time, which needs no second copy of all.
+    """
     for name, value in checkpoint.model.items():
         checkpoint.model[name] = value.contiguous()
     for values in checkpoint.optimizer.values():

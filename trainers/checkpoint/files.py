@@ -1,4 +1,4 @@
-"""The files of checkpoints on the disk: their names, and whether they are what was written."""
+"""Files of checkpoints on the disk: names, verification, and removal of old or damaged ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BAD = ".bad"
 
 
 def sealed(side: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands beside a checkpoint, with ``digest``: the sha256 of the canonical JSON of all its other fields."""
+    """Return a checkpoint's .json content with ``digest``, the sha256 of the canonical JSON of all other fields."""
     return {**side, "digest": _digest(side)}
 
 
 def read_verified(path: Path) -> dict[str, Any]:
-    """What stands beside a checkpoint, whose files have the sha256 that it names.
+    """Read a checkpoint's .json and verify its digest and the sha256 of each file that it names.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
@@ -37,21 +37,19 @@ def read_verified(path: Path) -> dict[str, Any]:
 
 
 def shards_of(path: Path) -> Path:
-    """step-00000123.pt → shards-00000123."""
+    """Return shards-00000123 for step-00000123.pt."""
     return path.with_name(path.stem.replace("step-", "shards-"))
 
 
 def set_aside(path: Path) -> None:
-    """Rename a checkpoint that isn't what was written, and all that belongs to it, to ``*.bad``: it counts no more."""
+    """Rename a damaged checkpoint and all its files to ``*.bad``, so that it is no longer used."""
     for part in (path, path.with_suffix(".json"), shards_of(path)):
-        with contextlib.suppress(OSError):  # it isn't there; or the folder can't be written, which is said soon
+        with contextlib.suppress(OSError):  # missing, or the folder is read-only, which the next write reports
             part.replace(part.with_name(part.name + _BAD))
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Remove all but ``keep`` checkpoints up to ``newest``, which is known to be whole.
-
-    A .json goes last: without its own a checkpoint would be taken for a damaged one.
+    """Remove all but the newest ``keep`` checkpoints up to ``newest``, which is known to be complete.
 
     Raises:
         OSError: the folder can't be written.
@@ -60,19 +58,20 @@ def prune(newest: Path, keep: int) -> None:
     for old in [path for path in step_files(folder) if path <= newest][:-keep]:
         old.unlink()
         shutil.rmtree(shards_of(old), ignore_errors=True)
+    # remove each .json last: a .pt without its .json would be taken for a damaged checkpoint
     for path in folder.glob("step-*.json"):
         if not path.with_suffix(".pt").exists():
             path.unlink()
 
 
 def remove_set_aside(folder: Path) -> None:
-    """What ``set_aside`` has left. Raises OSError."""
+    """Delete the files that ``set_aside`` renamed. Raises OSError."""
     for path in folder.glob(f"*{_BAD}"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def remove_stray_shards(folder: Path) -> None:
-    """Those of steps without a checkpoint: their writer died."""
+    """Delete shards without a checkpoint: their writer was killed before it wrote the step-*.pt."""
     known = {shards_of(path) for path in step_files(folder)}
     for path in folder.glob("shards-*"):
         if path not in known and path.suffix != _BAD:
@@ -80,7 +79,7 @@ def remove_stray_shards(folder: Path) -> None:
 
 
 def step_files(folder: Path) -> list[Path]:
-    """The checkpoints, oldest first."""
+    """Return the checkpoints of a folder, oldest first."""
     return sorted(folder.glob("step-*.pt"))
 
 

@@ -1,4 +1,4 @@
-"""Plain weights: on the CPU, in torch's default memory layout, and their digest."""
+"""Plain weights (contiguous, on the CPU) and their digest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def plain(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the state dict, contiguous on the CPU: what stock torch loads with load_state_dict."""
+    """Copy a state dict to contiguous CPU tensors, which stock torch loads with load_state_dict."""
     return {
         name: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         for name, value in model.state_dict().items()
@@ -19,12 +19,12 @@ def plain(model: nn.Module) -> dict[str, Tensor]:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 (hex) over name, dtype, shape and raw bytes of contiguous CPU tensors, in the names' order."""
+    """Return the sha256 (hex) over name, dtype, shape and raw bytes of contiguous CPU tensors, sorted by name."""
     total = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name]
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        # ctypes, because torch gives out bytes only through numpy, which a node need not have
+        # ctypes, because torch exposes a tensor's bytes only through numpy, which a node need not have
         if value.nbytes:
             total.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
     return total.hexdigest()

@@ -1,8 +1,8 @@
-"""The typed training configuration: what is common to all runs (standard library only).
+"""Typed training configuration: the settings that all runs share (standard library only).
 
-What one option (a model, a data set, an optimizer, a schedule, a strategy) can be set to stands in its own module, as
-a dataclass derived from one of those here. The controller registers these classes as Hydra schemas, so a wrong key
-or type is refused before anything starts; the node half reads ``RUN_DIR/config.json`` with the same classes.
+The settings of one option (a model, data set, optimizer, schedule or strategy) are a dataclass in the option's own
+module, derived from a base class here. The controller registers these classes as Hydra schemas, so a wrong key or
+type is refused before anything starts. The node half reads ``RUN_DIR/config.json`` with the same classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainers.core.fields import choice as choice
 from trainers.core.fields import image_sides as image_sides
 from trainers.core.fields import later_fields as later_fields
 
-_LARGEST_SEED = 2**63 - 1  # what a generator of torch takes
+_LARGEST_SEED = 2**63 - 1  # the largest seed of a torch.Generator
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _METRIC = re.compile(r"[A-Za-z][\w-]*")
 
@@ -124,7 +124,7 @@ class InitConfig:
 
     @property
     def said(self) -> str:
-        """The setting as a person has written it; '' where the weights are fresh."""
+        """The setting as the user wrote it, such as ``init.run=...``; '' if the weights are fresh."""
         settings = [f"init.{name}={value}" for name, value in (("weights", self.weights), ("run", self.run)) if value]
         return settings[0] if settings else ""
 
@@ -300,7 +300,7 @@ class TrainerConfig:
             )
 
     def _check_own(self) -> None:
-        """The loss and the metrics of one's own."""
+        """Check the user-defined loss and metrics."""
         for name, target in self.metrics.items():
             if not _METRIC.fullmatch(name) or name in ("loss", "accuracy"):
                 raise ConfigError(f"trainer.metrics.{name}: choose another name, of letters, digits, - and _")
@@ -318,10 +318,10 @@ class TrainerConfig:
             )
 
     def check(self, config: TrainConfig) -> None:
-        """Refuse what would make the weights depend on the ranks although ``shards`` says they don't.
+        """Refuse settings that make the weights depend on the number of ranks although ``shards`` is set.
 
         Raises:
-            ConfigError: names the setting, and what to take instead.
+            ConfigError: names the setting and the value to use instead.
         """
         if not self.shards:
             return
@@ -342,7 +342,7 @@ class TrainerConfig:
                 )
 
     def check_ranks(self, world_size: int) -> None:
-        """Raises ConfigError where so many ranks can't take ``shards`` parts in blocks of 1, 2, 4, …, each as many."""
+        """Raise ConfigError if ``world_size`` ranks cannot take equal blocks of 1, 2, 4, … of the ``shards`` parts."""
         if self.shards and self.shards % world_size:
             good = [str(1 << power) for power in range(self.shards.bit_length())]
             raise ConfigError(
@@ -370,19 +370,19 @@ GROUPS = {
 
 
 def installed_options(package: str) -> dict[str, str]:
-    """Name → module of the options that other installed packages add to those of ``package``, by an entry point."""
+    """Return name → module of the options that installed packages add to ``package`` through an entry point."""
     return {item.name: item.value for item in _entry_points().select(group=f"paceline.{package.rpartition('.')[2]}")}
 
 
-@functools.cache  # all that is installed is looked through
+@functools.cache  # reads the metadata of every installed distribution
 def _entry_points() -> Any:
-    from importlib.metadata import entry_points  # reads e-mail headers: for a name that isn't built in
+    from importlib.metadata import entry_points  # slow to import; only needed for a name that isn't built in
 
     return entry_points()
 
 
 def option_names(folder: Path, base: type) -> list[str]:
-    """The modules of a folder that are options, sorted: those with a ``class …(<base>):``. Raises OSError."""
+    """Return the sorted names of a folder's modules that define a ``class …(<base>):``. Raises OSError."""
     line = re.compile(rf"^class\s+\w+\(\s*{base.__name__}\s*,?\s*\)", re.MULTILINE)
     files = [path for path in sorted(folder.glob("[!_]*.py")) if path.stem.isidentifier()]
     return [path.stem for path in files if line.search(path.read_text(encoding="utf-8", errors="replace"))]
@@ -390,7 +390,7 @@ def option_names(folder: Path, base: type) -> list[str]:
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """Everything the node half reads of config.json."""
+    """The part of config.json that the node half reads."""
 
     seed: int = 0
     dataset: DatasetConfig
@@ -411,7 +411,7 @@ class TrainConfig:
 
     @property
     def targets(self) -> dict[str, str]:
-        """What the run has of one's own: field → package.module:name."""
+        """User-defined classes and functions of the run: field → package.module:name."""
         groups = {"model": self.model, "optimizer": self.optimizer}
         targets = {f"{group}.target": getattr(item, "target", "") for group, item in groups.items() if item.name == OWN}
         if self.dataset.augmentation is not None:
@@ -422,21 +422,21 @@ class TrainConfig:
 
 
 def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:
-    """Type a resolved configuration; what belongs to the controller (cluster, tracking, paths) is skipped.
+    """Type a resolved configuration; sections of the controller (cluster, tracking, paths) are ignored.
 
     Args:
         raw: plain containers, group → field → value.
-        settings: the settings class of an option, by its group and name.
+        settings: returns the settings class of an option, given its group and name.
 
     Raises:
-        ConfigError: a group is missing, a field is unknown or a value cannot work; and what ``settings`` raises.
+        ConfigError: a group is missing, a field is unknown or a value cannot work. Errors of ``settings`` pass through.
     """
     values: dict[str, Any] = {"trainer": _typed("trainer", "default", TrainerConfig, _section(raw, "trainer"))}
     for group in ("dataset", *GROUPS):
         section = _section(raw, group)
         name = str(section.get("name"))
         values[group] = _typed(group, name, settings(group, name), section)
-    init = _typed("init", "default", InitConfig, raw.get("init") or {})  # runs of long ago have no such section
+    init = _typed("init", "default", InitConfig, raw.get("init") or {})  # configs of old runs have no such section
     return TrainConfig(seed=raw.get("seed", 0), init=init, **values)
 
 

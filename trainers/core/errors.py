@@ -1,7 +1,7 @@
-"""Errors of the node half that a person can act on."""
+"""The exception that the node half raises for errors that the user can fix."""
 
 from __future__ import annotations
 
 
 class TrainerError(Exception):
-    """Training cannot start or go on. The text says what failed, the value seen and what would work."""
+    """Training cannot start or continue. The message says what failed, the value seen and what would work."""

@@ -1,4 +1,4 @@
-"""What fields of a configuration are checked with."""
+"""Validation of configuration fields: ConfigError, the checks, and field metadata."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """A configuration value that cannot work; the text names the field, the value and the valid ones."""
+    """A configuration value that cannot work; the message names the field, the value and the valid values."""
 
 
 def choice(name: str, value: str, options: tuple[str, ...]) -> None:
-    """Raises ConfigError where the value of the field ``name`` is none of ``options``."""
+    """Raise ConfigError if the value of the field ``name`` is none of ``options``."""
     if value not in options:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
 OWN = "own"
-"""The option of a group whose ``target`` names a class or function of one's own."""
+"""The option of a group whose ``target`` names a user-defined class or function."""
 
-_SIDES = 2  # of an image: height and width
+_SIDES = 2  # height and width of an image
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def check_target(name: str, value: str) -> None:
-    """Raises ConfigError where the value of the field ``name`` names no class or function of a module."""
+    """Raise ConfigError if the value of the field ``name`` is not of the form ``package.module:name``."""
     if not value:
         raise ConfigError(f"{name} is missing: a class or function of your own, as in {name}=my_package.parts:MyName")
     if not _TARGET.fullmatch(value):
@@ -34,29 +34,29 @@ def check_target(name: str, value: str) -> None:
 
 
 LATER = {"later": True}
-"""Metadata of a field that came when there were runs already: while it has its default it is no part of their keys."""
+"""Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
 
 
 def later_fields(settings: type[Any]) -> dict[str, Any]:
-    """Name → default of the fields that are marked with ``LATER``."""
+    """Return name → default of the fields marked with ``LATER``."""
     later = [item for item in fields(settings) if item.metadata == LATER]
     return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in later}
 
 
 def at_least(name: str, value: float, low: float) -> None:
-    """Raises ConfigError where the value of the field ``name`` is below ``low``."""
+    """Raise ConfigError if the value of the field ``name`` is below ``low``."""
     if value < low:
         raise ConfigError(f"{name}={value} must be at least {low}")
 
 
 def below_one(name: str, value: float) -> None:
-    """Raises ConfigError where the value of the field ``name`` lies outside of [0, 1)."""
+    """Raise ConfigError if the value of the field ``name`` lies outside of [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"{name}={value} must lie in [0, 1)")
 
 
 def image_sides(name: str, value: Any) -> tuple[int, int] | None:
-    """(height, width) in pixels of ``224``, ``[224, 320]``, or null: None. Raises ConfigError."""
+    """Return (height, width) in pixels for ``224`` or ``[224, 320]``, and None for null. Raises ConfigError."""
     sides = value if isinstance(value, list | tuple) else [value, value]
     if value is None:
         return None
@@ -66,7 +66,7 @@ def image_sides(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def check_images(image_size: Any, resize: int | None, channels: int | None, decoded_limit: float) -> None:
-    """What data sets of image files can be told of them. Raises ConfigError."""
+    """Check the settings that all data sets of image files share. Raises ConfigError."""
     sides = image_sides("dataset.image_size", image_size)
     if channels not in (None, 1, 3):
         raise ConfigError(f"dataset.channels={channels} must be 1 (grey), 3 (colour), or null: what the images have")

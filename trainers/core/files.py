@@ -1,4 +1,4 @@
-"""Result files that appear whole or not at all."""
+"""Atomic writes of result files: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def sha256_file(path: Path) -> str:
 
 
 class HashingFile:
-    """A binary file for writing that keeps the sha256 of what went through, and the first write error.
+    """A binary file for writing that hashes all bytes written (sha256) and keeps the first write error.
 
-    torch.save hides the OSError of a full disk behind a RuntimeError of its zip writer; ``error`` has it.
+    torch.save hides the OSError of a full disk behind a RuntimeError of its zip writer; ``error`` holds the OSError.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -50,7 +50,7 @@ class HashingFile:
         self._file.flush()
 
     def save(self, content: Any) -> None:
-        """torch.save, so that torch.load(weights_only=True) gives ``content`` back. Raises OSError."""
+        """Write ``content`` with torch.save, so that torch.load(weights_only=True) can read it. Raises OSError."""
         try:
             torch.save(content, cast("IO[bytes]", self))
         except RuntimeError as error:
@@ -62,12 +62,12 @@ class HashingFile:
 
 
 def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_bytes: int = 0) -> str:
-    """Let ``write`` fill a temporary file beside ``path``, fsync and rename it. Returns the sha256.
+    """Let ``write`` fill a temporary file in the folder of ``path``, fsync it and rename it. Returns the sha256.
 
-    The folder must be there: a run's folder that somebody has removed is not made anew by what is left of the run.
+    The folder must exist: if the user removed a run folder, a write by the still running process must not recreate it.
 
     Raises:
-        TrainerError: the folder is not writable or the disk is full; nothing is left behind.
+        TrainerError: the folder is not writable or the disk is full; no temporary file remains.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with explained(path, needed_bytes):
@@ -105,12 +105,12 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> str:
-    """``write_atomic`` of what is in memory."""
+    """Write bytes from memory with ``write_atomic``."""
     return write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what a killed ``write_atomic`` left in a folder."""
+    """Delete the temporary files of killed ``write_atomic`` calls from a folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ def _ignore(_: int) -> None:
 
 @contextmanager
 def explained(path: Path, needed_bytes: int) -> Iterator[None]:
-    """An OSError inside becomes a TrainerError that names the file, the bytes needed and those that are free."""
+    """Convert an OSError into a TrainerError that names the file, the bytes needed and the bytes free."""
     try:
         yield
     except OSError as error:
@@ -129,12 +129,13 @@ def explained(path: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
-    """What a person is told of a file that could not be written."""
+    """Return the error for a file that could not be written, and free the reserve file, if there is one."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
     room = _room(path)
-    if reserve := os.environ.get(variables.RESERVE):  # or the disk takes no word of this either
+    # delete the reserve file: without its space, even this message could not be written to the full disk
+    if reserve := os.environ.get(variables.RESERVE):
         Path(reserve).unlink(missing_ok=True)
     return TrainerError(
         f"{path} could not be written ({why}): needs {needed_bytes} bytes, {room}; "
@@ -143,7 +144,7 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
 
 
 def _room(path: Path) -> str:
-    """What is free on the disk of a file."""
+    """Describe the free bytes, or the missing inodes, on the file's disk."""
     folder = next(folder for folder in path.absolute().parents if folder.is_dir())
     disk, free = os.statvfs(folder), f"{shutil.disk_usage(folder).free} bytes are free there"
     if disk.f_files > 0 and disk.f_favail == 0:

@@ -1,4 +1,4 @@
-"""How something is installed into this environment: by pip where it has it, else by uv, which made it without."""
+"""The command that installs a package into this environment: pip, or uv where the environment has no pip."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 
 
 def install(what: str) -> str:
-    """The command that installs ``what`` into the environment of this interpreter."""
+    """Return the shell command that installs ``what`` into the environment of this interpreter."""
 
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install {what}" if _has_pip() else f"uv pip install --python {python} {what}"
 
 
 def _has_pip() -> bool:
-    """Looked for as a folder: a search by importlib would let setuptools change how this process imports distutils."""
-
+    # look for the folder: a search by importlib would let setuptools replace distutils in this process
     return Path(sysconfig.get_path("purelib"), "pip").is_dir()

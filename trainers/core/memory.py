@@ -1,4 +1,4 @@
-"""What Python and malloc do with memory that is free again."""
+"""Tuning of Python's garbage collector and glibc's malloc for a rank."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ _NEVER_BYTES = (1 << 31) - 1
 
 
 def pause_garbage_collection() -> None:
-    """While a rank starts: its imports make half a million objects that all stay, and take a quarter less time so."""
+    """Turn off garbage collection while a rank starts.
+
+    The imports create half a million objects that all stay alive; without collection they take a quarter less time.
+    """
     gc.disable()
 
 
 def resume_garbage_collection() -> None:
-    """Collect again, but not what exists by now. Does nothing where nobody paused."""
+    """Turn collection on again and exclude the objects that exist now. Does nothing if collection was not paused."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc not to give blocks below 1 GiB back to the system; False where there is none.
+    """Tell glibc's malloc not to return blocks below 1 GiB to the system. Returns False without glibc.
 
-    Without it every activation of some megabytes is mapped, zeroed page by page and unmapped again in each
-    step: 1,400 page faults and 6 % of the time for a small network. The peak is the same. All threads share it, so
-    what the training has freed is there for the one that writes checkpoints.
+    By default, malloc maps, zeroes and unmaps every activation of some megabytes in each step: 1,400 page faults and
+    6 % of the time for a small network. The peak memory is the same.
     """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    mallopt(_M_ARENA_MAX, 1)
+    mallopt(_M_ARENA_MAX, 1)  # one arena: the checkpoint writer's thread reuses memory that the training has freed
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES))

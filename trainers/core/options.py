@@ -1,4 +1,4 @@
-"""The chosen options of a run: option NAME of a group is the module NAME of the group's package, imported on use."""
+"""Look up the chosen options of a run: option NAME of a group is module NAME of its package, imported on use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainers.core.config import GROUPS, ConfigError, DatasetConfig, TrainConfig
 
 
 def module(group: str, name: str) -> ModuleType:
-    """The module of an option. Raises ConfigError where there is none of that name."""
+    """Import and return the module of an option. Raises ConfigError if no option has that name."""
     target = f"{GROUPS[group].package}.{name}"
     try:
         return importlib.import_module(target)
     except ModuleNotFoundError as error:
-        if error.name != target:  # a module that the option itself imports
+        if error.name != target:  # the option exists; one of its own imports is missing
             raise
     installed = config.installed_options(GROUPS[group].package)
     if name not in installed:
@@ -29,7 +29,7 @@ def module(group: str, name: str) -> ModuleType:
 
 
 def settings(group: str, name: str) -> type[Any]:
-    """The class of an option's settings; of a data set's, what all of them have. Raises ConfigError."""
+    """Return an option's settings class; for a data set, the base class of all data sets. Raises ConfigError."""
     if group == "dataset":
         return DatasetConfig
     option, base = module(group, name), GROUPS[group].base
@@ -40,9 +40,9 @@ def settings(group: str, name: str) -> type[Any]:
 
 
 def parse(raw: Mapping[str, Any]) -> TrainConfig:
-    """Type a resolved configuration with the settings of its options.
+    """Type a resolved configuration with the settings classes of its options.
 
-    What else a data set was told went into its pack, and was checked then.
+    Fields that only one data set has are dropped: `doit fetch` checked them and used them for the pack.
 
     Raises:
         ConfigError: a group names no known option, a field is unknown or a value cannot work.

@@ -1,4 +1,4 @@
-"""Classes and functions of one's own, named as ``package.module:name``."""
+"""Load user-defined classes and functions, named as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from trainers.core.config import ConfigError
 
-_ROOT = Path(__file__).parents[2]  # on a node the snapshot of the code
+_ROOT = Path(__file__).parents[2]  # on a node: the run's code snapshot
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Import what a target names. Raises ConfigError: the module hasn't such a name, or it can't be called."""
+    """Import the class or function that a target names. Raises ConfigError: it is missing or not callable."""
     module, _, name = target.partition(":")
     loaded: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
     if loaded is None or not callable(loaded):
@@ -23,18 +23,18 @@ def load(target: str) -> Callable[..., Any]:
 
 
 def accepted(function: Callable[..., Any], args: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """``args``, and of ``offered`` the keyword arguments that the function accepts."""
+    """Return ``args`` plus those keyword arguments of ``offered`` that the function accepts."""
     known = inspect.signature(function).parameters
     return {**{name: value for name, value in offered.items() if name in known}, **args}
 
 
 def place(target: str) -> str:
-    """``my_package/parts.py:12 MyName``, for messages."""
+    """Return ``my_package/parts.py:12 MyName`` for use in messages."""
     try:
         loaded = inspect.unwrap(load(target))
         path = Path(inspect.getsourcefile(loaded) or "")
         line = inspect.getsourcelines(loaded)[1]
-    except (OSError, TypeError):  # it has no source
+    except (OSError, TypeError):  # a builtin or compiled object has no source
         return target
     shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
     return f"{shown}:{line} {target.partition(':')[2]}"

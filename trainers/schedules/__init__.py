@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step. Each schedule is a module here, with its settings and ``rate``."""
+"""Learning-rate schedules: the rate is a pure function of the step. Each module here has its settings and ``rate``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainers.core.config import ScheduleConfig
 
 
 def lr_at(config: ScheduleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """The learning rate of step ``step`` (from 0), given the peak. Nothing to store, nothing to resume.
+    """Return the learning rate of step ``step`` (from 0), given the peak. There is no state to store or resume.
 
     Raises:
         ConfigError: there is no schedule of that name.

@@ -1,4 +1,4 @@
-"""The learning rate stays."""
+"""Constant learning rate."""
 
 from __future__ import annotations
 

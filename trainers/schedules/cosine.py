@@ -1,4 +1,4 @@
-"""A short way up in a straight line, then a half cosine down (Loshchilov, Hutter: SGDR, 2017, without restarts)."""
+"""Linear warm-up, then a half-cosine decay (Loshchilov, Hutter: SGDR, 2017, without restarts)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CosineConfig(ScheduleConfig):
 
 
 def rate(config: CosineConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """See trainers.schedules. The way up takes whole steps."""
+    """See trainers.schedules. The warm-up is rounded to whole steps."""
     turn = round(config.warmup * total_steps)
     if step < turn:
         return peak * (config.start + (1 - config.start) * step / turn)

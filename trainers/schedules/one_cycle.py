@@ -1,4 +1,4 @@
-"""One cycle: up and down again in half cosines (Smith, Topin: Super-convergence, 2017)."""
+"""One cycle: half cosines up and down (Smith, Topin: Super-convergence, 2017)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class OneCycleConfig(ScheduleConfig):
 def rate(config: OneCycleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
     """Two half cosines: peak/div_factor → peak → peak/div_factor/final_div_factor, as torch's OneCycleLR.
 
-    However short the way down, the last step has its end. A run of one step has that at the peak.
+    The last step always has the final rate, however short the decay is. A run of a single step has the peak rate.
     """
     first = peak / config.div_factor
-    turn = config.warmup * total_steps - 1  # the step of the peak, often between two; below 0 there is no way up
+    turn = config.warmup * total_steps - 1  # position of the peak, often between two steps; below 0: no warm-up
     if total_steps == 1:
         return peak
     if step <= turn:

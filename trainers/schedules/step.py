@@ -1,4 +1,4 @@
-"""The learning rate falls after every so many epochs."""
+"""Step decay: the learning rate falls by a factor every ``step_epochs`` epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rate goes up and down in straight lines."""
+"""Linear warm-up, then linear decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Loss and accuracy of a whole split, shared out over the ranks; every image counts exactly once."""
+"""Evaluate a split: loss, accuracy and further metrics, with the split divided among the ranks.
+
+Every image counts exactly once.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,16 @@ from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import Node
 from trainers.training.model_setup import autocast, seed_generators
 
-_SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # a processor gains nothing from more, which takes memory
+_SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # on a CPU, larger batches take memory and gain no speed
 _SHIFT_PIXELS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order.
+    """The result of evaluating one split.
 
-    ``more``: the means of further metrics.
+    ``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order, ``more``
+    holds the means of further metrics.
     """
 
     loss: float
@@ -37,13 +41,13 @@ class Evaluation:
     more: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self, split: str) -> dict[str, float]:
-        """As they stand in metrics.jsonl."""
+        """Return the metrics under their names in metrics.jsonl, such as ``val/loss``."""
         values = {"loss": self.loss, "accuracy": self.accuracy, **self.more}
         return {f"{split}/{name}": value for name, value in values.items()}
 
 
 def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
-    """Part ``number`` of ``count`` of [start, stop), half-open; sizes differ by at most one."""
+    """Return part ``number`` of ``count`` of [start, stop), half-open; sizes differ by at most one."""
     base, extra = divmod(stop - start, count)
     first = start + number * base + min(number, extra)
     return first, first + base + (number < extra)
@@ -51,14 +55,14 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """A model, and how its splits are shown to it.
+    """Evaluates a model on the splits of a pack.
 
     Attributes:
-        batch_size: images of a rank's batch at least; a larger one costs the device no more time.
-        tta: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+        batch_size: the smallest batch of a rank; small batches are enlarged, which costs the device no more time.
+        tta: none, mirror or multicrop; loss and accuracy are computed from the averaged logits.
         more: further metrics by name, from logits [n, classes] and labels [n] to values [n].
-        seed: of what the model draws in here; each rank or shard draws its own.
-        shards: parts that a split is looked at in, and its losses added up in, whatever the ranks; 0: one a rank.
+        seed: seeds the random numbers that the model draws; each rank or shard draws its own.
+        shards: number of parts in which a split is evaluated and summed, whatever the number of ranks; 0: one per rank.
     """
 
     model: nn.Module
@@ -87,10 +91,11 @@ class Evaluator:
 
     @torch.inference_mode()
     def count_up(self, split: str) -> tuple[Tensor, Tensor]:
-        """Over all ranks: float64 [2 + more], sum of losses, number correct and sums of further metrics; and int32
-        [count], the chosen classes.
+        """Sum the results of a split over all ranks, without waiting for the device.
 
-        Nothing in here waits for the device.
+        Returns:
+            float64 [2 + more]: sum of losses, number of correct predictions, and sums of further metrics.
+            int32 [count]: the predicted classes.
         """
         node = self.node
         start, stop = self.pack.manifest.splits[split]
@@ -103,6 +108,7 @@ class Evaluator:
         seeded = -1
         for part, begin, end in self._batches(start, stop):
             HEARTBEAT.enter(Phase.EVALUATING)
+            # seed once per part: with shards, a part draws the same numbers on any number of ranks
             if part != seeded:
                 seed_generators(node.device, key(self.seed, Stream.EVALUATION, part))
                 seeded = part
@@ -118,19 +124,20 @@ class Evaluator:
         return pairwise_sum(totals), chosen
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Of each of this rank's parts: its number, and the half-open ranges of the pack that its batches are."""
+        """Yield (part, begin, end) of this rank's batches: the part's number and a half-open range of the pack."""
         ranks, step = self.node.ranks, max(self.batch_size, _SMALLEST_BATCH[self.node.device.type])
         parts = self.shards or ranks.world_size
         own = parts // ranks.world_size
         for number in range(ranks.rank * own, (ranks.rank + 1) * own):
             first, last = shard(start, stop, number, parts)
             longest = -(-(stop - start) // parts)
-            for offset in range(0, longest, step):  # as often on every rank: with fsdp each waits for the others
+            # the same number of batches on every rank, some of them empty: fsdp communicates in every forward pass
+            for offset in range(0, longest, step):
                 begin = min(first + offset, last)
                 yield number, begin, min(begin + step, last)
 
     def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """float32 logits [n, classes] and labels [n] of one range of the pack."""
+        """Return float32 logits [n, classes] and labels [n] for one range of the pack."""
         pack, device = self.pack, self.node.device
         images, labels = pack.rows(torch.arange(begin, end, device=pack.labels.device), device)
         logits = torch.zeros((), device=device)
@@ -141,9 +148,9 @@ class Evaluator:
 
 
 def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
-    """What of uint8 [N, C, H, W] is shown to the network, with weights that add up to 1.
+    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation; the weights add up to 1.
 
-    mirror: the image and its mirror image. multicrop: also both of these shifted by a pixel, up and left or down and
+    mirror: the image and its mirror image. multicrop: also both of these shifted by one pixel, up and left or down and
     right, at half the weight (the six views of arXiv 2404.00498).
     """
     if tta == "none":

@@ -1,4 +1,4 @@
-"""Parameters that a training leaves as they are, by patterns of their names (trainer.freeze)."""
+"""Freeze parameters by patterns of their names (trainer.freeze)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN = 6
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Parameters whose names match a pattern get no gradient, no optimizer state and no update.
+    """Exclude parameters that match a pattern from training: no gradient, no optimizer state and no update.
 
     Raises:
         ConfigError: a pattern matches no parameter, or nothing would be left to train.
     """
     names = [name for name, _ in model.named_parameters()]
-    # a pattern with a typo would train what was to stay, and nobody would notice
+    # refuse a pattern without a match: a typo would silently train the parameters that should stay frozen
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
@@ -38,21 +38,23 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def training_mode(model: nn.Module, patterns: Sequence[str]) -> None:
-    """``model.train()``, but for frozen batch normalisations: they go on with the statistics that they have."""
+    """Call ``model.train()``, but leave frozen batch normalisations in evaluation mode: their statistics stay fixed."""
     model.train()
     for layer in _frozen_norms(model, patterns):
         layer.eval()
 
 
 def moving_buffers(model: nn.Module, patterns: Sequence[str]) -> list[Tensor]:
-    """The buffers without the statistics of frozen batch normalisations, which not even the rounding of a mean over
-    the ranks may change."""
+    """Return the model's buffers, except for the statistics of frozen batch normalisations.
+
+    Those must stay bit-identical, and the mean over the ranks could change them by rounding.
+    """
     kept = {id(item) for layer in _frozen_norms(model, patterns) for item in layer.buffers()}
     return [item for item in model.buffers() if id(item) not in kept]
 
 
 def _frozen_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """The layers whose running mean has a name that matches."""
+    """Return the batch normalisations whose running mean matches a pattern."""
     layers = model.named_modules() if patterns else ()
     return [item for name, item in layers if isinstance(item, _NormBase) and _matches(f"{name}.running_mean", patterns)]
 
@@ -62,7 +64,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """The names that the person may have meant: parameters, and the modules above them with .* behind."""
+    """Suggest names that the user may have meant: parameters, and their parent modules followed by ``.*``."""
     above = {".".join(parts[:depth]) for name in names for parts in [name.split(".")] for depth in range(1, len(parts))}
     known = [*names, *(f"{name}.*" for name in sorted(above))]
     if f"{pattern}.*" in known:

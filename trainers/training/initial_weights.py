@@ -1,6 +1,6 @@
-"""The weights that a run starts from (init.weights, init.run): rank 0 reads them and gives them to all.
+"""Load the weights that a run starts from (init.weights, init.run). Rank 0 reads the file and broadcasts them.
 
-The file lies in the run folder. Only tensors are read from it: nothing in it is run.
+The file lies in the run folder. It is loaded with ``weights_only``: no code in it is executed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from trainers.core.errors import TrainerError
 from trainers.core.files import sha256_file
 from trainers.distributed.process_group import Node
 
-_INSIDE = ("state_dict", "model_state_dict", "model")  # what published files hold their tensors in
-_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel, of torch.compile
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # torchvision's networks with more outputs than one
+_INSIDE = ("state_dict", "model_state_dict", "model")  # keys under which published files hold the state dict
+_PREFIXES = ("module.", "_orig_mod.")  # added to names by DistributedDataParallel and torch.compile
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # auxiliary classifiers of torchvision's networks
 _SHOWN = 4
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # in messages of torch
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours in torch's messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """What became of the file: tensors that were ``loaded``, names that are ``fresh`` in the network because the file
-    has other classes, names in the file that were ``left_out``, and how the file had to be read (``notes``)."""
+    """How a file of weights was applied to the network.
+
+    ``loaded`` counts the tensors copied. ``fresh`` names the network's tensors that stayed fresh because the file has
+    other classes. ``left_out`` names the file's tensors that were not used. ``notes`` say how the file was unwrapped.
+    """
 
     said: str
     sha256: str
@@ -41,7 +44,7 @@ class Initial:
     notes: tuple[str, ...]
 
     def line(self) -> str:
-        """For people."""
+        """Return a line for the user."""
         parts = [f"{self.loaded} tensors of {self.said}", *self.notes]
         if self.fresh:
             parts.append(f"{_listed(self.fresh)} fresh, as the file has other classes")
@@ -50,12 +53,14 @@ class Initial:
         return f"initial weights: {'; '.join(parts)}"
 
     def as_json(self) -> dict[str, Any]:
-        """What summary.json holds of it."""
+        """Return the entry of summary.json."""
         return {"said": self.said, "sha256": self.sha256, "fresh": [*self.fresh], "left_out": [*self.left_out]}
 
 
 def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num_classes: int) -> Initial | None:
-    """Put the weights that ``config.init`` names into the network, on every rank. None on ranks but 0, and without any.
+    """Load the weights that ``config.init`` names into the network, on every rank.
+
+    Returns None on ranks other than 0, and if the run starts from fresh weights.
 
     Raises:
         TrainerError: the file is missing, altered or no file of weights, or its tensors don't fit the network.
@@ -72,7 +77,7 @@ def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num
 
 
 def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
-    """The tensors of a file by name, how it had to be read, and its sha256. Raises TrainerError."""
+    """Return a file's tensors by name, notes on how it was unwrapped, and its sha256. Raises TrainerError."""
     try:
         actual_sha256 = sha256_file(path)
         if sha256 is not None and actual_sha256 != sha256:
@@ -91,7 +96,7 @@ def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], 
 
 
 def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The state dict in what a file holds, with names as the network itself has them, and what that took, in words.
+    """Find the state dict in a file's content, with the network's own names, and notes on how it was unwrapped.
 
     Raises:
         TrainerError: there is none.
@@ -123,11 +128,11 @@ def fit(
     num_classes: int,
     said: str,
 ) -> Initial:
-    """Copy ``weights`` into the network. One layer may differ, in its number of classes alone: it stays fresh.
+    """Copy ``weights`` into the network. One layer may differ in its number of classes: it stays fresh.
 
     Raises:
-        TrainerError: a tensor is missing, has no place, another shape or kind, or values that aren't finite; nothing
-            was copied then.
+        TrainerError: a tensor is missing, unknown, or has another shape or kind, or values that are not finite. In
+            this case nothing is copied.
     """
     own = network.state_dict()
     head = _head(own, weights, num_classes)
@@ -143,7 +148,7 @@ def fit(
             f"{said} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; take "
             "one of its earlier checkpoints"
         )
-    # nothing is copied before all is checked: a refused file leaves the network as it was
+    # copy only after all checks, so that a refused file leaves the network unchanged
     for name in taken:
         own[name].copy_(weights[name])
     return Initial(
@@ -157,7 +162,7 @@ def fit(
 
 
 def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
-    """The tensors of the one layer, if there is one, that differs in its number of classes alone."""
+    """Return the tensors of the classifier layer, if exactly one layer differs in its number of classes alone."""
     names = []
     for name in own.keys() & weights.keys():
         here, there = own[name].shape, weights[name].shape
@@ -167,7 +172,7 @@ def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes:
 
 
 def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
-    """In words; '' where everything fits. Counters that files of before 2018 lack are nothing that a network needs."""
+    """Describe tensors that do not fit, or return ''. num_batches_tracked may be missing: files before 2018 lack it."""
     missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
     extra = [name for name in weights if name not in own and name not in spared]
     other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
@@ -187,7 +192,7 @@ def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: C
 
 
 def _has_kind(there: Tensor, here: Tensor) -> bool:
-    """Whether values can be copied as they are, but for rounding: a dense tensor, of real, complex or whole numbers."""
+    """Return True if values can be copied, apart from rounding: both dense, and both real, complex or integer."""
     if there.is_meta or there.is_quantized or there.layout != torch.strided:
         return False
     return (there.is_floating_point(), there.is_complex()) == (here.is_floating_point(), here.is_complex())

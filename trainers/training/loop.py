@@ -1,4 +1,4 @@
-"""The training loop: reads top to bottom, and nothing inside a step waits for the device."""
+"""The training loop of one rank: set-up, resume, training, evaluation, checkpoints. No step waits for the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainers.training.training_state import TrainingState
 
 
 class Trainer:
-    """One rank's half of a training run. ``prepare()``, then ``train()``, then ``test()``."""
+    """Trains on one rank. Call ``prepare()``, then ``train()``, then ``test()``."""
 
     def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
@@ -70,15 +70,18 @@ class Trainer:
         self.traffic = Traffic(node)
         self.clock = Clock()
         self.saved_step = 0
-        self.watch: PackWatch | None = None  # of the data files on this node
-        self.pruned = False  # the controller has ended the run early, at the end of an epoch
+        self.watch: PackWatch | None = None  # detects changes of this node's data files
+        self.pruned = False  # the controller ended the run early, at the end of an epoch
         self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
 
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
-        """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
+        """Warm up, then load the newest good checkpoint, or else share the fresh weights.
+
+        Rank 0 reads the checkpoint and broadcasts it; state that differs between ranks is scattered.
+        """
         resume_garbage_collection()
         warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
@@ -107,6 +110,7 @@ class Trainer:
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
+        # every rank takes part from here: broadcast what all ranks hold alike, scatter each rank's own state
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
         progress = torch.tensor(known, dtype=torch.float64, device=self.node.device)
@@ -120,8 +124,10 @@ class Trainer:
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
 
     def _warm_up(self) -> float:
-        """Passes that leave nothing behind, and the seconds that they took. Before a checkpoint is loaded, which may
-        hold state that only these passes create."""
+        """Run passes that change nothing, and return their seconds.
+
+        The passes run before a checkpoint is loaded, as only they create some of the state that it holds.
+        """
         stepper, compiles = self.stepper, self.config.trainer.compile
         whole = stepper.strategy.layout.name == "ddp" and self.node.ranks.world_size > 1
         if whole and self.node.device.type == "cpu" and not compiles:
@@ -140,7 +146,7 @@ class Trainer:
         return seconds
 
     def _unread_losses(self) -> list[list[float]]:
-        """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
+        """Take the losses that an interrupted interval of metrics.jsonl left in the checkpoint: a row per part."""
         rows: list[list[float]] = self.progress.pop("unread_losses", [[]])
         return rows if len(rows) == self.steps.parts else [[]]
 
@@ -153,7 +159,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
-        """Run to the last step, or to the epoch's end at which the run is pruned.
+        """Train to the last step, or to the end of the epoch at which the run is pruned.
 
         Raises:
             TrainerError: a loss is not finite, or the memory is full.
@@ -164,7 +170,7 @@ class Trainer:
         self.throughput.restart()
         with Termination(self.node, self.step) as termination:
             while not (self.pruned or self._is_over):
-                # after SIGTERM all ranks stop behind the same step, so their checkpoint is of one step
+                # after SIGTERM all ranks stop after the same step, so that they can write one checkpoint
                 if not termination.may_begin(self.step):
                     self._save_at_once(began)
                     termination.end()
@@ -184,11 +190,11 @@ class Trainer:
             self.folder.wait()
 
     def _save_at_once(self, began: float) -> None:
-        """A checkpoint of this very step, on the disk before any rank goes on."""
+        """Write a checkpoint of the current step and wait for the disk, on all ranks."""
         if self.step != self.saved_step:
             epoch, position = self.steps.place(self.step)
             skip_nonfinite = self.config.trainer.skip_nonfinite
-            # kept rather than logged: the lines of metrics.jsonl are those of a run that nobody stopped
+            # keep the losses in the checkpoint and write no line: metrics.jsonl must match an uninterrupted run's
             self.progress["unread_losses"] = self.losses.unread(
                 self.step, saved_step=self.saved_step, skip_nonfinite=skip_nonfinite
             )
@@ -200,7 +206,7 @@ class Trainer:
         self.node.wait_for_all("saved")
 
     def plan(self, epoch: int, position: int) -> EpochPlan:
-        """The epoch's plan on the device; other data is gathered ahead for the steps from ``position`` on."""
+        """Return the epoch's plan on the device, and start to prefetch images for the steps from ``position`` on."""
         plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch).to(self.node.device)
         if self.pack.gatherer is not None:
             size = self.steps.micro_batch_size
@@ -212,7 +218,7 @@ class Trainer:
         self.losses.add(self.stepper(plan, self.step, position))
 
     def _after_step(self, epoch: int, position: int, began: float) -> None:
-        """Log, evaluate and save where it is time to. All of it depends on the step only."""
+        """Log, evaluate and save if they are due, which depends on the step only (and on requests of rank 0)."""
         trainer = self.config.trainer
         last, epoch_ends = self.step == self.steps.total, position == self.steps.per_epoch
         evaluates = last or (epoch_ends and (epoch + 1) % trainer.eval_every_epochs == 0)
@@ -220,13 +226,14 @@ class Trainer:
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
         if epoch_ends and not last and self.node.is_rank_zero and (self.run_dir / "prune").exists():
-            self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
+            # only rank 0's host has that file, and all ranks must stop at the same step
+            self.losses.call(stop=True)
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch, evaluates=evaluates, epoch_ends=epoch_ends)
             saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
-            self.stepper.average_statistics()  # they are each part's own until here
+            self.stepper.average_statistics()  # until here each part has its own batch statistics
         accuracy = self._validate(epoch) if evaluates else None
         if saves or self.best.is_over:
             self._save(epoch, position)
@@ -236,12 +243,12 @@ class Trainer:
             self.throughput.restart()
 
     def _log(self, epoch: int, *, evaluates: bool, epoch_ends: bool) -> tuple[Reading, float]:
-        """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
+        """Read the losses (this waits for the device) and write a line. Returns the losses and images per second."""
         self.attempt.check()
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
         if minutes is not None and passed_s >= 60 * minutes and self.node.is_rank_zero:
-            self.losses.call()  # for a checkpoint: the ranks' clocks differ, so rank 0's counts
+            self.losses.call()  # request a checkpoint by rank 0's clock, as the ranks' clocks differ
         reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
         rate = self.throughput.interval(reading.steps)
         values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
@@ -260,11 +267,11 @@ class Trainer:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the last step is done, or further ones don't help (trainer.patience)."""
+        """True if the last step is done, or if trainer.patience ends the run."""
         return self.step == self.steps.total or self.best.is_over
 
     def _after_evaluation(self) -> str:
-        """What rank 0 is at once this step is logged and evaluated."""
+        """Describe the activity that follows when this step is logged and evaluated."""
         if self.pruned:
             return "saving a checkpoint and ending early"
         if self._is_over:
@@ -285,7 +292,7 @@ class Trainer:
         return result.accuracy
 
     def _keep_best(self, metrics: dict[str, float]) -> None:
-        """Written before the checkpoint that knows of it."""
+        """Write best.pt, before the checkpoint that records this evaluation as the best."""
         self.check_data()
         weights = self.stepper.strategy.layout.weights()
         if self.folder is not None:
@@ -319,7 +326,7 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------- the results
     def evaluate(self, split: str) -> Evaluation:
-        """Loss and accuracy of a split, over all ranks."""
+        """Evaluate a split over all ranks."""
         return Evaluator(
             model=self.model,
             pack=self.pack,
@@ -345,10 +352,10 @@ class Trainer:
         return result
 
     def check_data(self) -> None:
-        """Every rank calls it before anything computed from the data is kept.
+        """Check on all ranks that the data are unchanged, before any result computed from the data is saved.
 
         Raises:
-            TrainerError: a node's data were written to since they were verified.
+            TrainerError: a node's data files were modified after they were verified.
         """
         damage = self.watch.damage() if self.watch is not None else None
         whole = self.node.all_reduce_min(int(damage is None))
@@ -358,14 +365,14 @@ class Trainer:
             raise TrainerError("the data of another rank were altered during the training; the same command fixes it")
 
     def close(self) -> None:
-        """Finish files that are being written, and stop reading ahead, also after an error."""
+        """Finish pending file writes and stop prefetching, also after an error."""
         if self.pack.gatherer is not None:
             self.pack.gatherer.close()
         if self.folder is not None:
             self.folder.close()
 
     def say(self, text: str) -> None:
-        """A line for people, from rank 0."""
+        """Print a line for the user, on rank 0."""
         if self.node.is_rank_zero:
             print(text, flush=True)
 

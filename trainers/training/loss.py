@@ -1,4 +1,4 @@
-"""The loss of a training step and further metrics: torch's cross-entropy, or functions of one's own."""
+"""The training loss and further metrics: torch's cross-entropy, or user-defined functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack
 
-_IMAGES = 2  # that a function of one's own is tried with
+_IMAGES = 2  # batch size of the trial call of a user-defined function
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """float32 logits [n, classes] and labels [n] → the mean over the n images, a scalar."""
 
 
 def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss:
-    """The loss that the configuration names. Raises TrainerError: it doesn't fit the data."""
+    """Return the loss that the configuration names. Raises TrainerError: it doesn't fit the data."""
     if config.loss is not None:
         return _own_loss(config.loss, config.loss_args, pack.manifest.num_classes, device)
     if config.class_weights is None:
@@ -33,7 +33,7 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
-    """A class, made with ``args``, or a function that gets them beside logits and labels. Raises ConfigError."""
+    """Build a user-defined loss, an instance or a function with ``args`` bound, and try it. Raises ConfigError."""
     own = targets.load(target)
     kept = targets.accepted(own, args, {"num_classes": classes})
     made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
@@ -41,6 +41,7 @@ def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.
         made.to(device)
         if any(item.requires_grad for item in made.parameters()):
             raise ConfigError(f"{targets.place(target)} has parameters, which no optimizer would train")
+    # try it before the training: it must return a scalar that has a gradient
     logits = torch.zeros(_IMAGES, classes, device=device, requires_grad=True)
     value = made(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
@@ -53,10 +54,10 @@ def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.
 
 
 def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[str, Loss]:
-    """Further metrics by name: functions of logits [n, classes] and labels [n] to a value for each image, [n].
+    """Load user-defined metrics by name: functions of logits [n, classes] and labels [n] to a value per image, [n].
 
     Raises:
-        ConfigError: one that returns something else.
+        ConfigError: a metric returns something else.
     """
     functions = {name: targets.load(target) for name, target in config.metrics.items()}
     logits, labels = (
@@ -78,7 +79,7 @@ def _seen(value: object) -> str:
 
 
 def class_weights(wanted: str | list[float], pack: MappedPack) -> Tensor:
-    """Weights [classes] whose mean over the images of the train split is 1.
+    """Return weights [classes] whose mean over the images of the train split is 1.
 
     Raises:
         TrainerError: another number of weights than of classes, or a class without training images.
@@ -107,6 +108,9 @@ def class_weights(wanted: str | list[float], pack: MappedPack) -> Tensor:
 
 
 def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothing: float) -> Tensor:
-    """Divided by the number of images and not by the sum of their weights: then ranks and micro-batches add up."""
+    """Return the weighted cross-entropy, divided by the number of images.
+
+    torch divides by the sum of the weights, which differs between micro-batches, so their means would not add up.
+    """
     total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=label_smoothing)
     return total / len(labels)

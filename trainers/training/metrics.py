@@ -1,4 +1,4 @@
-"""metrics.jsonl, the throughput of a run, its best evaluation, and the losses that wait on the device."""
+"""metrics.jsonl, throughput, early stopping, and the training losses that are kept on the device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class MetricsFile:
     """Appends lines {"t", "step", "epoch", "metrics", "attempt", "doing"} to metrics.jsonl; ``t`` in unix seconds."""
 
     def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
-        """The file holds ``text``, the lines up to the checkpoint that the run goes on from, and nothing else then.
+        """Open the file with exactly ``text`` as content: the lines up to the checkpoint that the run resumes from.
 
-        ``damage`` says which lines made no sense or were others than those, and is empty in the ordinary case.
+        ``damage`` describes lines that were unreadable or differed from ``text``; normally it is empty.
         ``attempt`` is the run id that new lines carry.
         """
         self.damage = _restore(path, text)
@@ -34,12 +34,18 @@ class MetricsFile:
 
     @property
     def text(self) -> str:
-        """All lines, as they were written."""
+        """All lines as they were written."""
         self._texts = ["".join(self._texts)]
         return self._texts[0]
 
     def write(self, step: int, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
-        """``step`` counts finished steps, ``epoch`` from 1; ``doing`` is what follows, for who waits for the next."""
+        """Append a line.
+
+        Args:
+            step: number of finished steps.
+            epoch: from 1.
+            doing: the activity that follows, which the controller shows until the next line.
+        """
         place = {"t": round(time.time(), 6), "step": step, "epoch": epoch}
         text = json.dumps({**place, "metrics": metrics, "attempt": self._attempt, "doing": doing}, allow_nan=False)
         text += "\n"
@@ -49,18 +55,18 @@ class MetricsFile:
             self._file.flush()
 
     def close(self) -> str:
-        """Put what was written on the disk, also where the file was damaged meanwhile: then returns how."""
+        """Fsync the file. If it was damaged since the last write, rewrite it and return a description of the damage."""
         os.fsync(self._file.fileno())
         self._file.close()
         seen, wanted = self._path.read_bytes() if self._path.exists() else b"", self.text.encode()
-        if seen == wanted or not seen:  # a removed file has its own error, with the run folder
+        if seen == wanted or not seen:  # a removed file is reported with the run folder
             return ""
         write_bytes(self._path, wanted)
         return _damage(self._path.name, seen, wanted, "was written")
 
 
 def _restore(path: Path, text: str) -> str:
-    """Cut off what follows ``text``; where the file doesn't begin with it, write it anew. Returns what was damaged."""
+    """Truncate the file after ``text``, or rewrite it if it does not begin with ``text``. Returns the damage, or ''."""
     seen, wanted = path.read_bytes() if path.exists() else b"", text.encode()
     if seen.startswith(wanted):
         path.touch()
@@ -71,7 +77,10 @@ def _restore(path: Path, text: str) -> str:
 
 
 def _damage(name: str, seen: bytes, wanted: bytes, known: str) -> str:
-    """Which lines of a file aren't those that were written; a last one without its end is none: its writer died."""
+    """Describe which lines of a file differ from the lines that were written.
+
+    A last line without a newline is no damage: its writer was killed.
+    """
     whole, lines = wanted.splitlines(keepends=True), seen.splitlines(keepends=True)
     altered = [number for number, (line, seen) in enumerate(zip(whole, lines, strict=False), 1) if line != seen]
     later = enumerate(lines[len(whole) :], len(whole) + 1)
@@ -92,15 +101,18 @@ def _is_metrics(line: bytes) -> bool:
 def take(
     metrics: Mapping[str, float], step: int, progress: dict[str, Any], say: Callable[[str], None]
 ) -> dict[str, float]:
-    """The figures of an evaluation that are finite numbers, into ``progress``. JSON has no others: these are left out,
-    as a script's are, and counted, with the first of each and its step. What ``progress`` holds is replaced and never
-    changed: a checkpoint that is being written may hold it, too."""
+    """Copy the finite metrics of an evaluation into ``progress`` and return them.
+
+    JSON has no NaN or infinity, so such values are left out and counted in ``progress["nonfinite"]``, with the first
+    value of each metric and its step. The same rule holds for the metrics of scripts.
+    """
     left_out: dict[str, Any] = progress.get("nonfinite", {})
     for name, value in metrics.items():
         if not math.isfinite(value):
             if name not in left_out:
                 say(f"warning: {name} is {value} at step {step}; such values are left out of the metrics, and counted")
             known = left_out.get(name, {"first": str(value), "step": step, "count": 0})
+            # a new dict, not a change of the old one: a checkpoint that is being written may hold the old one
             left_out = {**left_out, name: {**known, "count": known["count"] + 1}}
     if left_out:
         progress["nonfinite"] = left_out
@@ -111,7 +123,10 @@ def take(
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """``loss``: mean over ``steps`` steps and all ranks (NaN: none was finite). ``called``, ``stop``: by rank 0."""
+    """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
+
+    ``called`` and ``stop`` are rank 0's requests for a checkpoint and for the end of the run.
+    """
 
     loss: float
     steps: int
@@ -120,7 +135,7 @@ class Reading:
 
 
 class Losses:
-    """The training losses since the last read, one row a part of the global batch, kept on the device.
+    """The training losses since the last read, one row per part of the global batch, kept on the device.
 
     ``add`` costs one small copy on the device; only ``read`` waits for it.
     """
@@ -130,34 +145,37 @@ class Losses:
         first, self._whose = node.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
         self._own = slice(first, first + parts_per_rank)
         rows = node.ranks.world_size * parts_per_rank
-        self._values = torch.zeros(rows, capacity + 1, device=node.device)  # the last column: a call
+        self._values = torch.zeros(rows, capacity + 1, device=node.device)  # last column: rank 0's request
         self._count = 0
-        self._restored = 0  # of these, those of an attempt before
+        self._restored = 0  # how many of these losses were computed by an earlier attempt
 
     def add(self, loss: Tensor) -> None:
-        """Keep the mean losses over this rank's parts of the batch: a scalar, or [parts]."""
+        """Keep the mean losses of this rank's parts of the batch: a scalar, or [parts]."""
         self._values[self._own, self._count].copy_(loss.detach())
         self._count += 1
 
     def unread(self, last_step: int, *, saved_step: int, skip_nonfinite: bool) -> list[list[float]]:
-        """What the next read would have been of, a row for each part, for ``restore``. Raises as ``read`` does."""
+        """Take out the losses that were not read yet, a row for each part, for ``restore``. Raises as ``read`` does."""
         rows, _ = self._rows()
         if not skip_nonfinite:
             self._refuse_nonfinite(rows, last_step, saved_step)
         return rows
 
     def restore(self, count: int, rows: Sequence[Sequence[float]] = ()) -> None:
-        """Go on from ``unread`` losses: all ranks tell the ``count`` of a row, and one of them the rows."""
+        """Put back ``unread`` losses. Every rank passes ``count``, the length of a row; one rank passes the rows."""
         self._count = self._restored = count
         for part, row in enumerate(rows):
             self._values[part, :count] = torch.tensor(row, device=self._values.device)
 
     def call(self, *, stop: bool = False) -> None:
-        """Rank 0 asks all ranks for a checkpoint at the next read (with ``stop`` for the end too): no extra message."""
+        """Let rank 0 request a checkpoint at the next read (with ``stop``, the end of the run too).
+
+        The request travels in the table of losses, so it needs no message of its own.
+        """
         self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
 
     def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
-        """What happened since the last read, over all ranks; the same on each of them.
+        """Return the mean loss since the last read, over all ranks. The result is the same on each rank.
 
         Raises:
             TrainerError: a loss is not a number or infinite, naming step, rank or part, and last checkpoint.
@@ -171,7 +189,7 @@ class Losses:
         return Reading(loss=mean, steps=steps, called=call > 0, stop=call > 1)
 
     def _rows(self) -> tuple[list[list[float]], float]:
-        """The losses of each part and rank 0's call; then there are none."""
+        """Return the losses of each part and rank 0's request, and clear both."""
         count, self._count, self._restored = self._count, 0, 0
         table: list[list[float]] = self._node.read(self._node.sum(self._values))
         self._values.zero_()
@@ -195,17 +213,17 @@ def _last_good(step: int) -> str:
 
 
 class Clock:
-    """How long the rest takes if it goes on like this, evaluations and checkpoints included."""
+    """Estimates the remaining time from the pace so far, evaluations and checkpoints included."""
 
     def __init__(self) -> None:
         self._first_step, self._since = 0, time.perf_counter()
 
     def restart(self, step: int) -> None:
-        """``step`` steps are done; the clock starts now."""
+        """Start the clock now, with ``step`` steps done."""
         self._first_step, self._since = step, time.perf_counter()
 
     def left(self, step: int, total: int) -> str:
-        """``  2 min 10 s left``, or nothing at the end."""
+        """Return ``  2 min 10 s left``, or nothing at the end."""
         if step in (self._first_step, total):
             return ""
         passed_s = time.perf_counter() - self._since
@@ -213,7 +231,7 @@ class Clock:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``2 min 10 s`` or ``3 h 05 min``."""
+    """Format seconds as ``45 s``, ``2 min 10 s`` or ``3 h 05 min``."""
     minutes, rest_s = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -229,7 +247,7 @@ class Throughput:
         self._since = time.perf_counter()
 
     def restart(self) -> None:
-        """Leave out what happened since the last interval (an evaluation, a checkpoint)."""
+        """Exclude the time since the last interval (an evaluation, a checkpoint)."""
         self._since = time.perf_counter()
 
     def interval(self, steps: int) -> float:
@@ -241,7 +259,7 @@ class Throughput:
         return rate
 
     def median(self) -> float:
-        """The median over steps, without the first interval (warm-up) where there are more. 0 with none."""
+        """Return the median over steps, without the first interval (warm-up) if there are more. 0 without intervals."""
         rates = sorted(self._rates[1:] or self._rates)
         half, seen = sum(steps for _, steps in rates) / 2, 0
         for rate, steps in rates:
@@ -252,43 +270,43 @@ class Throughput:
 
 
 class BestSoFar:
-    """The best evaluation of the val split so far, and whether too many have followed it.
+    """The best evaluation of the val split so far, and early stopping (trainer.patience).
 
-    ``see()`` after each evaluation, with a result that all ranks have alike. A checkpoint keeps ``state``.
+    Call ``see()`` after each evaluation, with a result that is the same on all ranks. A checkpoint keeps ``state``.
     """
 
     def __init__(self, patience: int | None) -> None:
-        """``patience``: evaluations without a better accuracy that end the run; None: none do."""
+        """``patience``: evaluations without a better accuracy that end the run; None: no early stopping."""
         self._patience = patience
         self.accuracy = -1.0
-        self.since = 0  # evaluations after the best
+        self.since = 0  # number of evaluations after the best one
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to end here."""
+        """True if the run should end here."""
         return self._patience is not None and self.since >= self._patience
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The values that a checkpoint keeps."""
         return {"best_accuracy": self.accuracy, "evaluations_since_best": self.since}
 
     def known(self, progress: Mapping[str, Any]) -> tuple[float, float]:
-        """What a checkpoint's ``progress`` holds, for ``restore``."""
+        """Return the values in a checkpoint's ``progress``, for ``restore``."""
         return progress.get("best_accuracy", self.accuracy), progress.get("evaluations_since_best", self.since)
 
     def restore(self, accuracy: float, since: float) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint's values."""
         self.accuracy, self.since = accuracy, int(since)
 
     def see(self, accuracy: float) -> bool:
-        """Whether this is the best so far. On a tie, the earlier evaluation counts as the best."""
+        """Record an evaluation. Returns True if it is the best so far; on a tie, the earlier one counts as the best."""
         better = accuracy > self.accuracy
         self.accuracy, self.since = (accuracy, 0) if better else (self.accuracy, self.since + 1)
         return better
 
     def why(self) -> str:
-        """A line for people, where ``is_over``."""
+        """Return a message on why the run ended early, if ``is_over``."""
         return (
             f"ended early: val accuracy has not risen above {self.accuracy:.4f} in {self.since} evaluations "
             f"(trainer.patience={self._patience})"

@@ -1,4 +1,4 @@
-"""The network of a run, on its device, and the random numbers that its layers draw."""
+"""Set up a run's network: build, calibrate, precision, kernels, and seeds of its random layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALIBRATION_IMAGES = 2000
 
 
 def make_network(config: TrainConfig, manifest: Manifest, node: Node, steps: Steps) -> nn.Module:
-    """A network to train with these steps.
+    """Build the network for training with these steps.
 
     Raises:
         ConfigError: the network does not fit the images.
@@ -40,7 +40,7 @@ def make_network(config: TrainConfig, manifest: Manifest, node: Node, steps: Ste
 
 
 def _synchronised(network: nn.Module, node: Node) -> nn.Module:
-    """With torch.nn.SyncBatchNorm in place of each layer's own batch normalisation. Raises TrainerError."""
+    """Replace batch normalisation by torch.nn.SyncBatchNorm. Raises TrainerError on CPUs."""
     if node.device.type == "cpu":
         raise TrainerError(
             "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors; "
@@ -51,7 +51,7 @@ def _synchronised(network: nn.Module, node: Node) -> nn.Module:
 
 
 def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:
-    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
+    """Build a network with fresh weights. They depend on the seed alone, as they are drawn on the CPU.
 
     Raises:
         ConfigError: the network does not fit the images.
@@ -80,7 +80,7 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
 
 
 def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> None:
-    """Show training images from all over the train split to a network that wants to see some."""
+    """Show images from all over the train split to a network that has a ``calibrate`` method."""
     if isinstance(network, models.Calibrated):
         start, stop = pack.manifest.splits["train"]
         count = min(_CALIBRATION_IMAGES, stop - start)
@@ -91,8 +91,11 @@ def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> No
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The CPU computes with one thread: beside GPUs the cores of a host decide how many there are, and they must not
-    decide the weights that a training starts from (products and decompositions round by the number of threads)."""
+    """Compute on the CPU with one thread inside this context.
+
+    The number of threads changes how products and decompositions round. On a GPU host it follows from the number of
+    cores, which must not influence the initial weights.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -102,7 +105,7 @@ def one_thread() -> Iterator[None]:
 
 
 def agree_on_precision(wanted: str, node: Node) -> str:
-    """fp32, bf16 or fp16 for all ranks: what ``wanted`` says, or for auto what suits rank 0's device.
+    """Return fp32, bf16 or fp16 for all ranks: ``wanted``, or for auto the precision that suits rank 0's device.
 
     Raises:
         TrainerError: fp16 on the CPU.
@@ -117,7 +120,7 @@ def agree_on_precision(wanted: str, node: Node) -> str:
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Whether bf16 is faster than fp32 and not merely emulated."""
+    """Return True if the device has bf16 instructions, so that bf16 is faster than fp32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch names no public ones
@@ -125,20 +128,20 @@ def computes_in_bf16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The lower precision where it is safe, or nothing for fp32."""
+    """Return the autocast context of a precision; it does nothing for fp32."""
     lower = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, lower, enabled=precision != "fp32")
 
 
 def choose_kernels(*, deterministic: bool) -> None:
-    """cuDNN's algorithms that give the same bits each time, or those that it measures to be the quickest here."""
+    """Select cuDNN's deterministic algorithms, or let cuDNN benchmark and take the fastest."""
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
-    """Seed all that a network on ``device`` may draw from: torch's generators there and on the CPU
-    (torch.manual_seed visits all devices), Python's and numpy's."""
+    """Seed all generators that a network on ``device`` may use: torch's, Python's and numpy's."""
+    # not torch.manual_seed, which visits all devices
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -1,4 +1,4 @@
-"""One training run from its folder to its results: what every rank does, in order."""
+"""One training run from config.json to summary.json: the sequence of steps on every rank."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
-_MANY = 20  # an epoch that leaves out less than a twentieth of its images is told of by its steps alone
+_MANY = 20  # warn only if an epoch leaves out more than a twentieth of its images
 _OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 
 
 def run(path: Path, seen: OfRank | None = None) -> None:
-    """Train as ``config.json`` at ``path`` says; its folder is the run folder.
+    """Train with the configuration ``config.json`` at ``path``; its folder is the run folder.
 
     Args:
-        seen: what this process takes in, if it is noted.
+        seen: records the files, modules and variables that this process reads, if they are recorded.
 
     Raises:
-        ConfigError, TrainerError: something a person can fix; the text says what.
+        ConfigError, TrainerError: an error that the user can fix; the message says how.
     """
     run_dir = path.parent
     try:
@@ -80,7 +80,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
             trainer.say(_idle_cores(idle, node.ranks))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
-        check.result()  # before the first image is looked at
+        check.result()  # before training reads the first image
         node.wait_for_all("data checked")
         trainer.prepare()
         _warn_of_slow_network(node)
@@ -94,7 +94,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
 
 
 def _warn_of_slow_network(node: Node) -> None:
-    """Once a host; NCCL has chosen its transport by now."""
+    """Warn once per host if NCCL uses sockets; NCCL has chosen its transport by now."""
     if node.backend == "nccl" and node.ranks.nnodes > 1 and node.ranks.local_rank == 0:
         text = nccl.warning()
         if text is not None:
@@ -102,7 +102,7 @@ def _warn_of_slow_network(node: Node) -> None:
 
 
 class DigestCheck:
-    """Hashes the data in a thread of one rank a node, while the process group comes up."""
+    """Hashes the data in a thread, on one rank per node, while the process group connects."""
 
     def __init__(self, pack: MappedPack, ranks: Ranks) -> None:
         self._damage: DamagedPackError | None = None
@@ -111,7 +111,8 @@ class DigestCheck:
             self._thread.start()
 
     def result(self) -> None:
-        """Raises TrainerError when a file was altered. By now every rank of the node has opened the pack."""
+        """Wait for the hash. Raises TrainerError if a file was altered."""
+        # set_aside is safe from here on: every rank of the node has opened the pack
         if self._thread.ident is not None:
             self._thread.join()
         if self._damage is not None:
@@ -163,7 +164,7 @@ def _idle_cores(idle: int, ranks: Ranks) -> str:
 
 
 def _unused(steps: Steps, manifest: Manifest) -> str:
-    """A line on images that an epoch leaves out, where they are many; one on a val split without any."""
+    """Warn of images that an epoch leaves out, if they are many, and of an empty val split."""
     lines, available = "", manifest.size("train")
     left = available - steps.per_epoch * steps.global_batch_size
     if left > available / _MANY:
@@ -177,12 +178,12 @@ def _unused(steps: Steps, manifest: Manifest) -> str:
 
 
 def _initial(trainer: Trainer) -> str:
-    """A line on the weights that it starts from, unless they are fresh."""
+    """Describe the initial weights in a line, unless they are fresh."""
     return "" if trainer.initial is None else f"\n{trainer.initial.line()}"
 
 
 def _strategy(trainer: Trainer) -> str:
-    """A line on how the model lies on the ranks, unless it is what everybody expects."""
+    """Describe the strategy in a line, unless it is plain ddp."""
     strategy, world_size = trainer.stepper.strategy, trainer.node.ranks.world_size
     why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
     if strategy.layout.name == "ddp" and not why:
@@ -203,7 +204,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _note_pruned(trainer: Trainer) -> None:
-    """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
+    """Write pruned.json on rank 0; the checkpoint of this step is on the disk already."""
     if not trainer.node.is_rank_zero:
         return
     trainer.attempt.check()
@@ -214,11 +215,11 @@ def _note_pruned(trainer: Trainer) -> None:
 
 
 def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
-    """Rank 0 writes the results, summary.json last."""
+    """Write the results on rank 0, summary.json last: its presence marks a finished run."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
     closes = seen is not None and trainer.node.ranks.local_rank == 0
-    # one record a host, by its local rank 0; every rank takes part, as gathering is a collective
+    # local rank 0 writes its node's record; every rank takes part, as gather_bytes is a collective
     records = trainer.node.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
     if records is None:
         return
@@ -241,7 +242,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
     nodes = [json.loads(record) for record in records if record]
     if nodes:
-        # the file is the record of rank 0's host; those of other hosts stand in it under "nodes"
+        # the file holds the record of rank 0's node, and those of other nodes under "nodes"
         unkeyed = {path: how for node in nodes for path, how in sorted(node.pop("unkeyed").items())}
         if unkeyed:
             summary["unkeyed"] = unkeyed

@@ -1,4 +1,4 @@
-"""One optimizer step: batch, forward, backward, average, update. Nothing in here waits for the device."""
+"""One optimizer step: batch, forward, backward, gradient averaging, update. Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trainers.training.freezing import moving_buffers, training_mode
 from trainers.training.model_setup import autocast, seed_generators
 from trainers.training.update import Clipping, GradScaler, WeightAverage
 
-_WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
-_FEW_IMAGES = 2  # the fewest that batch normalisation takes
+_WARM_UP_STEPS = 3  # a CUDA graph needs three: run, record, replay
+_FEW_IMAGES = 2  # the smallest batch that batch normalisation accepts
 
 
 class Stepper:
-    """What a step needs, put together once. The whole state beside the model is ``state()``."""
+    """Runs the steps of one rank. ``state()`` is the whole training state besides the model."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Stepper:
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Step ``step`` of the run, ``position`` of its epoch.
+        """Run step ``step`` of the run, which is step ``position`` of its epoch.
 
         Returns:
-            The mean loss of each of this rank's parts: [parts], a scalar where there is one.
+            The mean loss of each of this rank's parts: [parts], or a scalar for one part.
 
         Raises:
             TrainerError: the memory of the GPU is full.
@@ -84,11 +84,11 @@ class Stepper:
 
     @property
     def warm_up_passes(self) -> int:
-        """What is to be run before the first step: compilation, a GPU's kernels, what the strategy needs."""
+        """Number of passes before the first step, for compilation, GPU kernels and the strategy."""
         return max(self.gradient_sync.warm_up_passes, _WARM_UP_STEPS if self._prepares_kernels else 0)
 
     def warm_up(self, plan: EpochPlan) -> None:
-        """Steps that change nothing: their update is skipped and what they did to the batch statistics taken back.
+        """Run passes that change nothing: their update is skipped and the batch statistics are restored.
 
         Raises:
             TrainerError: the network can't be compiled here, a parameter takes no part in the loss, or the memory of
@@ -119,11 +119,11 @@ class Stepper:
         with self.gradient_sync.micro_batch(last=True):
             self._backward(part)
         self.gradient_sync.finish()
-        if self._prepares_kernels:
+        if self._prepares_kernels:  # found_inf = 1 makes the optimizer skip the update
             self.optimizer.step(self.lr(0), torch.ones((), device=self.node.device))
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step (from 0)."""
+        """Return the learning rate of a step (from 0)."""
         return schedules.lr_at(
             self.config.schedule,
             self._peak_lr,
@@ -133,34 +133,34 @@ class Stepper:
         )
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Named lists of tensors; load a checkpoint by copying into them."""
+        """Return named lists of tensors; a checkpoint is loaded by copying into them."""
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
         average = {} if self.average is None else {"average": self.average.values}
         return {**self.optimizer.state(), **guard, **average, **self.gradient_sync.state()}
 
     def begin_training(self) -> None:
-        """The model in the mode in which it is trained."""
+        """Put the model into training mode, except for frozen layers."""
         training_mode(self.model, self.config.trainer.freeze)
 
     def average_statistics(self) -> None:
-        """Batch statistics become the mean over all parts of the global batch, on every rank."""
+        """Replace the batch statistics by their mean over all parts of the global batch, on every rank."""
         if self.config.trainer.shards:
             self.buffers.average(self.node)
         else:
             self.node.average(moving_buffers(self.model, self.config.trainer.freeze))
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Within, the model has the averaged weights (trainer.ema), if there are any."""
+        """Return a context in which the model has the averaged weights (trainer.ema), if there are any."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def keep_averaged_weights(self) -> None:
-        """The training is over: from now on the model has them."""
+        """Put the averaged weights into the model for good, after the last training step."""
         if self.average is not None:
             self.average.swap()
             self.average = None
 
     def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Average the gradients of the global batch, of which this rank computes its parts one after the other."""
+        """Average the gradients of the global batch. This rank computes its parts one after the other."""
         losses, own = [], self.steps.parts_of(self.node.ranks.rank)
         first = self.steps.first_sample(position, self.node.ranks.rank)
         self._begin(step)
@@ -175,15 +175,16 @@ class Stepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses)
 
     def _part(self, plan: EpochPlan, first: int, *, last: bool) -> Tensor:
-        """The gradients of a part, which begins at sample ``first`` of the epoch; its mean loss."""
+        """Add the gradients of one part, which begins at sample ``first`` of the epoch. Returns its mean loss."""
         losses, size = [], self.steps.micro_batch_size
         for number in range(self.steps.accumulate):
+            # only the last micro-batch of the last part communicates
             with self.gradient_sync.micro_batch(last=last and number == self.steps.accumulate - 1):
                 losses.append(self._backward(plan.batch(first + number * size, size)))
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _begin(self, step: int) -> None:
-        """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
+        """Clear the gradients of the previous step, and allow CUDA graphs to overwrite its outputs."""
         self.gradient_sync.start(step)
         if self.config.trainer.compile:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -213,7 +214,7 @@ class Stepper:
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
-    """What to do when a micro-batch doesn't fit: the next smaller one that divides a part."""
+    """Return the message for a full GPU: the next smaller micro-batch that divides a part, if there is one."""
     size = steps.micro_batch_size
     seen = f"GPU memory is full on rank {rank} with {size} images at once ({steps.rank_batch_size} a rank and step)"
     smaller = max((part for part in range(1, size) if steps.part_size % part == 0), default=None)

@@ -1,4 +1,4 @@
-"""What surrounds an update: gradients that are not finite or too long, and an average of the weights."""
+"""Steps around an optimizer update: skip non-finite gradients, clip gradients, average weights."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
 
 
 class GradScaler:
-    """Skips an update whose gradients are not finite, and scales the loss of fp16; the device decides by itself.
+    """Skips an update whose gradients are not finite, and scales the loss for fp16, all on the device.
 
-    The gradients are averaged before they are looked at, so every rank decides alike. torch's fused optimizers
-    take the answer as a tensor and leave parameters and state as they were. The scale follows the rule of
-    torch.amp.GradScaler (Micikevicius et al.: Mixed precision training, 2018), which restores no batch statistics
-    and counts no skipped update.
+    The gradients are averaged before they are checked, so every rank decides alike. torch's fused optimizers take
+    ``found_inf`` as a tensor: 1.0 leaves parameters and state unchanged. For a skipped update, the floating-point
+    buffers in ``statistics`` are restored to their values before the forward pass. The scale follows the rule of
+    torch.amp.GradScaler (Micikevicius et al.: Mixed precision training, 2018), which restores no batch statistics and
+    counts no skipped update.
 
-    ``begin()`` before the forward pass, ``inspect()`` once the gradients are averaged, ``end()`` at last.
-
-    ``found_inf`` is 1.0 on the device when this step's update is to be skipped. What a forward pass made of
-    ``statistics`` (the floating-point buffers) is then taken back.
+    Call ``begin()`` before the forward pass, ``inspect()`` after the gradients are averaged, and ``end()`` last.
     """
 
     def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:
         self._scales = scales
-        self.scale = torch.full((), _FIRST_SCALE if scales else 1.0, device=device)  # multiply the loss with it
-        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
+        self.scale = torch.full((), _FIRST_SCALE if scales else 1.0, device=device)  # factor of the loss
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the last change of the scale
         self.found_inf = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps of the run so far
         self._buffers = [*statistics]
@@ -42,7 +40,7 @@ class GradScaler:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Remember the buffers."""
+        """Save the buffers."""
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 
@@ -55,7 +53,7 @@ class GradScaler:
 
     @torch.no_grad()
     def end(self) -> None:
-        """Count a skipped update, undo what it did to the buffers, and choose the next scale."""
+        """Count a skipped update, restore its buffers, and choose the next scale."""
         self.skipped += self.found_inf.to(torch.int64)
         for buffer, before in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(self.found_inf > 0, before, buffer))
@@ -63,41 +61,39 @@ class GradScaler:
             torch._amp_update_scale_(self.scale, self._good_steps, self.found_inf, _GROWTH, _BACKOFF, _GROWTH_STEPS)
 
     def state(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint keeps."""
+        """Return the tensors that a checkpoint keeps."""
         return {"skipped": [self.skipped], "scale": [self.scale, self._good_steps]}
 
 
 class Clipping:
-    """Shortens gradients that are too long, by torch.nn.utils (Pascanu et al. 2013).
+    """Clips the gradient norm with torch.nn.utils (Pascanu et al. 2013), without waiting for the device.
 
-    ``clip()`` once the gradients of the global batch are complete and unscaled; it waits for nothing.
-
-    The norm is taken over the whole gradient: averaged over ranks and micro-batches, with slices of all ranks.
+    Call ``clip()`` when the gradients of the global batch are complete and unscaled. The norm is that of the whole
+    gradient: averaged over ranks and micro-batches, and including the slices of all ranks.
     """
 
     def __init__(self, layout: Layout, max_norm: float) -> None:
         self._layout, self._max_norm = layout, max_norm
-        self.norm = torch.zeros(())  # of the last step, before it was clipped
+        self.norm = torch.zeros(())  # norm of the last step's gradient before clipping
 
     @torch.no_grad()
     def clip(self, gradients: list[Tensor]) -> None:
-        """Shorten the gradients of the layout's parameters in place, if their norm is above the largest allowed."""
+        """Scale the gradients of the layout's parameters in place, if their norm is above the maximum."""
         self.norm = self._layout.whole_norm(get_total_norm(gradients))
         clip_grads_with_norm_(self._layout.parameters, self._max_norm, self.norm)
 
     def metrics(self) -> dict[str, float]:
-        """The norm of the last step before it was clipped, if it is a number. Waits for the device."""
+        """Return the norm of the last step before clipping, if it is finite. Waits for the device."""
         norm = float(self.norm)
         return {"train/grad_norm": norm} if math.isfinite(norm) else {}
 
 
 class WeightAverage:
-    """A running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992; as an exponential average).
+    """Exponential running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992).
 
-    ``parameters`` are tensors that are trained in place, slices of tensors with fsdp.
-
-    As torch's AveragedModel: it begins with the weights after the first step. Buffers such as batch statistics aren't
-    averaged, they are those of the newest weights.
+    ``parameters`` are tensors that are trained in place; with fsdp, slices of tensors. Like torch's AveragedModel, the
+    average starts with the weights after the first step. Buffers such as batch statistics are not averaged: the newest
+    values are used.
     """
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
@@ -107,7 +103,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after step ``step`` of the run (from 0)."""
+        """Add the weights after step ``step`` of the run (from 0) to the average."""
         if step:
             self._update(self.values, self._parameters, step)
         else:
@@ -115,7 +111,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within, the network has the averaged weights."""
+        """Return a context in which the network has the averaged weights."""
         self.swap()
         try:
             yield
@@ -124,7 +120,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """The network gets the averaged weights and ``values`` the others, bit for bit."""
+        """Exchange the network's weights and the averaged weights in ``values``, bit for bit."""
         for weights, average in zip(self._parameters, self.values, strict=True):
             before = weights.detach().clone()
             weights.copy_(average)
