@@ -1,1 +1,1 @@
-"""The data pack memory-mapped, which samples make which step, and their augmentation on the device."""
+"""Training data: the memory-mapped pack, the sample order, the steps of an epoch, and augmentation on the device."""

@@ -1,4 +1,4 @@
-"""Batches: which samples, cropped and flipped how, normalised. All of it on the device, batch by batch."""
+"""Plan an epoch (order, crops, flips, cutout) and build its augmented, normalised batches on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.data.randomness import Stream, below, epoch_order, key, random_bit
 
 @dataclass(frozen=True, kw_only=True)
 class Normaliser:
-    """``image × scale + shift`` turns uint8 into floats; both have shape [1, C, 1, 1]."""
+    """Converts uint8 images to floats: ``image × scale + shift``; both have shape [1, C, 1, 1]."""
 
     scale: Tensor
     shift: Tensor
@@ -31,24 +31,23 @@ class Normaliser:
 
 
 def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> Normaliser:
-    """By mean and std of the train split, or to 0..1 when ``normalise`` is off."""
+    """Normalise by mean and std of the train split, or to 0..1 if ``normalise`` is off."""
     shape = (1, manifest.channels, 1, 1)
     mean = torch.tensor(manifest.mean if normalise else [0.0] * manifest.channels, dtype=torch.float64)
     std = torch.tensor(manifest.std if normalise else [1.0] * manifest.channels, dtype=torch.float64)
-    std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant channel has nothing to scale
+    std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant channel isn't scaled
     scale, shift = (1 / (255 * std)).float(), (-mean / std).float()
     return Normaliser(scale=scale.view(shape).to(device), shift=shift.view(shape).to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """What one epoch does to the train split, in visiting order. All tensors have shape [samples].
+    """The samples of one epoch in visiting order, and the augmentation of each. All tensors have shape [samples].
 
-    ``index`` counts from the start of the pack (int64); ``top`` and ``left`` are the crop's corner in
-    the padded image, ``hole_y`` and ``hole_x`` the middle of the cutout in the image that comes out, in pixels
-    (int64); ``mirrored`` is bool; ``seeds`` are the random bits of an augmentation of one's own (int64).
-    ``crops`` is what was drawn for a random-resized crop (int64 [samples, 4]: area, proportions, place across and
-    down). None: that augmentation is off.
+    ``index`` counts from the start of the pack (int64). ``top`` and ``left`` are the crop's corner in the padded image,
+    ``hole_y`` and ``hole_x`` the centre of the cutout in the cropped image, in pixels (int64). ``mirrored`` is bool.
+    ``seeds`` are the random bits of a user-defined augmentation (int64). ``crops`` are the random numbers of a
+    random-resized crop (int64 [samples, 4]: area, proportions, place across and down). None: that augmentation is off.
     """
 
     index: Tensor
@@ -61,16 +60,16 @@ class EpochPlan:
     seeds: Tensor | None = None
 
     def batch(self, start: int, count: int) -> EpochPlan:
-        """The plan of ``count`` samples from position ``start``."""
+        """Return the plan of ``count`` samples from position ``start``."""
         return self._each(lambda item: item[start : start + count])
 
     def to(self, device: torch.device) -> EpochPlan:
-        """The same on a device, but for ``index`` and ``crops``, which stay with the data that they count and cut."""
+        """Move the plan to a device, except ``index`` and ``crops``, which are used where the data lie."""
         return replace(self._each(lambda item: item.to(device)), index=self.index, crops=self.crops)
 
     @property
     def wanted(self) -> Wanted:
-        """What a reader of rows is asked for."""
+        """The request for a row reader."""
         return Wanted(self.index, self.crops)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
@@ -79,7 +78,7 @@ class EpochPlan:
 
 
 def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int) -> EpochPlan:
-    """A pure function of (seed, epoch) and the pack, on its device; all ranks compute the same and take their slices.
+    """Plan an epoch: a pure function of (seed, epoch) and the pack. All ranks compute the same plan and take slices.
 
     Raises:
         TrainerError: a crop reflects more pixels than the images have.
@@ -107,13 +106,13 @@ def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int
 
 
 def _resized_crops(order: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """int64 [samples, 4], each below 2**24."""
+    """Draw int64 [samples, 4], each below 2**24."""
     shape, place = (random_bits(key(seed, Stream.RESIZED_CROP, epoch, number), order) for number in range(2))
     return torch.stack([below(bits, shift, 1 << 24) for bits in (shape, place) for shift in (0, 24)], dim=1)
 
 
 def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Drawn anew in every epoch, or drawn once and then in turns: two epochs show each image both ways."""
+    """Draw the flips in every epoch; or draw once and alternate, so that two epochs show each image both ways."""
     if not config.alternate_flip:
         return below(bits, 40, 2).bool()
     first = below(random_bits(key(seed, Stream.FLIP), order), 40, 2)
@@ -121,7 +120,7 @@ def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, 
 
 
 def augmented(images: Tensor, plan: EpochPlan, config: DatasetConfig) -> Tensor:
-    """Crop and mirror uint8 [N, C, H, W] as ``plan`` says."""
+    """Crop and flip uint8 [N, C, H, W] by the plan."""
     if plan.top is not None and plan.left is not None:
         count, _, height, width = images.shape
         padded = bordered(images, config.crop_padding, config.crop_border)
@@ -133,7 +132,7 @@ def augmented(images: Tensor, plan: EpochPlan, config: DatasetConfig) -> Tensor:
 
 
 def bordered(images: Tensor, pixels: int, border: str) -> Tensor:
-    """[N, C, H, W] with ``pixels`` more on each side: black, or reflected at the edge (up to H−1 and W−1)."""
+    """Pad [N, C, H, W] by ``pixels`` on each side: black, or reflected at the edge (up to H−1 and W−1)."""
     if border == "black":
         return functional.pad(images, (pixels,) * 4)
     for dimension in (2, 3):  # by index, as torch reflects floats only
@@ -144,7 +143,7 @@ def bordered(images: Tensor, pixels: int, border: str) -> Tensor:
 
 
 def cut_out(images: Tensor, plan: EpochPlan, side: int) -> Tensor:
-    """Set a square of ``side`` pixels to 0 (the mean of normalised images), in place; it may stand over the edge.
+    """Set a square of ``side`` pixels to 0 (the mean of normalised images), in place; it may cross the edge.
 
     DeVries, Taylor: Improved regularization of convolutional neural networks with cutout, 2017.
     """
@@ -156,7 +155,7 @@ def cut_out(images: Tensor, plan: EpochPlan, side: int) -> Tensor:
 
 
 def _inside(middle: Tensor, size: int, side: int) -> Tensor:
-    """bool [N, size]: the ``side`` places around each middle."""
+    """Return bool [N, size]: True at the ``side`` positions around each middle."""
     distance = torch.arange(size, device=middle.device) - middle.view(-1, 1) + side // 2
     return (distance >= 0) & (distance < side)
 
@@ -164,9 +163,9 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan.
+    """Return normalised float32 images [n, C, H, W] and int64 labels [n] for a slice of an epoch's plan.
 
-    ``own`` changes them after crop and mirroring.
+    ``own`` is a user-defined augmentation, applied after crop and flip.
     """
     if pack.gatherer is not None:
         images, labels = pack.gatherer.take(plan.wanted)

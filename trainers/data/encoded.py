@@ -1,7 +1,7 @@
-"""Images of a pack that keeps the files as they came: decoded by threads, ahead of the step that wants them.
+"""Decode images of a pack that keeps the image files, in threads, before the step that needs them.
 
-A random-resized crop (Szegedy et al.: Going deeper with convolutions, 2014) is cut from the file itself. What was drawn
-for it stands in the epoch's plan, so it is the same on whichever rank the image is decoded.
+A random-resized crop (Szegedy et al.: Going deeper with convolutions, 2014) is cut from the file itself. Its random
+numbers are in the epoch's plan, so it does not depend on the rank that decodes the image.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trainers.data.gather import RowReader, Rows, Wanted
 from trainers.data.image_files import BrokenImageError, Crop, Geometry, pixels
 from trainers.data.pack import Manifest
 
-_GROUP = 4  # images that a thread decodes before it looks for more
-_DRAWN = 1 << 24  # what is drawn for a crop lies below
+_GROUP = 4  # images of one task for a thread
+_DRAWN = 1 << 24  # upper bound of a crop's random numbers
 _PROPORTIONS = (3 / 4, 4 / 3)
 
 
 def reader(
     folder: Path, manifest: Manifest, places: Tensor, labels: Tensor, device: torch.device, smallest_crop: float
 ) -> EncodedReader:
-    """The reader of a pack. ``places`` and ``labels`` are on the CPU."""
+    """Return the reader of a pack. ``places`` and ``labels`` are on the CPU."""
     geometry = Geometry(
         height=manifest.height, width=manifest.width, channels=manifest.channels, **(manifest.encoding or {})
     )
@@ -38,7 +38,7 @@ def reader(
 
 
 def _cores() -> int:
-    """The cores that this rank may use; macOS names none, and there it is all of the computer."""
+    """Return the number of cores that this rank may use; on macOS, all cores of the host."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -46,10 +46,10 @@ class EncodedReader(RowReader):
     """Decodes the images of ``folder``.
 
     Args:
-        places: int64 [N, 2], where in images.bin each file begins and ends.
+        places: int64 [N, 2], the start and end of each file in images.bin.
         labels: int64 [N].
-        smallest_crop: the least share of an image's area that a crop has, where crops are wanted.
-        workers: threads; None: as many as this rank has cores.
+        smallest_crop: smallest share of an image's area in a crop, if crops are used.
+        workers: threads; None: one per core of this rank.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EncodedReader(RowReader):
         self._file = os.open(folder / "images.bin", os.O_RDONLY)
         self._image = torch.empty(1, geometry.channels, geometry.height, geometry.width, dtype=torch.uint8)
 
-    @torch.inference_mode(False)  # threads couldn't write into what an evaluation made in that mode
+    @torch.inference_mode(False)  # the threads couldn't write into tensors created in inference mode
     def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
         count = len(wanted.places)
         images = self._empty(count, self._image)
@@ -92,7 +92,8 @@ class EncodedReader(RowReader):
         """Raises TrainerError that names the image."""
         planes = bytearray()
         for number, drawn, (begin, end) in zip(numbers, crops, self._places[numbers].tolist(), strict=True):
-            content = os.pread(self._file, end - begin, begin)  # not the mapping: it would keep other threads waiting
+            # not the mapping: a page fault on it would block the other threads
+            content = os.pread(self._file, end - begin, begin)
             crop = None if drawn is None else _crop(drawn, self._smallest_crop)
             try:
                 planes += pixels(BytesIO(content), self._geometry, crop)

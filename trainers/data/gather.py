@@ -1,4 +1,4 @@
-"""Rows of data that have to be fetched first: copied, or decoded, by threads while the device computes."""
+"""Prefetch rows of data: threads copy or decode them while the device computes."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_PREFETCHED = 2  # batches: one travels to the device while the next is gathered
+_PREFETCHED = 2  # batches: one is copied to the device while the next is gathered
 
 Rows = tuple[Tensor, Tensor]
 
 
 class Wanted(NamedTuple):
-    """The samples' places in the pack, int64 [n] on the CPU; and for images that are cropped while they are decoded
-    what was drawn for them, int64 [n, 4] (see trainers.data.augment.EpochPlan)."""
+    """A request for rows: the samples' places in the pack, int64 [n] on the CPU.
+
+    ``crops`` are the random numbers of crops that are made while decoding, int64 [n, 4] (see
+    trainers.data.augment.EpochPlan).
+    """
 
     places: Tensor
     crops: Tensor | None = None
 
     def equals(self, other: Wanted) -> bool:
-        """Whether the same rows are wanted."""
+        """Return True if both request the same rows."""
         if self.crops is None or other.crops is None:
             return self.crops is other.crops and torch.equal(self.places, other.places)
         return torch.equal(self.places, other.places) and torch.equal(self.crops, other.crops)
 
 
 class RowReader(ABC):
-    """Images uint8 [n, C, H, W] and labels int64 [n] of given places, on ``device``, a bounded number of batches ahead.
+    """Provides images uint8 [n, C, H, W] and labels int64 [n] on ``device``, with a few batches prefetched.
 
-    Threads make the rows in pinned buffers, from which a copy to the device runs beside its computation. torch gives a
-    buffer out again once the copies from it are done.
+    Threads fill pinned buffers, from which a copy to the device runs in parallel with its computation. torch reuses a
+    buffer once the copies from it are done.
     """
 
     def __init__(self, device: torch.device, workers: int) -> None:
@@ -44,13 +47,13 @@ class RowReader(ABC):
         self._begun: deque[tuple[Wanted, Callable[[], Rows]]] = deque()
 
     def expect(self, batches: Iterable[Wanted]) -> None:
-        """The batches that will be taken from now on."""
+        """Prefetch these batches, which will be taken in this order."""
         self._upcoming = iter(batches)
         self._begun.clear()
         self._prefetch()
 
     def take(self, wanted: Wanted) -> Rows:
-        """The rows; read here and now where another batch was expected. Raises TrainerError."""
+        """Return the rows; if another batch was expected, read them now. Raises TrainerError."""
         if self._begun and self._begun[0][0].equals(wanted):
             rows = self._begun.popleft()[1]()
             self._prefetch()
@@ -60,7 +63,7 @@ class RowReader(ABC):
         return images, labels
 
     def close(self) -> None:
-        """Nothing that hasn't begun is begun."""
+        """Cancel reads that have not begun."""
         self._upcoming = iter(())
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -70,10 +73,10 @@ class RowReader(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
-        """Have the threads make the rows; the function waits for them."""
+        """Start to read the rows in threads. Returns a function that waits for them."""
 
     def _empty(self, count: int, like: Tensor) -> Tensor:
-        """Room for ``count`` rows of a tensor's shape and type."""
+        """Allocate ``count`` rows of a tensor's shape and type, pinned for a GPU."""
         return torch.empty(count, *like.shape[1:], dtype=like.dtype, pin_memory=self._device.type == "cuda")
 
 

@@ -1,13 +1,13 @@
-"""Image files decoded: upright, in one size, with one or three channels. A function of the file and the settings alone.
+"""Decode image files: upright, in one size, with one or three channels. Depends on the file and the settings alone.
 
-Both halves use this module, so the pixels of a pack that was decoded when it was made and those that ranks decode are
-the same. It needs Pillow and nothing else: neither torch nor numpy.
+The controller and the nodes use this module, so packs decoded by `doit fetch` and images decoded by ranks have the
+same pixels. It needs Pillow, and neither torch nor numpy.
 
-What becomes of an image, in this order:
+An image is processed in this order:
 
-- Turned as its EXIF orientation says, as people see it (torchvision's ImageFolder doesn't).
-- Converted to RGB, or to grey, as Pillow does it: CMYK and palettes too; an alpha channel is dropped. Of 16 bits the
-  upper eight are kept: none is clipped.
+- Turned by its EXIF orientation (torchvision's ImageFolder does not turn it).
+- Converted to RGB or grey by Pillow, including CMYK and palettes; an alpha channel is dropped. Of 16 bits the upper
+  eight are kept: none is clipped.
 - Cut to a box of the wanted proportions and resized to the wanted size, bilinear with antialiasing, in one pass.
 """
 
@@ -21,24 +21,27 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _ORIENTATION = 0x0112  # the EXIF tag
-_ON_ITS_SIDE = 5  # this orientation and those above swap width and height
+_ON_ITS_SIDE = 5  # orientations from here on swap width and height
 _GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B")
-_SIXTEEN_BITS = {"I;16": 1, "I;16L": 1, "I;16B": 0}  # mode → which of a pixel's two bytes is the upper one
+_SIXTEEN_BITS = {"I;16": 1, "I;16L": 1, "I;16B": 0}  # mode → offset of a pixel's upper byte
 _TAKEN = (*_GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-_FINER = 2  # a JPEG may be decoded at 1/2, 1/4 or 1/8 as long as it stays this much larger than what is wanted
+_FINER = 2  # a JPEG may be decoded at 1/2, 1/4 or 1/8 while it stays this many times larger than the output
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge in pixels of the upright image."""
 
 
 class BrokenImageError(ValueError):
-    """The file is no image that can be read; the text says why, without the file's name."""
+    """The file is no readable image; the message says why, without the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """What images are made into. ``resize``: pixels of the shorter side before the centre is cut out; None: as many as
-    the cut has, so that no more is lost than the proportions ask for."""
+    """The size and channels of decoded images.
+
+    ``resize``: pixels of the shorter side before the centre is cut out; None: the smallest size that contains the cut,
+    so that only the proportions remove pixels.
+    """
 
     height: int
     width: int
@@ -48,7 +51,7 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a file says before its pixels: its size when it stands upright, and whether it has no colours."""
+    """Properties of an image that are known before decoding: its upright size, and whether it is grey."""
 
     height: int
     width: int
@@ -56,23 +59,24 @@ class Header:
 
 
 def header(file: IO[bytes]) -> Header:
-    """Raises BrokenImageError."""
+    """Read an image's header. Raises BrokenImageError."""
     image = _opened(file)
     width, height = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
     return Header(height=height, width=width, is_grey=image.mode in _GREY)
 
 
 def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> bytes:
-    """The decoded image, uint8 [C, H, W] in C order: cut out of the middle, or where ``crop`` says.
+    """Decode an image to uint8 [C, H, W] in C order, cut from the centre or by ``crop``.
 
     Raises:
-        BrokenImageError: it is no image, cut off, or of a kind that isn't read.
+        BrokenImageError: the file is no image, truncated, or of an unsupported kind.
     """
     image = _opened(file)
     upright = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
     box = centre_box(*upright, geometry) if crop is None else crop.box(*upright, geometry)
     image = _loaded(image, (box[2] - box[0]) / geometry.width)
     image = _converted(image, "L" if geometry.channels == 1 else "RGB")
+    # the JPEG may have been decoded at a smaller scale: scale the box, too
     shrunk_x, shrunk_y = image.width / upright[0], image.height / upright[1]
     inside = (
         max(0.0, box[0] * shrunk_x),
@@ -87,8 +91,8 @@ def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> byt
 
 
 def centre_box(width: int, height: int, geometry: Geometry) -> Box:
-    """The middle of an image, in the proportions of what is wanted."""
-    scale = min(width / geometry.width, height / geometry.height)  # pixels of the image in one of what is wanted
+    """Return the centre of an image, in the proportions of the output."""
+    scale = min(width / geometry.width, height / geometry.height)  # image pixels per output pixel
     if geometry.resize is not None:
         scale *= min(geometry.height, geometry.width) / geometry.resize
     across, down = geometry.width * scale, geometry.height * scale
@@ -98,8 +102,11 @@ def centre_box(width: int, height: int, geometry: Geometry) -> Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """A part of an image, drawn before its size is known: share of the area, proportions (width to height, beside
-    those that are wanted), and where it lies between the edges (0..1 across and down)."""
+    """A random crop, drawn before the image's size is known.
+
+    ``area`` is the share of the image's area, ``proportions`` the width to height relative to the output's, ``across``
+    and ``down`` the place between the edges (0..1).
+    """
 
     area: float
     proportions: float
@@ -107,12 +114,12 @@ class Crop:
     down: float
 
     def box(self, width: int, height: int, geometry: Geometry) -> Box:
-        """In whole pixels, so that the last bit of a square root decides nothing. One that would be wider or higher
-        than the image is made smaller, with its proportions."""
+        """Return the crop in whole pixels; one that exceeds the image is shrunk and keeps its proportions."""
         proportions = self.proportions * geometry.width / geometry.height
         crop_width = math.sqrt(width * height * self.area * proportions)
         crop_height = crop_width / proportions
         fits = min(1.0, width / crop_width, height / crop_height)
+        # rounding makes the box independent of the last bit of the square root
         w, h = max(1, round(crop_width * fits)), max(1, round(crop_height * fits))
         w, h = min(w, width), min(h, height)
         left, upper = round(self.across * (width - w)), round(self.down * (height - h))
@@ -122,7 +129,7 @@ class Crop:
 def _opened(file: IO[bytes]) -> Image.Image:
     try:
         image: Image.Image = Image.open(file, formats=FORMATS)
-    except Exception as error:  # decoders raise a dozen unrelated types for what is broken
+    except Exception as error:  # decoders raise a dozen unrelated types for broken files
         raise BrokenImageError(_why(file, error)) from error
     if image.mode not in _TAKEN:
         raise BrokenImageError(f"its pixels are of mode {image.mode}; wanted: 8 or 16 bits, grey or colour")
@@ -143,18 +150,18 @@ def _orientation(image: Image.Image) -> int:
         return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # EXIF that makes no sense turns nothing
+    except Exception:  # ignore invalid EXIF data
         return 1
 
 
 def _loaded(image: Image.Image, scale: float) -> Image.Image:
-    """All pixels, upright. ``scale``: pixels of the image in one of what is wanted."""
+    """Decode all pixels and turn them upright. ``scale``: image pixels per output pixel."""
     orientation = _orientation(image)
     try:
         if scale >= 2 * _FINER:
             image.draft(None, tuple(math.ceil(side * _FINER / scale) for side in image.size))  # type: ignore[arg-type]
         image.load()
-    except Exception as error:  # as above
+    except Exception as error:  # decoders raise many types
         raise BrokenImageError(f"it is broken or cut off ({error or type(error).__name__})") from error
     return image if orientation == 1 else ImageOps.exif_transpose(image)
 

@@ -1,4 +1,4 @@
-"""A person's own change of training images, with draws that are decided by the sample and not by the rank."""
+"""Apply a user-defined augmentation, with random numbers that depend on the sample and not on the rank."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trainers.core.config import ConfigError, DatasetConfig
 from trainers.data.pack import Manifest
 from trainers.data.randomness import libraries_restored, seed_libraries
 
-_TRIED = 2  # black images
+_TRIED = 2  # black images of the trial call
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 """uint8 [n, C, H, W] and the random bits of each sample, int64 [n] → uint8 of the same shape."""
 
 
 def build(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
-    """What ``dataset.augmentation`` names, or None.
+    """Load ``dataset.augmentation`` and try it on black images; None if it is not set.
 
-    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other is called for each image
-    by itself, with torch's, Python's and numpy's generators set to that sample's bits: the transforms of torchvision
-    draw from these. So an image is changed alike on any number of ranks.
+    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other function is called per
+    image, with torch's, Python's and numpy's generators seeded with the sample's bits, as torchvision's transforms use
+    them. So an image is changed alike on any number of ranks.
 
     Raises:
         ConfigError: it returns something else than uint8 images of the same shape.

@@ -1,7 +1,7 @@
-"""The data pack: raw uint8 images and int64 labels, memory-mapped, on the device where they fit.
+"""The data pack: raw uint8 images and int64 labels, memory-mapped, and on the device if they fit.
 
 A pack is a folder with ``images.bin`` (C-order [N, C, H, W]), ``labels.bin`` (little-endian [N]) and
-``manifest.json``; ``doit fetch`` makes it and the splits are ranges of it. One that keeps image files as they came has
+``manifest.json``. ``doit fetch`` makes it, and the splits are ranges of it. A pack that keeps the image files has
 ``places.bin`` too, and is read by trainers.data.encoded.
 """
 
@@ -30,11 +30,11 @@ from trainers.data.gather import Gatherer, RowReader, Rows, Wanted
 
 _DECODER = "encoded"
 _MANIFEST = "manifest.json"
-_FREE_SHARE = 0.5  # of the free device memory that resident data may take
+_FREE_SHARE = 0.5  # share of the free device memory for resident data
 
 
 class DamagedPackError(TrainerError):
-    """The pack in ``folder`` isn't what was made: it has to be made or sent again."""
+    """The pack in ``folder`` is damaged: it must be made or sent again."""
 
     def __init__(self, folder: Path, text: str) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class DamagedPackError(TrainerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What manifest.json says. ``mean`` and ``std`` are per channel, of images scaled to 0..1."""
+    """Content of manifest.json. ``mean`` and ``std`` are per channel, of images scaled to 0..1."""
 
     name: str
     synthetic: bool
@@ -70,8 +70,8 @@ class Manifest:
 class MappedPack:
     """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
 
-    ``gatherer`` brings their rows to a device that has no room for all of them, or decodes them: of a pack that keeps
-    the files as they came ``images`` are their bytes, and ``places`` int64 [N, 2] says where each begins and ends.
+    ``gatherer`` is set if the device has no room for all rows, or if rows must be decoded. For a pack that keeps the
+    image files, ``images`` holds their bytes, and ``places`` int64 [N, 2] the start and end of each.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class MappedPack:
     places: Tensor | None = None
 
     def rows(self, index: Tensor, device: torch.device) -> Rows:
-        """Images uint8 [n, C, H, W] and labels [n] on ``device``; ``index`` lies where the labels do."""
+        """Return images uint8 [n, C, H, W] and labels [n] on ``device``; ``index`` is on the labels' device."""
         if self.gatherer is not None:
             return self.gatherer.take(Wanted(index))
         return take(self.images, index, device), take(self.labels, index, device)
@@ -122,8 +122,8 @@ def open_pack(folder: Path) -> MappedPack:
     """Map a pack into memory (read on demand, shared by the ranks of a node).
 
     Raises:
-        DamagedPackError: a file is missing or isn't what the manifest says.
-        TrainerError: this machine can't read it.
+        DamagedPackError: a file is missing or differs from the manifest.
+        TrainerError: this host can't read it.
     """
     manifest = read_manifest(folder)
     shape: tuple[int, ...] = (manifest.count, manifest.channels, manifest.height, manifest.width)
@@ -145,7 +145,7 @@ def open_pack(folder: Path) -> MappedPack:
 
 
 def check_digests(pack: MappedPack) -> None:
-    """Hash both files and compare with the manifest. Raises DamagedPackError naming the altered file."""
+    """Hash the pack's files and compare with the manifest. Raises DamagedPackError naming the altered file."""
     for name, wanted in pack.manifest.sha256.items():
         try:
             with (pack.folder / name).open("rb") as file:
@@ -164,10 +164,10 @@ def _check_content(folder: Path, name: str, file: BufferedReader, wanted: str) -
 
 
 class PackWatch:
-    """Notices when the files of an open pack are written to: a mapping shows that to a training under way.
+    """Detects writes to the files of an open pack, as a running training would see them through its mapping.
 
-    Made before the digests are checked. It keeps the files open, so that one that was replaced, of which the training
-    sees nothing, isn't taken for an altered one.
+    Create it before the digests are checked. It keeps the files open: a replaced file, whose old content the mapping
+    keeps, does not count as altered.
     """
 
     def __init__(self, pack: MappedPack) -> None:
@@ -176,7 +176,7 @@ class PackWatch:
         self._seen = self._stamps()
 
     def damage(self) -> DamagedPackError | None:
-        """What was altered since. Two system calls where nothing was; hashed where a stamp has changed."""
+        """Return what was altered, or None. Costs two system calls; files are hashed only if a stamp has changed."""
         stamps = self._stamps()
         if stamps == self._seen:
             return None
@@ -196,14 +196,13 @@ class PackWatch:
 
 
 def set_aside(damage: DamagedPackError) -> TrainerError:
-    """Rename the pack's manifest, without which it counts for no pack, here and for the controller that sent it.
+    """Rename the pack's manifest, so that neither this node nor the controller uses the pack. Returns the error.
 
-    Otherwise whoever only looks at sizes and time stamps would take it for a good one for ever. Returns what a person
-    is told.
+    Without this, a check of sizes and time stamps alone would accept the damaged pack for ever.
     """
     folder = damage.folder.resolve()
     try:
-        with suppress(FileNotFoundError):  # another rank was quicker, or it was missing anyway
+        with suppress(FileNotFoundError):  # another rank renamed it, or it was missing
             (folder / _MANIFEST).replace(folder / f"{_MANIFEST}.bad")
     except OSError as error:
         return TrainerError(
@@ -213,14 +212,15 @@ def set_aside(damage: DamagedPackError) -> TrainerError:
 
 
 def place(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
-    """Move a pack to the device when it takes at most half of its free memory; else, and where the images have to be
-    decoded, it gets a gatherer.
+    """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer.
+
+    A pack of image files always gets a gatherer, which decodes them.
 
     Args:
         smallest_crop: dataset.random_resized_crop.
 
     Raises:
-        TrainerError: Pillow is missing, or pixels can't be cropped as files can.
+        TrainerError: Pillow is missing, or crops need image files and the pack holds pixels.
     """
     if pack.places is not None:
         return replace(pack, gatherer=_decoder(pack, pack.places, device, smallest_crop))
@@ -238,7 +238,8 @@ def place(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) ->
 
 
 def _decoder(pack: MappedPack, places: Tensor, device: torch.device, smallest_crop: float) -> RowReader:
-    """Imported by a name that is put together: otherwise Pillow would count in the key of every run."""
+    """Import the decoder and return its reader."""
+    # a computed name: a plain import would put Pillow's version into the key of every run
     try:
         module = importlib.import_module(f"{__package__}.{_DECODER}")
     except ModuleNotFoundError as error:
@@ -251,7 +252,7 @@ def _decoder(pack: MappedPack, places: Tensor, device: torch.device, smallest_cr
 
 
 def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
-    """``source[index]`` on ``device``; ``index`` lies where ``source`` does."""
+    """Return ``source[index]`` on ``device``; ``index`` is on the device of ``source``."""
     rows = source.index_select(0, index)
     if rows.device == device:
         return rows
@@ -268,7 +269,7 @@ def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
 
 
 def _check_digest(path: Path, raw: dict[str, Any]) -> None:
-    """``digest`` is the sha256 of the canonical JSON of all the other fields."""
+    """Check ``digest``, the sha256 of the canonical JSON of all other fields."""
     rest = {name: value for name, value in raw.items() if name != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     if hashlib.sha256(canonical.encode()).hexdigest() != raw["digest"]:
@@ -285,14 +286,14 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
     if wanted_bytes == 0:
         raise DamagedPackError(path.parent, f"{path} holds no images")
-    # torch.from_file maps writable pages, which the system must be able to back: no more than memory and swap hold
+    # not torch.from_file: it maps writable pages, which the system limits to the size of memory and swap
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
 
 
 def _unreadable(path: Path, error: OSError) -> TrainerError:
-    """What is missing has to be made again; what may not be read may be whole."""
+    """Return DamagedPackError for a missing file, and TrainerError for one that may be intact but can't be read."""
     text = f"{path} cannot be read ({error.strerror})"
     if path.with_name(f"{path.name}.bad").exists():
         text = f"{path.parent} was found damaged by another rank"

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: a value depends on its key and index only, never on who asks or when.
+"""Counter-based random numbers: a value depends only on its key and index, not on the rank or the time of the call.
 
-That is what makes sample order and augmentation the same on 1×4, 2×2 and 4×1 ranks and after a resume.
-The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom
-number generators, 2014) on int64 tensors, whose arithmetic wraps like unsigned 64-bit arithmetic.
+So sample order and augmentation are the same on 1×4, 2×2 and 4×1 ranks and after a resume. The mixing function is the
+finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) on int64 tensors,
+whose arithmetic wraps like unsigned 64-bit arithmetic.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_NUMPY = "numpy.random"  # no import statement: a compute node may lack it, and it is in the key of who imports it
+_NUMPY = "numpy.random"  # no import statement: a node may lack numpy, and an import would add it to the run key
 
 
 class Stream(IntEnum):
-    """What a number is for; streams of one seed are independent of each other."""
+    """The purpose of a random number; streams of one seed are independent of each other."""
 
     ORDER = 1
     AUGMENT = 2
@@ -38,7 +38,7 @@ class Stream(IntEnum):
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit integer."""
+    """Return the int64 with the bits of an unsigned 64-bit integer."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -57,12 +57,12 @@ def key(*parts: int) -> int:
 
 
 def shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical right shift of an int64 tensor (``>>`` would copy the sign bit). 0 < count < 64."""
+    """Shift an int64 tensor right logically (``>>`` would copy the sign bit). 0 < count < 64."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def random_bits(stream_key: int, index: Tensor) -> Tensor:
-    """64 random bits for each element of ``index`` (int64, any shape), as an int64 tensor."""
+    """Return 64 random bits for each element of ``index`` (int64, any shape), as an int64 tensor."""
     bits = index * _signed(_GOLDEN) + _signed(stream_key)
     bits = (bits ^ shift_right(bits, 30)) * _signed(_MULTIPLIERS[0])
     bits = (bits ^ shift_right(bits, 27)) * _signed(_MULTIPLIERS[1])
@@ -70,19 +70,19 @@ def random_bits(stream_key: int, index: Tensor) -> Tensor:
 
 
 def below(bits: Tensor, shift: int, limit: int) -> Tensor:
-    """Integers in [0, limit) from the 24 bits that start at ``shift`` (0, 24 or 40). limit ≤ 2**24."""
+    """Return integers in [0, limit) from the 24 bits that start at ``shift`` (0, 24 or 40). limit ≤ 2**24."""
     field = (shift_right(bits, shift) if shift else bits) & 0xFFFFFF
     return (field * limit) >> 24
 
 
 def epoch_order(seed: int, epoch: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The order in which epoch ``epoch`` visits ``count`` samples: an int64 permutation of shape [count]."""
+    """Return the order in which an epoch visits ``count`` samples: an int64 permutation of shape [count]."""
     index = torch.arange(count, device=device)
     return torch.sort(random_bits(key(seed, Stream.ORDER, epoch), index), stable=True).indices
 
 
 def seed_libraries(seed: int) -> None:
-    """Seed Python's generator and numpy's, from which a model or augmentation of the user's own may draw. In 10 µs."""
+    """Seed Python's and numpy's generators, which user-defined models and augmentations may use. Takes 10 µs."""
     random.seed(seed)
     if (numpy := _numpy()) is not None:
         numpy.seed(seed % 2**32)
@@ -90,7 +90,7 @@ def seed_libraries(seed: int) -> None:
 
 @contextmanager
 def libraries_restored() -> Iterator[None]:
-    """Afterwards Python's generator and numpy's go on from where they were."""
+    """Return a context after which Python's and numpy's generators have their earlier state."""
     numpy = _numpy()
     before, of_numpy = random.getstate(), None if numpy is None else numpy.get_state()
     try:
@@ -102,7 +102,8 @@ def libraries_restored() -> Iterator[None]:
 
 
 def _numpy() -> ModuleType | None:
-    """numpy.random, where torch has found numpy. numpy imports it when it is first used, which would be too late."""
+    """Return numpy.random if torch has loaded numpy, else None."""
     if sys.modules.get("numpy") is None:
         return None
+    # numpy imports numpy.random on first use, which would be too late for the seed
     return sys.modules.get(_NUMPY) or importlib.import_module(_NUMPY)

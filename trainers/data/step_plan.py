@@ -1,4 +1,4 @@
-"""How the steps of a run follow from the configuration, the data and the world size."""
+"""Compute the sizes of a run's batches and its number of steps from the configuration, the data and the world size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainers.data.pack import Manifest
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Sizes in images, lengths in optimizer steps. The images of an epoch that fill no global batch are left out;
-    the order is new in every epoch, so they are others each time.
+    """Sizes in images, lengths in optimizer steps.
 
-    A part of the global batch has dropout and batch statistics of its own. Each rank has one, or with trainer.shards
-    as many as its share is, one after the other.
+    Images of an epoch that do not fill a global batch are left out; the order changes in every epoch, so these images
+    do, too. A part of the global batch has its own dropout and batch statistics. Each rank computes one part, or with
+    trainer.shards several, one after the other.
     """
 
     global_batch_size: int
     rank_batch_size: int
-    accumulate: int  # micro-batches of a part in a step
+    accumulate: int  # micro-batches per part and step
     per_epoch: int
     total: int
     parts_per_rank: int = 1
@@ -42,26 +42,30 @@ class Steps:
         return self.global_batch_size // self.part_size
 
     def parts_of(self, rank: int) -> range:
-        """The numbers of a rank's parts."""
+        """Return the numbers of a rank's parts."""
         return range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank)
 
     def place(self, step: int) -> tuple[int, int]:
-        """Epoch (from 0) and position in it (in steps) at which the given step (from 0) happens."""
+        """Return the epoch (from 0) and the position in it (in steps) of a step (from 0)."""
         return divmod(step, self.per_epoch)
 
     def micro_batches(self, position: int, rank: int) -> Iterator[int]:
-        """Where in the epoch's order each of a rank's micro-batches begins, from the step at ``position`` on."""
+        """Yield the start of each of a rank's micro-batches in the epoch's order, from the step at ``position`` on."""
         for step in range(position, self.per_epoch):
             first = self.first_sample(step, rank)
             yield from range(first, first + self.rank_batch_size, self.micro_batch_size)
 
     def first_sample(self, position: int, rank: int) -> int:
-        """Where in the epoch's order a rank's share of a global batch begins."""
+        """Return the start of a rank's share of a global batch in the epoch's order."""
         return position * self.global_batch_size + rank * self.rank_batch_size
 
 
 def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> Steps:
-    """Raises TrainerError, ConfigError when the global batch cannot be divided, or is larger than the train split."""
+    """Plan the steps of a run.
+
+    Raises:
+        TrainerError, ConfigError: the global batch cannot be divided, or is larger than the train split.
+    """
     config.check_ranks(world_size)
     size, available = config.global_batch_size, manifest.size("train")
     parts = (config.shards or world_size) * config.accumulate_steps

@@ -1,8 +1,8 @@
-"""A labelled set of torchvision's, read out in a process of its own: the controller, which asks, imports no torch.
+"""Extract a labelled data set of torchvision, in a separate process, as the controller imports no torch.
 
 ``python -m trainers.data.torchvision_images REQUEST``, where REQUEST is a JSON object with the ``name`` of a class of
-torchvision.datasets, its ``root``, whether it may ``download``, and the folder ``out``. There it writes for each part
-(train, test) PART.bin, the files one after the other, and last meta.json: where each ends, its label, and the classes.
+torchvision.datasets, its ``root``, whether it may ``download``, and the folder ``out``. For each part (train, test) it
+writes PART.bin, the files one after the other, and last meta.json: the end of each file, its label, and the classes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _WAYS: Mapping[str, Mapping[str, Sequence[object]]] = {
     "train": {"train": (True,), "test": (False,)},
     "split": {"train": ("train", "trainval"), "test": ("test", "val")},
 }
-"""The argument that names a part → part → its values, of which the first that the class takes is chosen."""
+"""Argument that selects a part → part → values, of which the first that the class accepts is used."""
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Raises ValueError: no such class, or its labels are no class numbers; and what the class raises."""
+    """Raises ValueError: no such class, or its labels are no class numbers. Errors of the class pass through."""
     name, out = request["name"], Path(request["out"])
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
     if kind is None:
@@ -53,7 +53,7 @@ def _parts(kind: Callable[..., Any], known: Mapping[str, Any], given: Mapping[st
 
 
 def _first(kind: Callable[..., Any], given: Mapping[str, Any], argument: str, values: Sequence[object]) -> Any:
-    """With the first value that the class doesn't refuse."""
+    """Construct the class with the first value that it accepts."""
     for value in values[:-1]:
         try:
             return kind(**given, **{argument: value})
@@ -78,7 +78,7 @@ def _write(made: Any, path: Path) -> dict[str, list[int]]:
 
 
 def _content(image: Any) -> bytes:
-    """The file itself, where the class hands on its path; else the pixels as PNG, which loses none."""
+    """Return the file's bytes if the class returns its path; else the pixels as PNG, which is lossless."""
     if isinstance(image, Path):
         return image.read_bytes()
     file = BytesIO()
@@ -93,5 +93,5 @@ def _text(item: Any) -> str:
 if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
-    except Exception as error:  # whatever a class raises: its text is what a person is told
+    except Exception as error:  # classes raise any type; the user gets its message
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")

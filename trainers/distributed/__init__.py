@@ -1,1 +1,1 @@
-"""Who this rank is and what it does with the others: process group, cores, memory, import path, attempt."""
+"""A rank among the others: identity, device, process group, CPU cores, import path, heartbeat and attempt."""

@@ -1,7 +1,7 @@
-"""Which cores a rank computes on: the ranks of a node share those they were given, each taking its own.
+"""Bind a rank to CPU cores: the ranks of a node divide the node's cores among them.
 
-Left as it is where somebody has decided: a launcher that bound each rank, a variable that binds threads, or more
-threads than there are cores to a rank. macOS has no such call, and is left alone too.
+A rank is not bound if its launcher bound it already, if a variable binds threads, or if it has more threads than
+cores. macOS has no such call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def take_cores(ranks: Ranks) -> int:
-    """Bind this process and choose its number of threads: OMP_NUM_THREADS, which the plan sets, else one. Call it
-    before the first of them starts: only threads that begin later stay on these cores.
+    """Set this process's number of threads and bind it to its cores.
+
+    The number is OMP_NUM_THREADS, which the plan sets, else one. Call it before the first thread starts: only threads
+    that start later stay on these cores.
 
     Returns:
         How many cores of this rank's share its threads leave idle.
@@ -27,7 +29,8 @@ def take_cores(ranks: Ranks) -> int:
     given = _given()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
-        torch.set_num_threads(int(threads))  # torch takes no more than there are cores, which must not decide
+        # torch itself takes at most one thread per core, and the number of cores must not change the results
+        torch.set_num_threads(int(threads))
     mine = share(given, ranks.local_rank, ranks.local_world_size)
     if mine and _undecided() and torch.get_num_threads() <= len(mine):
         os.sched_setaffinity(0, mine)
@@ -35,7 +38,7 @@ def take_cores(ranks: Ranks) -> int:
 
 
 def share(cores: list[int], local_rank: int, local_world_size: int) -> list[int]:
-    """Neighbours out of ``cores`` for one rank; empty where there is nothing to share out, or not one for each."""
+    """Return one rank's block of ``cores``; empty if the node has one rank, or fewer cores than ranks."""
     if local_world_size == 1 or len(cores) < local_world_size:
         return []
     size = len(cores) // local_world_size
@@ -43,14 +46,14 @@ def share(cores: list[int], local_rank: int, local_world_size: int) -> list[int]
 
 
 def _given() -> list[int]:
-    """The cores this process may use, threads of one core beside each other. Empty: the system doesn't say."""
+    """Return the cores that this process may use, hyperthreads of a core next to each other; empty if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     return sorted(os.sched_getaffinity(0), key=_place)
 
 
 def _place(cpu: int) -> tuple[int, int, int]:
-    """Socket and core of a CPU number, as far as the system tells."""
+    """Return (socket, core, cpu) of a CPU number, as far as the system knows."""
     topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
     try:
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu
@@ -59,10 +62,10 @@ def _place(cpu: int) -> tuple[int, int, int]:
 
 
 def _undecided() -> bool:
-    """Whether nobody bound this rank: no variable says so, and it may use what its launcher may."""
+    """Return True if nothing bound this rank: no variable is set, and it may use the same cores as its launcher."""
     if any(name in os.environ for name in _BINDING):
         return False
     try:
         return os.sched_getaffinity(os.getppid()) == os.sched_getaffinity(0)
-    except OSError:  # the parent is gone, or belongs to somebody else
+    except OSError:  # the parent is gone, or belongs to another user
         return False

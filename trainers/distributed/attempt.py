@@ -1,7 +1,7 @@
-"""Which attempt this process belongs to, and whether the run folder is still its own.
+"""The attempt of this process, and a check that the run folder still belongs to it.
 
-A rank may outlive everything that would end it: its controller, its agent, its torchrun. Its folder may then be
-removed, or be used by a later attempt, and must not be written to any more.
+A rank may outlive its controller, its agent and its torchrun. Its run folder may then be removed, or used by a later
+attempt, and this rank must not write to it any more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trainers.core.errors import TrainerError
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """``id`` is torchrun's run id ('' without one); ``known`` all that count (None: the folder doesn't say)."""
+    """``id`` is torchrun's run id ('' without one); ``known`` holds all valid ids (None: the folder has no list)."""
 
     run_dir: Path
     id: str
     known: frozenset[str] | None
 
     def refuse(self, other: object) -> None:
-        """Raises ValueError when what an attempt with this id has written must not be taken up."""
+        """Raise ValueError if files that attempt ``other`` wrote must not be used."""
         if self.known is not None and other not in self.known:
             raise ValueError(
                 f"it was written by attempt {other or '?'}, which {run_folder.ATTEMPT_IDS} doesn't name as one of this "
@@ -32,7 +32,7 @@ class Attempt:
             )
 
     def check(self) -> None:
-        """Raises TrainerError when the folder was removed or belongs to another attempt by now."""
+        """Raise TrainerError if the folder was removed or belongs to another attempt by now."""
         if not self.run_dir.is_dir():
             raise TrainerError(f"the run folder {self.run_dir} was removed while the run was going on")
         if self.known is None or not self.id:
@@ -46,14 +46,14 @@ class Attempt:
 
 
 def read_attempt(run_dir: Path) -> Attempt:
-    """This process's attempt, as torchrun's environment and the run folder tell."""
+    """Return this process's attempt, from torchrun's environment and the run folder."""
     ids = _read(run_dir)
     known = None if ids is None else frozenset(ids)
     return Attempt(run_dir=run_dir, id=os.environ.get("TORCHELASTIC_RUN_ID", ""), known=known)
 
 
 def _read(run_dir: Path) -> list[str] | None:
-    """None where there is no such file; nothing where it is damaged."""
+    """Return the attempt ids of a run folder: None if the file is missing, [] if it is damaged."""
     try:
         ids = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
         return [str(item) for item in ids]

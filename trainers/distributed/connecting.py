@@ -1,4 +1,4 @@
-"""Which device this rank has, and how it joins the others."""
+"""Choose this rank's device and backend, and join the process group."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainers.distributed import nccl
 from trainers.distributed.process_group import Node
 from trainers.distributed.ranks import Ranks, read_ranks
 
-_TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
+_TIMEOUT_S = 600.0  # of one collective, unless the cluster sets another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-_FILE_TIMEOUT = timedelta(minutes=2)  # for ranks of one launch to find each other in a shared folder
+_FILE_TIMEOUT = timedelta(minutes=2)  # for the ranks to find each other in a shared folder
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
-    """Device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo, nccl or mpi.
+    """Choose device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo, nccl or mpi.
 
     Raises:
         TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.
@@ -63,7 +63,7 @@ def connect(wanted_backend: str) -> Node:
 
 
 def usable_gpus(kind: str | None, host: str) -> int:
-    """GPUs to choose from; ``kind`` is the device that the run's key names (None: nobody said).
+    """Return the number of GPUs to choose from; ``kind`` is the device that the run key names, or None.
 
     Raises:
         TrainerError: the key says cuda, and torch can't use a GPU here.
@@ -79,7 +79,7 @@ def usable_gpus(kind: str | None, host: str) -> int:
 
 
 def refuse_missing_tls(host: str) -> None:
-    """Raises TrainerError where gloo is to encrypt and torch was built without that, as its wheels are."""
+    """Raise TrainerError if gloo should encrypt and torch was built without TLS, as its wheels are."""
     if os.environ.get("GLOO_DEVICE_TRANSPORT") != "TCP_TLS":
         return
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -90,7 +90,7 @@ def refuse_missing_tls(host: str) -> None:
             dist.ProcessGroupGloo.create_default_device()
     except RuntimeError as error:
         if "unsupported gloo device" not in str(error):
-            return  # the process group will say what else is wrong
+            return  # init_process_group reports any other error
         raise TrainerError(
             f"cluster.tls_certificate is set, but torch {torch.__version__} on host {host} was built without gloo's "
             "TLS: build torch there with USE_GLOO_WITH_OPENSSL=1, or take cluster.tls_certificate=null, tls_key=null "
@@ -108,7 +108,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
     if ranks.rank == 0:
         store.set("paceline/device", device.type)
     first = store.get("paceline/device").decode()
-    if first != device.type:  # ranks that wait for each other over different backends would hang
+    if first != device.type:  # ranks with different backends would wait for each other for ever
         raise TrainerError(
             f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and "
             "without GPUs cannot train together; hide them with CUDA_VISIBLE_DEVICES='' in the cluster's env"
@@ -130,7 +130,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
 
 
 def _file_store(path: Path, ranks: Ranks, host: str) -> Store:
-    """The store in a file that all hosts share. Raises TrainerError where it can't be written or isn't shared."""
+    """Open the store in a file that all hosts share. Raises TrainerError: it can't be written or isn't shared."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
@@ -156,7 +156,7 @@ def _file_store(path: Path, ranks: Ranks, host: str) -> Store:
 
 
 def _join_mpi(ranks: Ranks) -> None:
-    """MPI counts its ranks itself. Raises TrainerError where it counts others than the environment names."""
+    """Join through MPI. Raises TrainerError if MPI's rank or world size differs from the environment's."""
     dist.init_process_group("mpi")
     seen = dist.get_rank(), dist.get_world_size()
     if seen != (ranks.rank, ranks.world_size):

@@ -1,7 +1,8 @@
-"""Where this rank stands, in memory that the node agent reads: its step, what it is at, since when.
+"""Publish this rank's progress (step, phase, time of the last change) in memory that the node agent reads.
 
-Eight numbers in a memfd, which the agent opens through /proc: a store into memory is all that a step pays, no disk
-can hold it up, and nothing is left behind. At STACKS_SIGNAL all threads' stacks are written to a file for the agent.
+The heartbeat is eight numbers in a memfd, which the agent opens through /proc. A step pays only for a store into
+memory, no disk can delay it, and no file remains. On STACKS_SIGNAL the stacks of all threads are written to a file
+for the agent.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from trainers.contract.beats import (
     Phase,
 )
 
-if TYPE_CHECKING:  # a rank that hangs while it imports torch is to be seen as well
+if TYPE_CHECKING:  # the heartbeat starts before torch is imported, to show a rank that hangs in that import
     from torch import Tensor, nn
 
-_OWN = (Phase.LOADING, Phase.COMPUTING)  # a rank's own work on its steps; what rank 0 writes between them isn't
+_OWN = (Phase.LOADING, Phase.COMPUTING)  # a rank's own work on its steps, without rank 0's writing of files
 
 
 class Heartbeat:
-    """The numbers of this process. ``publish`` lets the agent see them; without it they are seen by nobody."""
+    """The numbers of this process. The agent sees them only after ``publish``."""
 
     def __init__(self) -> None:
         self._cells = memoryview(bytearray(CELLS.size)).cast("q")
 
     def publish(self, folder: Path) -> None:
-        """Put the way to the numbers into ``folder``. Where that can't be had the training goes on unwatched."""
+        """Link the numbers into ``folder``. If that fails, the training continues without a heartbeat."""
         path = folder / FILE
         with suppress(OSError, ValueError):
             if sys.platform == "linux":
@@ -52,7 +53,7 @@ class Heartbeat:
                 path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             else:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.write(descriptor, bytes(CELLS.size))  # so the memory is there: a full disk is told of now
+            os.write(descriptor, bytes(CELLS.size))  # allocate the memory: a full disk must fail here
             cells = memoryview(mmap.mmap(descriptor, CELLS.size)).cast("q")
             cells[:] = self._cells
             cells[PID], cells[SINCE_NS] = os.getpid(), time.monotonic_ns()
@@ -61,7 +62,7 @@ class Heartbeat:
             faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
 
     def enter(self, phase: Phase) -> None:
-        """This rank is at ``phase`` from now on (or still: that it moves is seen as well)."""
+        """Set the phase. Entering the same phase again counts as progress, too."""
         cells, now = self._cells, time.monotonic_ns()
         if cells[PHASE] in _OWN and cells[STEP]:
             cells[OWN_NS] += now - cells[SINCE_NS]
@@ -74,22 +75,22 @@ class Heartbeat:
         self._cells[STEP] = step
 
     def wait(self) -> None:
-        """From now on this rank waits for the others in the next collective."""
+        """Set the phase to waiting for the other ranks, and count a collective."""
         self.enter(Phase.WAITING)
         self._cells[COLLECTIVES] += 1
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """Around a collective in the midst of something else."""
+        """Return a context for a collective inside another phase, which is restored afterwards."""
         before = Phase(self._cells[PHASE])
         self.wait()
         yield
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Let a rank wait from the moment its last gradient is there, which is that of the first weight.
+        """Enter the waiting phase when the last gradient, that of the first weight, is computed.
 
-        For a device that computes before it returns: a backward pass on it holds the time of the others as well.
+        For devices that compute synchronously: there a backward pass includes the wait for the other ranks.
         """
 
         def arrived(_: Tensor) -> None:
@@ -101,4 +102,4 @@ class Heartbeat:
 
 
 HEARTBEAT = Heartbeat()
-"""That of this process, which is one rank."""
+"""The heartbeat of this process."""

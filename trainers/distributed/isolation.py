@@ -1,7 +1,8 @@
-"""What a rank may import: the code snapshot, PYTHONPATH, the standard library and what is installed. Nothing else.
+"""Limit a rank's imports to the code snapshot, PYTHONPATH, the standard library and installed distributions.
 
-A .pth file of the environment (an editable install, a line with a working tree) puts sources on ``sys.path`` that the
-run's key doesn't know. They would be imported wherever the snapshot lacks a module, on one host and not on another.
+A .pth file of the environment (an editable install, a line with a working tree) puts sources on ``sys.path`` that
+are not part of the run key. A module missing from the snapshot would be imported from there, on one host and not on
+another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 
 def leave_snapshot_and_installed() -> None:
-    """Take from ``sys.path`` and ``sys.meta_path`` whatever leads to sources outside of the snapshot."""
+    """Remove all other entries from ``sys.path``, and the finders of editable installs from ``sys.meta_path``."""
     snapshot = str(Path(__file__).parents[2])
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     folders = installation()
@@ -25,14 +26,14 @@ def leave_snapshot_and_installed() -> None:
 
 
 def installation() -> list[str]:
-    """The folders of the standard library and of installed distributions, the user's among them where they count."""
+    """Return the folders of the standard library and of installed distributions, with user site-packages if enabled."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), *user]
 
 
 def _is_installed(entry: str, folders: Sequence[str]) -> bool:
-    """Inside one of ``folders``, the standard library as an archive, or another folder that holds distributions."""
+    """Return True for a path in ``folders``, the zipped standard library, or another folder with distributions."""
     path = Path(entry).resolve()
     if path.suffix == ".zip" and path.parent in [Path(folder).resolve().parent for folder in folders[:2]]:
         return True
@@ -46,6 +47,6 @@ def _is_any(entry: str, others: Sequence[str]) -> bool:
 
 
 def _is_editable(finder: object) -> bool:
-    """Whether an editable install put it there: setuptools, hatchling, scikit-build and meson all name it so."""
+    """Return True for a finder of an editable install: setuptools, hatchling, scikit-build and meson all name it so."""
     owner = finder if isinstance(finder, type) else type(finder)
     return "editable" in owner.__module__

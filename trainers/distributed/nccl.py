@@ -1,7 +1,7 @@
-"""What NCCL leaves for others to read: its log, which names the transport, and torch's flight recorder of collectives.
+"""Read NCCL's log, which names the network in use, and set up torch's flight recorder of collectives.
 
-torch documents the recorder in "Flight Recorder for Debugging Stuck Jobs": it keeps the newest collectives in memory,
-and writes them to a file when somebody writes a line into a named pipe. The node agent does so.
+torch documents the recorder in "Flight Recorder for Debugging Stuck Jobs": it keeps the newest collectives in memory
+and writes them to a file when a line is written into a named pipe. The node agent does so.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NETWORK = re.compile(r"NCCL INFO .*?Using network (\S+)")
 _SOCKETS = re.compile(r"NET/Socket : Using (.+)")
 _REASON = re.compile(r"NET/IB ?: (No device found|No IP interface found|Unable to [^\n]*)|NCCL WARN (.*ibv_[^\n]*)")
 _VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEMP_FILE": FLIGHT_DUMP}
-"""torch adds the rank, and .pipe to the first."""
+"""Variable → start of the file name; torch appends the rank, and .pipe to the first."""
 
 
 def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
-    """For a rank that is about to make its process group. What a person has set stays, and is not looked at."""
+    """Configure the flight recorder before the process group is created. A user's own settings are kept."""
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None or any(name in environment for name in (*_VARIABLES, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         return
@@ -32,11 +32,10 @@ def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def fallback(text: str) -> str | None:
-    """That NCCL sends over sockets, over which, and why as far as it says; None where it takes another network, or
-    hasn't said.
+    """Describe that NCCL uses sockets, which ones and why, as far as known; None if it uses another network.
 
     Args:
-        text: its log at NCCL_DEBUG=INFO with the subsystem NET or INIT.
+        text: NCCL's log at NCCL_DEBUG=INFO with the subsystem NET or INIT.
     """
     networks = _NETWORK.findall(text)
     if not networks or networks[-1] != "Socket":
@@ -49,7 +48,7 @@ def fallback(text: str) -> str | None:
 
 
 def warning(environment: Mapping[str, str] = os.environ) -> str | None:
-    """For a rank whose process group is up: a warning where NCCL was told of InfiniBand ports and takes sockets."""
+    """Return a warning if NCCL was given InfiniBand ports and uses sockets. Call it when the process group is up."""
     ports, place = environment.get("NCCL_IB_HCA"), environment.get("NCCL_DEBUG_FILE")
     if ports is None or place is None or environment.get("NCCL_IB_DISABLE") == "1":
         return None

@@ -1,4 +1,4 @@
-"""What each node computed with, as far as it can change the last bits of a result: for summary.json."""
+"""Describe the hardware of each node, as far as it can change the last bits of a result, for summary.json."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LONGEST_NAME = 120
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's."""
+    """Return the GPU's name, or the processor's."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:
-    """The processor's model as the system tells it."""
+    """Return the processor's model as the system names it."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -38,13 +38,14 @@ def cpu_name() -> str:
 
 @cache
 def onednn_isa() -> str | None:
-    """The instructions that oneDNN takes of the processor (``Intel AVX2``), which decide the bits of convolutions and
-    products; None where it doesn't say. Takes 5 ms.
+    """Return the instruction set that oneDNN uses, such as ``Intel AVX2``, or None if unknown. Takes 5 ms.
 
-    torch has no call that tells. With oneDNN's own log switched on, its first line on the standard output does.
+    It decides the bits of convolutions and products. torch has no call for it, but oneDNN's verbose log prints it to
+    standard output.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
+    # redirect file descriptor 1, as oneDNN writes its log from C
     sys.stdout.flush()
     ours = os.dup(1)
     with tempfile.TemporaryFile() as log:
@@ -59,14 +60,13 @@ def onednn_isa() -> str | None:
         log.seek(0)
         text = log.read().decode(errors="replace")
     others = [line for line in text.splitlines(keepends=True) if not line.startswith("onednn_verbose,")]
-    print("".join(others), end="", flush=True)  # of another thread
+    print("".join(others), end="", flush=True)  # lines that another thread printed meanwhile
     match = re.search(r",cpu,isa:(.+)", text)
     return match[1].strip() if match else None
 
 
 def own(node: Node) -> dict[str, Any]:
-    """This rank's kind of device and its model, its processor with the instructions that torch and oneDNN take of it,
-    its threads."""
+    """Describe this rank's device, its processor, the instruction sets that torch and oneDNN use, and its threads."""
     on_gpu = node.device.type == "cuda"
     return {
         "device": node.device.type,
@@ -80,14 +80,14 @@ def own(node: Node) -> dict[str, Any]:
 
 
 def changes(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A text for each node that computes with other instructions than the one in its place did: "on node 0 by …"."""
-    both = zip(then, now, strict=False)  # the ranks say so where the number of nodes differs
+    """Describe each node whose instructions differ from those of the same node before: "on node 0 by …"."""
+    both = zip(then, now, strict=False)  # another number of nodes is reported by the number of ranks
     pairs = [(number, _instructions(old), _instructions(new)) for number, (old, new) in enumerate(both)]
     return [f"on node {number} by {old}, now it is {new}" for number, old, new in pairs if old != new]
 
 
 def _instructions(node: Mapping[str, Any]) -> str:
-    """What rounds a node's results: its GPU, or its processor and the instructions that torch takes of it."""
+    """Return what determines a node's rounding: its GPU, or its processor and the instruction sets in use."""
     if node.get("device") == "cpu":
         sets = [str(node[name]) for name in ("cpu_capability", "onednn_isa") if node.get(name)]
         return f"{node.get('cpu')} with {' and '.join(sets)}"
@@ -95,6 +95,6 @@ def _instructions(node: Mapping[str, Any]) -> str:
 
 
 def of_all_nodes(node: Node) -> list[dict[str, Any]]:
-    """What the first rank of each node computes with, in the order of the nodes. Every rank calls it."""
+    """Return the description of each node by its first rank, in node order. Every rank must call it."""
     ranks = node.share({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)})
     return sorted((item for item in ranks if item.pop("local") == 0), key=lambda item: int(item.pop("node")))

@@ -1,8 +1,8 @@
-"""Sums whose order is a balanced binary tree over the parts of a global batch, whichever rank computes which part.
+"""Sums in the order of a balanced binary tree over the parts of a global batch, on any number of ranks.
 
 ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)): a rank holds 1, 2, 4, … neighbouring parts, that is a whole branch.
-It adds up its branch alone, and the ranks' sums are added in the same tree. Floating-point addition is commutative
-but not associative, so the tree decides the bits, and nothing else does.
+It sums its branch alone, and the ranks' sums are added in the same tree. Floating-point addition is commutative but
+not associative, so the tree alone determines the bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def pairwise_sum(rows: Tensor) -> Tensor:
-    """[n, …] → […], n a power of two; overwrites ``rows``."""
+    """Sum [n, …] → […] pairwise, for n a power of two; overwrites ``rows``."""
     while len(rows) > 1:
         pairs = rows.view(len(rows) // 2, 2, *rows.shape[1:])
         rows = pairs[:, 0].add_(pairs[:, 1])
@@ -20,17 +20,17 @@ def pairwise_sum(rows: Tensor) -> Tensor:
 
 
 class PairwiseSum:
-    """The same for lists of tensors one after the other. Of n lists at most log2(n) + 1 are held at a time."""
+    """Pairwise sum of lists of tensors that arrive one by one. Of n lists it holds at most log2(n) + 1."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, list[Tensor]]] = []  # how many lists it is the sum of: 4, 2, 1
+        self._waiting: list[tuple[int, list[Tensor]]] = []  # partial sums with their number of lists: 4, 2, 1
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start a new sum."""
         self._waiting = []
 
     def add(self, tensors: list[Tensor]) -> None:
-        """The next list, which may be overwritten from now on."""
+        """Add the next list, whose tensors may be overwritten from now on."""
         count = 1
         while self._waiting and self._waiting[-1][0] == count:
             _, earlier = self._waiting.pop()
@@ -39,5 +39,5 @@ class PairwiseSum:
         self._waiting.append((count, tensors))
 
     def waiting(self) -> list[list[Tensor]]:
-        """What is to be added to the last list of all, in this order."""
+        """Return the partial sums, in the order in which they must be added to the last list."""
         return [tensors for _, tensors in reversed(self._waiting)]

@@ -1,4 +1,4 @@
-"""What a rank does together with the others; connecting.py joins them."""
+"""Collectives of a rank with the others, through the process group that connecting.py joins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.ranks import Ranks
 
 _POLL_S = 0.01
-_CHUNK_ELEMENTS = 1 << 20  # of a row that travels to or from rank 0
+_CHUNK_ELEMENTS = 1 << 20  # elements of one message to or from rank 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Node:
     ranks: Ranks
     device: torch.device
     backend: str
-    store: Store | None = field(default=None, compare=False)  # in which the ranks met; None with one rank
+    store: Store | None = field(default=None, compare=False)  # the rendezvous store; None with one rank
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is rank 0, which writes the files."""
+        """True for rank 0, which writes the files."""
         return self.ranks.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -46,8 +46,10 @@ class Node:
         return tensor
 
     def read(self, tensor: Tensor) -> Any:
-        """The numbers of what a collective has made, as ``Tensor.tolist`` has them. A GPU joins it only while its host
-        goes on, so this is where the wait for the other ranks shows."""
+        """Return the numbers of a collective's result, as ``Tensor.tolist``.
+
+        A GPU's collective is asynchronous, so the wait for the other ranks happens here.
+        """
         if self.ranks.world_size == 1:
             return tensor.tolist()
         with HEARTBEAT.collective():
@@ -62,7 +64,7 @@ class Node:
         self._together([item for item in tensors if item.is_floating_point()], average=True)
 
     def all_reduce_min(self, value: int) -> int:
-        """The least of all ranks' values, on every rank."""
+        """Return the smallest of all ranks' values, on every rank."""
         least = torch.tensor(value, dtype=torch.int64, device=self.device)
         if self.ranks.world_size > 1:
             with HEARTBEAT.collective():
@@ -70,7 +72,7 @@ class Node:
         return int(self.read(least))
 
     def gather(self, row: Tensor) -> Tensor | None:
-        """The rows [n] of all ranks as a table [world_size, n] on the CPU of rank 0, None elsewhere."""
+        """Return the rows [n] of all ranks as a table [world_size, n] on the CPU of rank 0, None elsewhere."""
         if self.ranks.world_size == 1 or not row.numel():
             return row.cpu().expand(self.ranks.world_size, -1).clone() if self.is_rank_zero else None
         table = torch.empty(self.ranks.world_size, row.numel(), dtype=row.dtype) if self.is_rank_zero else None
@@ -84,14 +86,14 @@ class Node:
         return table
 
     def gather_bytes(self, data: bytes) -> list[bytes] | None:
-        """What each rank gives, without zeros at its end, on rank 0; None elsewhere."""
+        """Return the bytes of each rank, without trailing zeros, on rank 0; None elsewhere."""
         row = torch.zeros(-self.all_reduce_min(-len(data)), dtype=torch.uint8)
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
         table = self.gather(row.to(self.device))
         return None if table is None else [bytes(item.tolist()).rstrip(b"\0") for item in table]
 
     def all_gather(self, row: Tensor) -> Tensor:
-        """The rows [n] of all ranks as a table [world_size, n], on every rank."""
+        """Return the rows [n] of all ranks as a table [world_size, n], on every rank."""
         if self.ranks.world_size == 1:
             return row.unsqueeze(0)
         table = row.new_empty(self.ranks.world_size, row.numel())
@@ -99,8 +101,10 @@ class Node:
         return table
 
     def share(self, value: Any) -> list[Any]:
-        """What every rank passes, by rank, on every rank. As JSON: torch's exchange of objects unpickles what arrives,
-        and so runs what anybody on the network puts into it."""
+        """Return the values of all ranks, in rank order, on every rank.
+
+        The values are sent as JSON: torch's all_gather_object unpickles them, and so would run code from the network.
+        """
         data = bytearray(json.dumps(value).encode())
         sizes = self.all_gather(torch.tensor([len(data)], device=self.device)).flatten().tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -109,7 +113,7 @@ class Node:
         return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
     def scatter(self, table: Tensor | None, row: Tensor) -> Tensor:
-        """The inverse: rank 0's table [world_size, n], of which each rank gets its row into ``row`` [n]."""
+        """Copy each rank's row of rank 0's table [world_size, n] into ``row`` [n]; the inverse of ``gather``."""
         if self.ranks.world_size == 1 or not row.numel():
             return row if table is None else row.copy_(table[0])
         for start in range(0, row.numel(), _CHUNK_ELEMENTS):
@@ -121,7 +125,7 @@ class Node:
         return row
 
     def wait_for_all(self, what: str) -> None:
-        """Until every rank has come to ``what`` (each name once). No collective, so none can run into its timeout."""
+        """Wait until every rank has called this with ``what`` (each name once). No collective, so no timeout."""
         if self.store is None:
             return
         self.store.set(f"paceline/{what}/{self.ranks.rank}", "")
@@ -135,11 +139,9 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the process group after a good end.
-
-        After an error the process is about to end. To tear the group down could take for ever then: the others may
-        never join what this rank has begun, and they hear of it the sooner, the sooner it is gone.
-        """
+        """Leave the process group, unless an error ends the process."""
+        # After an error, tearing the group down could block for ever, as the other ranks may never join a collective
+        # that this rank has begun. They notice the error when this process ends.
         if error is None:
             self.close()
         else:
@@ -153,12 +155,15 @@ class Node:
 
     def _remove_shared_file(self) -> None:
         shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
-        if shared_file is not None:  # every rank, for whoever leaves last makes the file anew
+        if shared_file is not None:  # every rank removes it, as the last one to leave recreates it
             Path(shared_file).unlink(missing_ok=True)
 
     @torch.no_grad()
     def _together(self, tensors: list[Tensor], *, average: bool) -> None:
-        """Many tensors at once, for a network has hundreds of small ones; not all, for that would be a second copy."""
+        """Average or broadcast tensors in batches.
+
+        Batches, because a network has hundreds of small tensors; not all at once, which would need a second copy.
+        """
         if self.ranks.world_size == 1:
             return
         for members in _batches(tensors):
@@ -176,7 +181,7 @@ class Node:
 
 
 def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Of one dtype and device each, and of at most _CHUNK_ELEMENTS elements where that is more than one tensor."""
+    """Group tensors of one dtype and device into batches of at most _CHUNK_ELEMENTS, or one larger tensor."""
     kinds: dict[tuple[str, str], list[Tensor]] = {}
     for item in tensors:
         kinds.setdefault((str(item.dtype), item.device.type), []).append(item)

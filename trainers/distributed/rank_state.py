@@ -1,8 +1,8 @@
-"""The floating-point tensors that are each rank's own: batch statistics between evaluations, unsent gradients.
+"""Floating-point state that differs between ranks: batch statistics between evaluations, and unsent gradients.
 
-A checkpoint keeps those of every rank, so that saving one changes nothing: when it happens may depend on the clock.
-With trainer.shards a rank has batch statistics for each of its parts. A checkpoint then has a row for each part, which
-any number of ranks can share out again.
+A checkpoint keeps this state of every rank, so that writing one changes nothing: its time may depend on the clock.
+With trainer.shards a rank has batch statistics for each of its parts, and a checkpoint has a row per part, which can
+be distributed among any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trainers.distributed.process_group import Node
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
-    """The floating-point buffers, in the model's order."""
+    """Return the floating-point buffers, in the model's order."""
     return [item for item in model.buffers() if item.is_floating_point()]
 
 
 class PartBuffers:
-    """A model's buffers, once for each of a rank's parts; the model holds those of the part that is computed.
+    """One copy of a model's buffers for each of a rank's parts. The model holds those of the part that is computed.
 
-    A rank with one part needs no copies: the model's own are that part's.
+    A rank with one part needs no copies: it uses the model's own buffers.
     """
 
     def __init__(self, model: nn.Module, parts: int) -> None:
@@ -36,13 +36,13 @@ class PartBuffers:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Each part gets what the model holds."""
+        """Copy the model's buffers to every part."""
         for copies in self._copies:
             _copy(copies, self._held)
 
     @contextmanager
     def of(self, number: int) -> Iterator[None]:
-        """Within, the model holds the buffers of the rank's part ``number`` (from 0)."""
+        """Return a context in which the model holds the buffers of the rank's part ``number`` (from 0)."""
         if not self._copies:
             yield
             return
@@ -53,14 +53,14 @@ class PartBuffers:
             _copy(self._copies[number], self._held)
 
     def statistics(self) -> list[Tensor]:
-        """The floating-point buffers of all parts of this rank, part by part in the model's order."""
+        """Return the floating-point buffers of all parts of this rank, part by part in the model's order."""
         if not self._copies:
             return statistics(self._model)
         return [item for copies in self._copies for item in copies if item.is_floating_point()]
 
     @torch.no_grad()
     def average(self, node: Node) -> None:
-        """Every part of every rank gets the mean over all parts, added up pairwise in the order of the parts."""
+        """Set every part of every rank to the mean over all parts, summed pairwise in the order of the parts."""
         own = self.statistics()
         if own:
             parts = max(1, len(self._copies))
@@ -75,13 +75,13 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def row(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """All of them in one float tensor of shape [n]; n is 0 where there are none."""
+    """Concatenate the tensors into one float tensor [n]; n is 0 for no tensors."""
     return torch.cat([item.reshape(-1) for item in tensors]) if tensors else torch.zeros(0, device=device)
 
 
 @torch.no_grad()
 def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
-    """The inverse of ``row``."""
+    """Split a row into the tensors: the inverse of ``row``."""
     offset = 0
     for item in tensors:
         item.copy_(values[offset : offset + item.numel()].view(item.shape))
@@ -89,11 +89,11 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
 
 
 def spread(table: Tensor, world_size: int, width: int) -> Tensor:
-    """A table of rows [ranks, n] for another number of ranks: each gets the mean. The same number keeps its rows.
+    """Convert rows [ranks, n] to ``world_size`` rows of ``width``: their mean, unless the number is the same.
 
-    Of batch statistics that is what an evaluation sees; of gradients that weren't sent, of which the ranks' mean is
-    wanted, nothing is lost. Columns that the table lacks are 0: one rank alone has no unsent gradients. (Rows of parts
-    are only divided anew: see ``rows_of_ranks``.)
+    For batch statistics, the mean is what an evaluation uses. For unsent gradients, only the mean over the ranks
+    matters, so nothing is lost. Missing columns become 0: a single rank has no unsent gradients. (Rows of parts are
+    only regrouped: see ``rows_of_ranks``.)
     """
     table = functional.pad(table[:, :width], (0, max(0, width - table.shape[1])))
     if table.shape[0] == world_size:
@@ -102,10 +102,13 @@ def spread(table: Tensor, world_size: int, width: int) -> Tensor:
 
 
 def rows_of_ranks(table: Tensor, world_size: int) -> Tensor:
-    """Rows of parts [parts, n] → rows of ranks, which hold neighbouring parts, [world_size, parts ÷ world_size × n]."""
+    """Regroup rows of parts [parts, n] to rows of ranks [world_size, parts ÷ world_size × n].
+
+    A rank holds neighbouring parts.
+    """
     return table.reshape(world_size, table.numel() // world_size)
 
 
 def rows_of_parts(table: Tensor, parts: int) -> Tensor:
-    """The inverse."""
+    """Regroup rows of ranks to rows of parts: the inverse of ``rows_of_ranks``."""
     return table.reshape(parts, table.numel() // parts)

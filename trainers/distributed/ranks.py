@@ -1,4 +1,4 @@
-"""Who this rank is, as its environment says. RANK is read here only, without torch: before a rank imports it."""
+"""Read this rank's identity from the environment. Imports no torch; no other module reads RANK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.contract import variables
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The place of this process among all of them, as torchrun says (one rank without torchrun)."""
+    """The identity of this process among all ranks, as torchrun sets it (one rank without torchrun)."""
 
     rank: int = 0
     local_rank: int = 0
@@ -22,10 +22,10 @@ class Ranks:
 
 
 def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Read what torchrun put into the environment.
+    """Read the ranks from torchrun's variables.
 
-    Where torchrun doesn't know a node's place (with rendezvous file each node is alone for it), the plan says it in
-    PACELINE_ variables.
+    With rendezvous=file, each node runs its own torchrun, which does not know the node's rank. The plan then sets the
+    ranks in PACELINE_ variables.
     """
 
     def number(name: str, default: int) -> int:

@@ -1,9 +1,9 @@
-"""SIGTERM: all ranks end after the same step.
+"""SIGTERM handling: all ranks end after the same step.
 
-The signal may reach one rank before another, or the ranks of one host alone. A thread of each rank hears of it at once,
-wherever the main thread waits, lets that begin no further step, and tells the others through the store how many steps
-have begun here. All then end after the largest of these numbers: whoever has begun fewer goes on up to it, since the
-others need its gradients.
+The signal may reach one rank before another, or the ranks of one host alone. A thread of each rank receives it at
+once, even while the main thread waits in a collective. The thread stops the main thread from beginning another step,
+and publishes through the store how many steps this rank has begun. All ranks end after the largest of these numbers:
+a rank that has begun fewer continues up to it, since the others need its gradients.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch._C._distributed_c10d import Store
 
 from trainers.distributed.process_group import Node
 
-_LOOK_S = 0.5  # between two looks whether another rank got the signal
+_LOOK_S = 0.5  # interval of checks whether another rank received the signal
 _POLL_S = 0.01
-_PATIENCE_S = 30.0  # with the other ranks; whoever sent the signal has killed this process by then
+_PATIENCE_S = 30.0  # longest wait for the other ranks; the sender of SIGTERM follows with SIGKILL before
 _STORE_KEY = "paceline/terminate"
 
 
 class Termination:
-    """Listens while it is entered. The main thread asks before each step whether to begin it."""
+    """Handles SIGTERM inside its context. The main thread calls ``may_begin`` before each step."""
 
     def __init__(self, node: Node, finished: int) -> None:
         """``finished``: steps of the run so far."""
@@ -57,7 +57,7 @@ class Termination:
             os.close(end)
 
     def may_begin(self, step: int) -> bool:
-        """Whether the step behind ``step`` finished ones is to be done. Waits while the ranks agree on the last one."""
+        """Return True if the step after ``step`` finished steps should run. Waits while the ranks agree on the end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._requested or self._last >= 0)
             if 0 <= self._last <= step:
@@ -66,7 +66,7 @@ class Termination:
             return True
 
     def end(self) -> None:
-        """End this process as SIGTERM would have ended it."""
+        """End this process with SIGTERM's default action."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
@@ -81,7 +81,7 @@ class Termination:
     def _requested_elsewhere(self) -> bool:
         try:
             return self._store is not None and self._store.check([_STORE_KEY])
-        except RuntimeError:  # torch raises DistError, whose base this is: the store's host is gone
+        except RuntimeError:  # torch's DistError derives from it: the store's host is gone
             self._store = None
             return False
 
@@ -94,7 +94,7 @@ class Termination:
             self._changed.notify_all()
 
     def _largest(self, store: Store, begun: int) -> int:
-        """What the ranks have begun at most; what this one has where another is silent, or the store is gone."""
+        """Return the most steps that any rank has begun; this rank's number if a rank is silent or the store gone."""
         keys = [f"{_STORE_KEY}/{rank}" for rank in range(self._ranks.world_size)]
         until = time.monotonic() + _PATIENCE_S
         try:
@@ -104,6 +104,6 @@ class Termination:
                 if store.check(keys):
                     return max(int(store.get(key)) for key in keys)
                 time.sleep(_POLL_S)
-        except RuntimeError:  # as above
+        except RuntimeError:  # the store's host is gone
             pass
         return begun

@@ -1,5 +1,7 @@
-"""How many bytes the hosts of a run send and receive, as their own network ports count them: for people, and never read
-by the training."""
+"""Count the bytes that the hosts of a run send and receive, from their network ports, for the metrics.
+
+The training never reads these numbers.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ import torch
 from trainers.distributed.process_group import Node
 
 _WORD_BYTES = 4  # InfiniBand's port counters count words of four octets (IBTA, PortCounters)
-_INFINIBAND_LINK = "32"  # ARPHRD_INFINIBAND: what goes over such an interface the port has counted
+_INFINIBAND_LINK = "32"  # ARPHRD_INFINIBAND: the port's counter includes the traffic of such an interface
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where Linux shows its counters: interfaces of this process's network namespace, and RDMA ports."""
+    """Folders with Linux's counters: interfaces of this process's network namespace, and RDMA ports."""
 
     interfaces: Path = Path("/proc/net/dev")
     devices: Path = Path("/sys/class")
 
 
 class Traffic:
-    """What all hosts together have sent and received since the last look; nothing with one host, which has no peer."""
+    """Bytes that all hosts together have sent and received since the last call; empty for a single host."""
 
     def __init__(self, node: Node, environment: Mapping[str, str] = os.environ, places: Places | None = None) -> None:
         self._node, self._places = node, places or Places()
@@ -35,7 +37,7 @@ class Traffic:
         self._seen = self._counted()
 
     def since_last_look(self) -> dict[str, float]:
-        """Bytes of all hosts, as metrics.jsonl holds them; empty where a host has no counter. Every rank calls it."""
+        """Return the bytes of all hosts for metrics.jsonl; empty if a host has no counter. Every rank must call it."""
         ranks = self._node.ranks
         if ranks.nnodes == 1:
             return {}
@@ -50,7 +52,7 @@ class Traffic:
         return {"network/sent_bytes": all_sent, "network/received_bytes": all_received}
 
     def _counted(self) -> tuple[int, int] | None:
-        """Bytes sent and received since the host began to count, over its RDMA ports and the interface of the run."""
+        """Return the host's total bytes sent and received, over its RDMA ports and the interfaces of the run."""
         ports = [_port(folder) for folder in self._places.devices.glob("infiniband/*/ports/*/counters")]
         links = []
         with suppress(OSError):
@@ -65,7 +67,7 @@ class Traffic:
 
 
 def _port(counters: Path) -> tuple[int, int] | None:
-    """Bytes sent and received of an RDMA port."""
+    """Return the bytes sent and received by an RDMA port."""
     with suppress(OSError, ValueError):
         sent, received = (int((counters / f"port_{way}_data").read_text(encoding="ascii")) for way in ("xmit", "rcv"))
         return _WORD_BYTES * sent, _WORD_BYTES * received
@@ -73,6 +75,6 @@ def _port(counters: Path) -> tuple[int, int] | None:
 
 
 def _link(table: str, name: str) -> tuple[int, int] | None:
-    """Bytes sent and received of an interface in /proc/net/dev: eight columns of what came, eight of what went."""
+    """Return bytes sent and received by an interface in /proc/net/dev: 8 receive columns, then 8 transmit columns."""
     match = re.search(rf"^\s*{re.escape(name)}:\s*(\d+)(?:\s+\d+){{7}}\s+(\d+)", table, re.MULTILINE)
     return (int(match[2]), int(match[1])) if match and name else None

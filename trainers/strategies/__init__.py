@@ -1,4 +1,4 @@
-"""How weights, gradients and optimizer state lie on the ranks: whole on each (ddp), or in slices (fsdp).
+"""Distribution of weights, gradients and optimizer state: replicated on each rank (ddp) or sharded (fsdp).
 
 Each strategy is a module here, with its settings and ``build(config, model, node, precision)``, imported on use.
 """
@@ -21,44 +21,45 @@ from trainers.distributed.process_group import Node
 
 
 class GradientSync(Protocol):
-    """The gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``."""
+    """Gradient averaging of a step. Call ``start``, a backward pass in each ``micro_batch``, then ``finish``."""
 
     warm_up_passes: int
-    """Passes that each process must make before its first step, fresh or resumed; then ``warmed_up``."""
+    """Passes that each process must run before its first step, fresh or resumed, followed by ``warmed_up``."""
 
     def start(self, step: int) -> None:
-        """Forget the gradients of the step before. ``step`` counts the steps of the run from 0; warm-up passes count
-        up to -1."""
+        """Clear the gradients. ``step`` counts the steps of the run from 0; warm-up passes count up to -1."""
         ...
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward pass of a loss that is divided by the number of a rank's micro-batches."""
+        """Return the context of one forward and backward pass; the loss is divided by the rank's micro-batches."""
         ...
 
     def next_part(self) -> None:
-        """Another part of this rank follows (trainer.shards)."""
+        """Begin the next part of this rank (trainer.shards)."""
         ...
 
     def finish(self) -> None:
-        """Then ``.grad`` of each of the layout's parameters holds the mean over the ranks; with trainer.shards the sum
-        over the parts, whose losses are divided by their number."""
+        """Complete ``.grad`` of the layout's parameters: the mean over the ranks.
+
+        With trainer.shards, ``.grad`` is the sum over the parts, whose losses are divided by their number.
+        """
         ...
 
     def warmed_up(self) -> None:
-        """Nothing of the warm-up passes is left; ``state`` and ``own`` now have their tensors."""
+        """Discard all traces of the warm-up passes; ``state`` and ``own`` now have their tensors."""
         ...
 
     def state(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint keeps and all ranks have alike."""
+        """Return the state for a checkpoint that is the same on all ranks."""
         ...
 
     def own(self) -> list[Tensor]:
-        """What a checkpoint keeps and each rank has of its own."""
+        """Return the state for a checkpoint that differs between ranks."""
         ...
 
 
 class LocalGradients:
-    """Gradients that are whole after the backward pass: nothing is sent afterwards and nothing is kept of them."""
+    """Gradients that are complete after the backward pass: nothing is sent and there is no state."""
 
     warm_up_passes = 0
 
@@ -90,7 +91,7 @@ class LocalGradients:
 
 
 class Layout:
-    """Where the weights are: whole on every rank. ``parameters`` are what the optimizer changes in place."""
+    """Replicated weights, whole on every rank. The optimizer changes ``parameters`` in place."""
 
     name = "ddp"
 
@@ -99,37 +100,38 @@ class Layout:
         self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
-        """The ranks' common answer whether gradients are finite: each has seen the same ones."""
+        """Combine the ranks' ``found_inf``. Replicated gradients are the same on all ranks, so this is the identity."""
         return found_inf
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient from that of ``parameters`` here: each rank has the same, whole ones."""
+        """Return the norm of the whole gradient, given the norm of this rank's ``parameters``."""
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole state dict, copied, contiguous on the CPU, for rank 0; empty on others. Every rank calls it."""
+        """Return the whole state dict, copied to the CPU, on rank 0; empty elsewhere. Every rank must call it."""
         return weights.plain(self.model) if self.node.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Of the model's and the optimizer's state what all ranks have alike: here everything."""
+        """Return the part of the model's and optimizer's state that all ranks hold alike: here everything."""
         return self.model.state_dict(), dict(state)
 
     def look(self, folder: Path) -> None:
         """Find out which ranks see the checkpoint folder of rank 0."""
 
     def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
-        """Write what is not replicated; relative path → sha256 of each file, on rank 0. Every rank calls it."""
+        """Write sharded state. Returns relative path → sha256 of each file, on rank 0. Every rank must call it."""
         return {}
 
     def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
-        """The inverse, in place."""
+        """Load sharded state in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """``network`` is what the training calls: the model, compiled or wrapped as the strategy needs it.
+    """A strategy's layout, network and gradient averaging.
 
-    ``reason`` says why ``auto`` took it, and is empty where the configuration says which.
+    ``network`` is the model, compiled or wrapped as the strategy needs it. ``reason`` says why ``auto`` chose this
+    strategy; it is empty if the configuration names the strategy.
     """
 
     layout: Layout
@@ -139,7 +141,7 @@ class Strategy:
 
 
 def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
-    """Lay the model out over the ranks as ``config.strategy`` says. Every rank calls it.
+    """Distribute the model over the ranks with the configured strategy. Every rank must call it.
 
     Raises:
         ConfigError, TrainerError: optimizer, device or backend can't do what the strategy needs.
@@ -149,17 +151,17 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen."""
+    """Return the parameters that are not frozen."""
     return [item for item in model.parameters() if item.requires_grad]
 
 
 def named_trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The same by their names."""
+    """Return name → parameter of those that are not frozen."""
     return {name: item for name, item in model.named_parameters() if item.requires_grad}
 
 
 def refuse_missing(parameters: Mapping[str, Tensor]) -> None:
-    """Raises TrainerError naming the first parameter that has no gradient."""
+    """Raise TrainerError naming the first parameter that has no gradient."""
     missing = [name for name, parameter in parameters.items() if parameter.grad is None]
     if missing:
         more = f" (nor did {len(missing) - 1} more)" if len(missing) > 1 else ""

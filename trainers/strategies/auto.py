@@ -1,4 +1,4 @@
-"""ddp where the whole state fits into half of a device's memory, else fsdp; the run says which and why."""
+"""Choose ddp if the whole training state fits into half of a device's memory, else fsdp; the run reports why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainers.core.config import OptimizerConfig, StrategyConfig, TrainConfig
 from trainers.distributed.process_group import Node
 from trainers.strategies import Strategy, ddp, fsdp, trainable
 
-_SHARE = 0.5  # of a device's memory for the state; activations and data need the rest
+_SHARE = 0.5  # share of a device's memory for the state; activations and data need the rest
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 
 
 def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, world_size: int) -> tuple[str, str]:
-    """ddp or fsdp, and why: ddp where weights, gradients and optimizer state take at most half of the memory."""
+    """Return (ddp or fsdp, reason): ddp if weights, gradients and optimizer state take at most half of the memory."""
     needed = 2 * parameter_bytes + optimizer_bytes
     room = int(device_bytes * _SHARE)
     what = f"weights, gradients and optimizer state take {_size(needed)}"
@@ -51,7 +51,7 @@ def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, wor
 
 
 def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> int:
-    """What an optimizer's state for these parameters takes, from that of one matrix of one element."""
+    """Estimate the bytes of an optimizer's state for these parameters, from its state for a 1×1 matrix."""
     state = optimizers.build(config, [nn.Parameter(torch.zeros(1, 1))]).state()
     tensors = [item for items in state.values() for item in items]
     of_an_element = sum(item.nbytes for item in tensors if item.dim())
@@ -60,12 +60,12 @@ def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter])
 
 
 def average_bytes(config: TrainConfig, model: nn.Module) -> int:
-    """What the running average of the weights takes (trainer.ema)."""
+    """Return the bytes of the running average of the weights (trainer.ema)."""
     return sum(item.nbytes for item in trainable(model)) if config.trainer.ema else 0
 
 
 def device_bytes(node: Node) -> int:
-    """The memory of this rank's device; of a host's memory, or of a GPU that ranks share, this rank's part."""
+    """Return the memory available to this rank: the GPU's or the host's, divided by the ranks that share it."""
     ranks = node.ranks.local_world_size
     if node.device.type == "cuda":
         sharing = -(-ranks // torch.cuda.device_count())

@@ -1,6 +1,6 @@
-"""Every rank has the whole model: torch's DistributedDataParallel averages gradients during the backward pass.
+"""Data parallelism with torch's DistributedDataParallel, which averages gradients during the backward pass.
 
-Li et al.: PyTorch Distributed, VLDB 2020. One rank alone has nobody to average with and does without.
+Li et al.: PyTorch Distributed, VLDB 2020. A single rank runs without it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trainers.strategies.powersgd import PowerSGD, powersgd_hook
 from trainers.strategies.shared_memory import SharedMemory, SharedSum, share_memory, shared_memory_hook
 
 _WARM_UP_PASSES = 3
-"""A static graph's first pass counts gradients, its second finds their order, and in the third they travel in the
-buckets of that order, as in all later ones (a sum over more than two ranks depends on the buckets)."""
+"""With a static graph, the first pass counts gradients, the second finds their order, and the third uses the final
+buckets, as all later ones do. The bits of a sum over more than two ranks depend on the buckets."""
 _SAME_LAYERS = "with more than one rank a network must use the same layers in every step, as often as in its first pass"
 _SAME_NETWORK = "the network must have the same parameters on every rank"
-_EXPLAINED = {  # what DistributedDataParallel says, and what a person is to make of it
+_EXPLAINED = {  # part of a message of DistributedDataParallel → its meaning for the user
     "Your training graph has changed": _SAME_LAYERS,
     "Expected to have finished reduction": _SAME_LAYERS,
     "appears not to match": _SAME_NETWORK,
@@ -66,7 +66,7 @@ class DDPConfig(StrategyConfig):
         at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
 
     def check(self, config: TrainConfig) -> None:
-        """What powersgd didn't send it sends later, so a NaN would stay for ever."""
+        """Refuse powersgd with skipped steps: it keeps what it has not sent, so a NaN would stay for ever."""
         skips = config.trainer.skip_nonfinite or config.trainer.precision == "fp16"
         if skips and self.compression == "powersgd":
             raise ConfigError(
@@ -76,7 +76,7 @@ class DDPConfig(StrategyConfig):
 
 
 class ReplicatedGradients(LocalGradients):
-    """Averaged by DistributedDataParallel in the last backward pass of a step."""
+    """Gradients that DistributedDataParallel averages in the last backward pass of a step."""
 
     warm_up_passes = _WARM_UP_PASSES
 
@@ -119,7 +119,7 @@ class ReplicatedGradients(LocalGradients):
 
 
 def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
-    """See trainers.strategies. Settings of another strategy (auto's) mean the defaults."""
+    """See trainers.strategies. Under strategy=auto, the settings of ddp have their defaults."""
     ddp = config.strategy if isinstance(config.strategy, DDPConfig) else DDPConfig()
     if ddp.compression == "bf16" and node.ranks.world_size > 1 and node.backend != "nccl":
         raise TrainerError(
@@ -146,19 +146,19 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 
 
 def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
-    """The network by torch.compile, with the same weights. Compiled when it is first called.
+    """Compile the network with torch.compile, on its first call; the weights are shared.
 
-    What DistributedDataParallel wraps is compiled and not the wrapper, as torch advises.
+    As torch advises, DistributedDataParallel wraps the compiled network, and is not compiled itself.
     """
     compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
     return compiled
 
 
 def _replicated(network: nn.Module) -> DistributedDataParallel:
-    """Raises TrainerError where the ranks' networks differ, or nothing in them is to be trained."""
+    """Raises TrainerError if the ranks' networks differ, or the network has nothing to train."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
-    keeps_buffers: dict[str, Any] = {buffers: False}  # each rank has batch statistics of its own between evaluations
+    keeps_buffers: dict[str, Any] = {buffers: False}  # batch statistics differ between ranks until an evaluation
     with _explained():
         return DistributedDataParallel(network, static_graph=True, gradient_as_bucket_view=True, **keeps_buffers)
 
@@ -166,7 +166,7 @@ def _replicated(network: nn.Module) -> DistributedDataParallel:
 def _register_hook(
     network: DistributedDataParallel, parameters: list[nn.Parameter], config: DDPConfig, node: Node
 ) -> PowerSGD | None:
-    """What travels instead of whole buckets, as ``config`` and the place of the ranks say."""
+    """Register the communication hook: compression if configured, or shared memory for two ranks of one host."""
     if config.compression == "powersgd":
         powersgd = PowerSGD(rank=config.powersgd_rank, start_step=config.powersgd_start_step, backend=node.backend)
         network.register_comm_hook(powersgd, powersgd_hook)
@@ -180,7 +180,7 @@ def _register_hook(
 
 
 def _add_in_order(network: DistributedDataParallel, model: nn.Module, node: Node) -> EarlierParts:
-    """The sum of trainer.shards' parts in place of the mean over the ranks."""
+    """Register the hook that sums trainer.shards' parts in order, in place of the mean over the ranks."""
     earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), node)
     shared = None if memory is None else SharedSum(memory=memory, factor=1.0)
     state = OrderedSum(earlier=earlier, world_size=node.ranks.world_size, shared=shared)

@@ -1,8 +1,8 @@
 """FSDP2: each rank holds a slice of every weight, of its gradient and of its optimizer state.
 
-torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when its
-turn comes and drops them again. The optimizer works on the slices as on any tensors: SGD and Adam treat every
-element alone.
+torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when they
+are needed and frees them again. The optimizer works on the slices as on any tensors, so it must be elementwise, as SGD
+and Adam are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainers.strategies.fsdp_files import (
     write_slices,
 )
 
-_LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
+_LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # bounds of the weights that are gathered at once
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ class FSDPConfig(StrategyConfig):
     name: str = "fsdp"
 
     def check(self, config: TrainConfig) -> None:
-        """An optimizer that needs whole tensors, or a network to be compiled."""
+        """Refuse an optimizer that needs whole tensors, and a compiled network."""
         if not config.optimizer.elementwise:
             called = getattr(config.optimizer, "class_name", f"optimizer={config.optimizer.name}")
             raise ConfigError(
@@ -63,10 +63,10 @@ class FSDPConfig(StrategyConfig):
 
 
 def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
-    """Slice ``model`` in place over all ranks.
+    """Shard ``model`` in place over all ranks.
 
     Raises:
-        ConfigError: what ``FSDPConfig.check`` refuses (under strategy=auto nobody has asked it yet).
+        ConfigError: ``FSDPConfig.check`` refuses the configuration (strategy=auto has not called it before).
         TrainerError: GPUs without nccl, or no numpy on this host.
     """
     FSDPConfig().check(config)
@@ -80,7 +80,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
             f"strategy=fsdp needs numpy on host {socket.gethostname()} (what checkpoints hold is exchanged "
             f"through it); install it there ({install('numpy')}), or take strategy=ddp"
         )
-    if not dist.is_initialized():  # one rank: it shards into one slice, and its checkpoints are as any other's
+    if not dist.is_initialized():  # a single rank shards into one slice, so that its checkpoints have the same format
         backend = "cpu:gloo,cuda:nccl" if node.backend == "nccl" else node.backend
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(node.device.type, (node.ranks.world_size,))
@@ -90,9 +90,9 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
-    """fully_shard the model, part by part. Weights are gathered and used in ``precision``, gradients summed in fp32.
+    """Apply fully_shard to the model, part by part. Weights are used in ``precision``, gradients are summed in fp32.
 
-    Batch normalisation keeps fp32 weights, all of them gathered together.
+    Batch normalisation keeps fp32 weights, which are gathered together.
     """
     lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
@@ -101,22 +101,23 @@ def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
         fully_shard(norms, mesh=mesh)
     for part in parts(model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
-    # Without the last argument the whole keeps its own weights gathered after an evaluation, until a state_dict() on
-    # one rank drops them there: then the ranks wait for each other in different collectives.
+    # Without reshard_after_forward the root keeps its weights gathered after an evaluation. A state_dict() on one rank
+    # would then free them on that rank only, and the ranks would wait for each other in different collectives.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    for part in model.modules():  # each sums its own
+    for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(mesh.size())
             part.set_force_sum_reduction_for_comms(True)  # gloo has no mean
-            part.unshard()  # torch 2.9 lays slices of unequal size anew when it first gathers them:
-            part.reshard()  # before anybody holds one
+            # torch 2.9 moves slices of unequal size when it first gathers them: do so before the layout refers to them
+            part.unshard()
+            part.reshard()
 
 
 def parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules of 1 to 25 MiB of weights, the largest that there are; what is smaller stays with the whole."""
+    """Yield modules of 1 to 25 MiB of weights, as large as possible; smaller ones stay with the root."""
     for child in model.children():
         size_bytes = sum(item.nbytes for item in child.parameters())
-        called = type(child).forward is not nn.Module.forward  # a ModuleList is a list
+        called = type(child).forward is not nn.Module.forward  # a ModuleList is never called
         if (size_bytes > _LARGEST_BYTES and any(True for _ in child.children())) or not called:
             yield from parts(child)
         elif size_bytes >= _SMALLEST_BYTES:
@@ -124,7 +125,7 @@ def parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class Shards(Layout):
-    """This rank's slices. A slice is cut along the first dimension, and empty on a rank beyond its rows."""
+    """This rank's slices. Each tensor is cut along its first dimension; a rank beyond its rows has an empty slice."""
 
     name = "fsdp"
 
@@ -135,21 +136,21 @@ class Shards(Layout):
         self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
         self.parameters = [item.to_local().detach() for item in self.whole.values()]
         self._far: list[int] = []  # ranks that don't see rank 0's folder
-        self._far_leaders: list[int] = []  # the first of them on each host
+        self._far_leaders: list[int] = []  # those of them with local_rank 0
 
     def agree(self, found_inf: Tensor) -> Tensor:
-        """1.0 on every rank where any rank has seen a gradient that is not finite."""
+        """Set 1.0 on every rank if any rank has a gradient that is not finite."""
         dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
         return found_inf
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """The slices of all ranks are one gradient."""
+        """Combine the norms of the slices of all ranks."""
         square = norm**2
         dist.all_reduce(square)
         return square.sqrt()
 
     def weights(self) -> dict[str, Tensor]:
-        """Gathered one by one; empty but on rank 0."""
+        """Gather the weights one by one on rank 0; empty elsewhere."""
         weights = {}
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
@@ -158,24 +159,24 @@ class Shards(Layout):
         return weights
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Buffers, and what of the optimizer's state is no slice."""
+        """Return buffers, and optimizer state that is not sliced."""
         model = {name: value for name, value in self.model.state_dict().items() if not isinstance(value, DTensor)}
         return model, {name: items for name, items in state.items() if not self._is_sliced(items)}
 
     def look(self, folder: Path) -> None:
-        """Which hosts have no access to rank 0's folder: their shards travel through the process group."""
+        """Find the hosts without access to rank 0's folder: their shards are sent through the process group."""
         self._far, self._far_leaders = missing_files(folder, self.node)
 
     def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
-        """``shards-<step>/`` with a file of each rank, whole on rank 0's host.
+        """Write ``shards-<step>/`` with one file per rank, complete on rank 0's host.
 
         Raises:
-            TrainerError: a weight that is not finite, or a folder that can't be written.
+            TrainerError: a weight is not finite, or the folder can't be written.
         """
         self._refuse_nonfinite(step)
         target = folder / folder_name(step)
         if self.node.ranks.local_rank == 0:
-            shutil.rmtree(target, ignore_errors=True)  # what an attempt that died has left
+            shutil.rmtree(target, ignore_errors=True)  # remains of a killed attempt
         dist.barrier()
         path = target / file_name(self.node.ranks.rank)
         needed_bytes = sum(item.nbytes for item in self.parameters)
@@ -186,6 +187,7 @@ class Shards(Layout):
         except TrainerError as failure:
             error = str(failure)
         said = self._agreed(error, written)
+        # copy the files of ranks without access to rank 0's folder, then delete them here
         for rank in self._far:
             exchange(target, [*said[rank]], source=rank, target=0, node=self.node)
         if self.node.ranks.rank in self._far:
@@ -195,10 +197,10 @@ class Shards(Layout):
         return {f"{target.name}/{name}": sha256 for digests in said for name, sha256 in digests.items()}
 
     def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
-        """From whatever number of ranks it was saved by.
+        """Load a checkpoint that any number of ranks saved.
 
         Raises:
-            TrainerError: the shards are of another model.
+            TrainerError: the shards belong to another model.
         """
         source = folder / folder_name(step)
         mine = sorted(path.name for path in source.glob("rank-*.pt")) if self.node.is_rank_zero else []
@@ -215,7 +217,7 @@ class Shards(Layout):
             shutil.rmtree(source, ignore_errors=True)
 
     def _agreed(self, error: str | None, value: Any) -> list[Any]:
-        """What every rank passes. Raises TrainerError on all where one has an error: the others would wait for it."""
+        """Return the values of all ranks. Raises TrainerError on all ranks if one has an error."""
         said = self.node.share((error, value))
         for text, _ in said:
             if text is not None:
@@ -223,7 +225,7 @@ class Shards(Layout):
         return [answer for _, answer in said]
 
     def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Slice]:
-        """All slices by name, as views of this rank's tensors: what is read into them is loaded."""
+        """Return all slices by name, as views of this rank's tensors: writing into them loads a checkpoint."""
         slices = {f"model.{name}": self._slice(item.to_local().detach(), item) for name, item in self._named.items()}
         for kind, items in state.items():
             if self._is_sliced(items):
@@ -232,7 +234,7 @@ class Shards(Layout):
         return slices
 
     def _slice(self, local: Tensor, whole: DTensor) -> Slice:
-        """A rank has as many rows as torch.chunk gives it."""
+        """Return the slice of ``local``; a rank has as many rows as torch.chunk gives it."""
         rows = whole.shape[0]
         return Slice(first=min(rows, -(-rows // self.mesh.size()) * self.node.ranks.rank), rows=rows, local=local)
 
@@ -251,9 +253,9 @@ class Shards(Layout):
 
 
 class ShardSync(LocalGradients):
-    """FSDP averages the gradients itself, in every backward pass, because whole ones would fill the memory.
+    """Hands FSDP's averaged gradients to the slices.
 
-    Afterwards the slices get theirs.
+    FSDP averages in every backward pass, as unreduced gradients would fill the memory.
     """
 
     def __init__(self, layout: Shards) -> None:

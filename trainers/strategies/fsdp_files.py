@@ -1,4 +1,4 @@
-"""Files of a sharded checkpoint: their names, and their way between hosts that share no folder."""
+"""Files of a sharded checkpoint: names, reading and writing, and transfer between hosts without a shared folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _CHUNK_BYTES = 64 << 20
 
 
 def folder_name(step: int) -> str:
-    """The folder of the shards of a step, beside its step-*.pt."""
+    """Return the folder with the shards of a step, next to its step-*.pt."""
     return f"shards-{step:08d}"
 
 
 def file_name(rank: int) -> str:
-    """The slices of a rank, there."""
+    """Return the file with a rank's slices in that folder."""
     return f"rank-{rank:05d}.pt"
 
 
 class Slice(NamedTuple):
-    """Rows of a tensor of ``rows``, from row ``first`` on: those that a rank has."""
+    """A rank's rows of a tensor with ``rows`` rows in total, starting at row ``first``."""
 
     first: int
     rows: int
@@ -36,14 +36,14 @@ class Slice(NamedTuple):
 
 
 def write_slices(path: Path, content: Mapping[str, Slice], needed_bytes: int) -> str:
-    """The sha256 of the file. It holds numbers and tensors alone, which torch reads without unpickling anything else.
+    """Write a rank's slices as numbers and tensors, which torch loads with weights_only. Returns the file's sha256.
 
     Raises:
         TrainerError: the folder is not writable or the disk is full.
     """
     with explained(path.parent, needed_bytes):
         path.parent.mkdir(parents=True, exist_ok=True)
-    held = {  # copied: of a view torch would write all that it is a view of
+    held = {  # copied: for a view, torch.save would write the whole storage
         name: (item.first, item.rows, item.local.to("cpu", memory_format=torch.contiguous_format, copy=True))
         for name, item in content.items()
     }
@@ -51,7 +51,7 @@ def write_slices(path: Path, content: Mapping[str, Slice], needed_bytes: int) ->
 
 
 def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | None:
-    """Fill ``content`` from the files of all ranks that have saved, however many they were; else what doesn't fit."""
+    """Fill ``content`` from the files of all ranks that saved, whatever their number. Returns a misfit, or None."""
     left = {name: len(item.local) for name, item in content.items()}
     for path in paths:
         stored = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -59,7 +59,7 @@ def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | No
             return f"{path.name} differs in {', '.join(sorted(stored.keys() ^ content.keys())[:3])}"
         for name, (first, rows, part) in stored.items():
             own = content[name]
-            # rows that the stored slice and this rank's have in common; start >= stop: none
+            # overlap of the stored rows and this rank's rows; start >= stop: none
             start, stop = max(first, own.first), min(first + len(part), own.first + len(own.local))
             if rows != own.rows or (start < stop and part.shape[1:] != own.local.shape[1:]):
                 return f"{name} has {rows} rows of {[*part.shape[1:]]}, and here {own.rows} of {[*own.local.shape[1:]]}"
@@ -70,7 +70,10 @@ def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | No
 
 
 def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
-    """The ranks whose ``folder`` isn't rank 0's, and the first of them on each host. Every rank calls it."""
+    """Return the ranks that do not see rank 0's ``folder``, and those of them with local_rank 0.
+
+    Every rank must call it.
+    """
     path = folder / node.share(f".seen-{secrets.token_hex(8)}")[0]
     if node.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,7 @@ def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
 
 
 def exchange(folder: Path, names: list[str], *, source: int, target: int, node: Node) -> None:
-    """Copy files of ``folder`` from rank ``source`` to rank ``target`` in chunks; the others do nothing."""
+    """Copy files of ``folder`` from rank ``source`` to rank ``target`` in chunks; other ranks do nothing."""
     if node.ranks.rank == source:
         for name in names:
             _send(folder / name, target)

@@ -1,9 +1,9 @@
-"""The gradients of a global batch's parts, added up in one order on any number of ranks (trainer.shards).
+"""Sum the gradients of a global batch's parts in one order on any number of ranks (trainer.shards).
 
-``trainers.distributed.pairwise`` says in which. A rank adds up its own parts as they come. Between ranks each sends
-every other a slice of its sum and gets that slice of all others, adds them, and gathers the finished slices: as many
-bytes as a ring sends (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005),
-in an order that buckets have no influence on. Of two ranks the sum has one order however it is made.
+The order is that of ``trainers.distributed.pairwise``. A rank adds up its own parts as they are computed. Between
+ranks, each sends every other rank a slice of its sum, adds the slices that it receives, and gathers the finished
+slices: as many bytes as a ring all-reduce sends (Thakur, Rabenseifner, Gropp: Optimization of collective communication
+operations in MPICH, 2005), in an order that does not depend on buckets. A sum of two ranks has only one order.
 Annotations are not postponed: DistributedDataParallel compares those of a hook with its own types.
 """
 
@@ -24,7 +24,7 @@ from trainers.strategies.shared_memory import SharedSum, shared_memory_hook
 
 
 class EarlierParts:
-    """The gradients of a rank's parts but the last one, added up pairwise."""
+    """The pairwise sum of the gradients of a rank's parts, except for the last part."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
@@ -32,11 +32,11 @@ class EarlierParts:
         self._sum = PairwiseSum()
 
     def forget(self) -> None:
-        """A new step begins."""
+        """Begin a new step."""
         self._sum.forget()
 
     def take(self) -> None:
-        """A part has ended: its gradients go from the parameters into the sum.
+        """Move the gradients of a finished part from the parameters into the sum.
 
         Raises:
             TrainerError: a parameter took no part in the loss.
@@ -47,14 +47,14 @@ class EarlierParts:
             parameter.grad = None
 
     def add_to(self, gradients: list[Tensor], parameters: list[Tensor]) -> None:
-        """Add them to the last part's gradients of some parameters, in place."""
+        """Add the sum to the last part's gradients of some parameters, in place."""
         places = [self._places[parameter] for parameter in parameters]
         for earlier in self._sum.waiting():
             torch._foreach_add_(gradients, [earlier[place] for place in places])
 
 
 class PartGradients(LocalGradients):
-    """One rank has all parts."""
+    """Gradients of several parts on a single rank."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
@@ -76,16 +76,16 @@ class PartGradients(LocalGradients):
 
 @dataclass(kw_only=True)
 class _Exchange:
-    """A bucket under way. ``whole`` is the bucket, made longer where the ranks can't have equal slices of it."""
+    """A bucket in transit. ``whole`` is the bucket, padded to a multiple of the world size."""
 
     bucket: Tensor
     whole: Tensor
-    slices: Tensor  # [ranks, n]: this rank's slice of each rank's sum
+    slices: Tensor  # [world_size, n]: this rank's slice of each rank's sum
     work: dist.Work
     future: Future[Tensor]
 
     def add_up(self) -> None:
-        """Once the slices are here: add them, and start to gather the sums of all slices."""
+        """Wait for the slices, add them, and start to gather the sums of all slices."""
         self.work.wait()
         total = pairwise_sum(self.slices)
         self.work = _started(dist.all_gather_into_tensor(self.whole, total, async_op=True))
@@ -99,7 +99,7 @@ class _Exchange:
 
 @dataclass(kw_only=True)
 class OrderedSum:
-    """State of ``ordered_sum_hook``. ``shared``: where two ranks of one host add up in memory instead."""
+    """State of ``ordered_sum_hook``. ``shared`` replaces the exchange for two ranks of one host."""
 
     earlier: EarlierParts
     world_size: int
@@ -108,14 +108,14 @@ class OrderedSum:
 
 
 def ordered_sum_hook(state: OrderedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The sum over all parts of all ranks.
+    """Sum a bucket over all parts of all ranks, as a communication hook of DistributedDataParallel.
 
-    Every rank starts its collectives in the same order, as gloo and nccl match them by it: a bucket's slices travel
-    while the next one fills, and when that is full they are added up. So nothing is started from a callback.
+    gloo and nccl match collectives by their order, so every rank must start them in the same order. Therefore nothing
+    is started from a callback: a bucket's slices travel while the next bucket fills, and are then added up.
     """
     parameters = bucket.parameters()
     pairs = zip(bucket.gradients(), parameters, strict=True)
-    # A bucket tells its gradients as if they were contiguous; in it each lies as its parameter does (channels last).
+    # gradients() returns contiguous views, but each gradient is stored with its parameter's strides (channels last)
     gradients = [gradient.as_strided(parameter.size(), parameter.stride()) for gradient, parameter in pairs]
     state.earlier.add_to(gradients, parameters)
     if state.shared is not None:

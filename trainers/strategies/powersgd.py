@@ -1,4 +1,4 @@
-"""torch's PowerSGD for DistributedDataParallel (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019), resumable.
+"""Gradient compression by torch's PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), made resumable.
 
 Annotations are not postponed: DistributedDataParallel compares those of a hook with its own types.
 """
@@ -15,23 +15,23 @@ from trainers.core.errors import TrainerError
 from trainers.core.installer import install
 
 _SEED = 20190531
-_PLAIN, _COMPRESSING = 0, 2  # PowerSGDState.iter; torch takes no other start than 2 or later
+_PLAIN, _COMPRESSING = 0, 2  # values of PowerSGDState.iter; torch's start_powerSGD_iter must be at least 2
 _EPSILON = 1e-20  # keeps a column of zeros from becoming 0 / 0
-_SPARK = 1e-15  # of the first factor in each step: from nothing but zeros no power iteration comes back
+_SPARK = 1e-15  # share of the first factor added in each step: a power iteration cannot leave all zeros
 
 
 class PowerSGD:
-    """torch's state of PowerSGD, as a checkpoint can hold it.
+    """torch's state of PowerSGD, in a form that a checkpoint can hold.
 
-    The last pass before the first step runs compressed, so that torch's state has its tensors; ``forget()`` then puts
-    them where every run begins, and a checkpoint is copied into ``factors()`` and ``errors()``.
+    The last warm-up pass runs compressed, so that torch creates its tensors. ``forget()`` then sets them to the initial
+    values of every run, and a checkpoint is copied into ``factors()`` and ``errors()``.
     """
 
     def __init__(self, *, rank: int, start_step: int, backend: str) -> None:
         """``rank``: columns of a factor; ``start_step``: the first step that is compressed.
 
         Raises:
-            TrainerError: this host has no numpy. It decides nothing: ``forget`` draws the first factors anew.
+            TrainerError: this host has no numpy. numpy influences no result: ``forget`` draws the first factors.
         """
 
         self._hook = powerSGD_hook
@@ -48,27 +48,27 @@ class PowerSGD:
                 f"({install('numpy')}), or take strategy.compression=fp16"
             ) from error
         self._start_step = start_step
-        # Over gloo the second and third all-reduce of a bucket are started by gloo's threads. Two buckets at once would
-        # start theirs in another order on each rank, and could take all threads for waiting.
+        # With gloo, gloo's threads start the second and third all-reduce of a bucket. Two buckets at once would start
+        # theirs in a different order on each rank, and could block all threads.
         self._one_by_one = backend != "nccl"
         self._first: dict[int, Tensor] = {}
 
     def start(self, step: int) -> None:
-        """``step`` counts the steps of the run from 0; -1 is the last pass before them, which is compressed."""
+        """``step`` counts the steps of the run from 0; -1 is the last warm-up pass, which is compressed."""
         compressing = step == -1 or step >= self._start_step
         self._torch.iter = _COMPRESSING if compressing else _PLAIN
         for index, first in self._first.items() if compressing else ():
             self._torch.q_memory_dict[index].add_(first, alpha=_SPARK)
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """Start the mean of a bucket over the ranks."""
+        """Start to average a bucket over the ranks."""
         future: Future[Tensor] = self._hook(self._torch, bucket)
         if self._one_by_one:
             future.wait()
         return future
 
     def forget(self) -> None:
-        """Begin anew: no error, and first factors that are the same on every rank and in every run."""
+        """Reset to no error, and to first factors that are the same on every rank and in every run."""
         generator = torch.Generator().manual_seed(_SEED)
         for index, factor in sorted(self._torch.q_memory_dict.items()):
             self._first[index] = torch.randn(factor.shape, generator=generator).to(factor)
@@ -77,14 +77,14 @@ class PowerSGD:
             error.zero_()
 
     def factors(self) -> list[Tensor]:
-        """One flat tensor a bucket, the same on all ranks: where the next step begins."""
+        """Return one flat tensor per bucket, the same on all ranks: the factors for the next step."""
         return [factor for _, factor in sorted(self._torch.q_memory_dict.items())]
 
     def errors(self) -> list[Tensor]:
-        """One flat tensor a bucket, each rank's own: what it hasn't sent yet."""
+        """Return one flat tensor per bucket, different on each rank: the gradient that it hasn't sent yet."""
         return [error for _, error in sorted(self._torch.error_dict.items())]
 
 
 def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """``PowerSGD.reduce`` as DistributedDataParallel takes it."""
+    """Adapt ``PowerSGD.reduce`` to DistributedDataParallel's hooks."""
     return state.reduce(bucket)
