@@ -1,6 +1,6 @@
-"""What a run, a step or a data set took in beside what its key holds, from the notes of its processes (``observer``).
+"""The inputs of a run, step or data set that its key does not include, from the notes of its processes (``observer``).
 
-Standard library only: the controller reads it, too.
+Standard library only, as the controller reads them, too.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from trainers.core.observer import (
 )  # fmt: skip
 
 _COPIED = f"{run_folder.SCRIPT_OUTSIDE}/"
-_RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names one elsewhere
+_RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names the folder
 _SYSTEM = (
     *("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/System", "/Library"),
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share"),
 )
-_CACHES = (  # made again if lost; what else lies in ~/.cache or ~/.config may be weights or settings
+_CACHES = (  # recreated if lost; other files in ~/.cache or ~/.config may be weights or settings
     *("~/.cache/matplotlib", "~/.cache/fontconfig", "~/.cache/pip", "~/.triton", "~/.nv"),
     f"{os.environ.get('XDG_CONFIG_HOME') or '~/.config'}/mlflow",  # telemetry.json alone
 )
@@ -67,12 +67,12 @@ _SECRETS = (
 )
 _NAMES_SECRET = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
-_PACELINE = {"trainers", "pipeline", "paceline"}  # whose sources the key holds
-_SETTLED_NS = 2_500_000_000  # an edit of a younger file may leave the same times and size
+_PACELINE = {"trainers", "pipeline", "paceline"}  # the key includes their sources
+_SETTLED_NS = 2_500_000_000  # a younger file may be edited without a change of its times and size
 
 
 class Note(NamedTuple):
-    """A line of a process: see ``observer`` for the words."""
+    """A line of a process's notes; ``observer`` defines the values of ``how`` and ``kind``."""
 
     at_ns: int
     how: str
@@ -107,7 +107,7 @@ class Places:
 
     @property
     def zones(self) -> list[tuple[str, str]]:
-        """(kind, real path): the innermost zone decides about a file."""
+        """(kind, real path) of each zone; the innermost zone decides about a file."""
         known = [(WORK, self.work), (SKIP, self.run_dir), (PROJECT, self.project), (ORIGIN, self.origin)]
         split = [os.path.split(path) for path in self.data]
         return [
@@ -120,24 +120,24 @@ class Places:
 
 @dataclass(frozen=True)
 class Unkeyed:
-    """A file by its path in the project; ``was_read``: else it was looked for in vain."""
+    """A file by its path in the project that the key lacks; ``was_read``, or else was looked for in vain."""
 
     path: str
     was_read: bool
 
     @property
     def how(self) -> str:
-        """What was done with it, as summary.json has it."""
+        """The entry of summary.json for this file."""
         return "read" if self.was_read else "looked for"
 
 
 def as_json(unkeyed: Iterable[Unkeyed]) -> dict[str, str]:
-    """As summary.json has them: path → what was done with it."""
+    """Return path → "read" or "looked for", for summary.json."""
     return {item.path: item.how for item in unkeyed}
 
 
 class Observed:
-    """The processes of a program that is to be started with ``site`` first on PYTHONPATH; asked when all have ended."""
+    """Observation of a program that is started with ``site`` first on PYTHONPATH. Call ``seen`` when it has ended."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Observed:
         in_copy: bool = False,
         first: str = "",
     ) -> None:
-        """``folder`` is this attempt's own; ``first`` is a text that each process runs before. Raises OSError."""
+        """``folder`` belongs to this attempt; ``first`` is code that each process runs first. Raises OSError."""
         self.notes, self.site = folder / "seen", folder / "site"
         for path in (self.notes, self.site):
             path.mkdir(parents=True)
@@ -163,16 +163,16 @@ class Observed:
         (self.site / "sitecustomize.py").write_text(f"{text}\n{first}\nbegin(**{arguments!r})\n", encoding="utf-8")
 
     def seen(self) -> Seen:
-        """Raises OSError."""
+        """Read the notes of all processes. Raises OSError."""
         return Seen(self.notes)
 
 
 class OfRank:
-    """What this process takes in from here on: a rank of the built-in trainer, which runs what a user has written."""
+    """Observation of this process, a rank of the built-in trainer that runs user-defined code."""
 
     @classmethod
     def of(cls, run_dir: Path, node_rank: int, local_rank: int) -> OfRank | None:
-        """None where the run folder can't be read or written: that is told of by who needs it."""
+        """Start to observe; None if the run folder can't be read or written, which later code reports."""
         with suppress(OSError, ValueError):
             config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
             return cls(run_dir, config, node_rank, is_first=local_rank == 0)
@@ -181,7 +181,7 @@ class OfRank:
     def __init__(self, run_dir: Path, config: Mapping[str, Any], node_rank: int, *, is_first: bool) -> None:
         """Raises OSError."""
         attempt = os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
-        self._notes = run_dir / ".seen" / f"{attempt}-{node_rank}"  # of all ranks of the node
+        self._notes = run_dir / ".seen" / f"{attempt}-{node_rank}"  # shared by all ranks of the node
         for earlier in self._notes.parent.glob("*") if is_first else ():
             if not earlier.name.startswith(f"{attempt}-"):
                 shutil.rmtree(earlier, ignore_errors=True)
@@ -198,41 +198,43 @@ class OfRank:
         observer.watch(self.places.zones, str(self._notes))
 
     def close(self) -> dict[str, Any]:
-        """The record of this node's ranks, once for all of them, with the files of the project that the key lacks.
-        Raises OSError."""
+        """Return the record of this node's ranks, with the files of the project that the key lacks. Raises OSError.
+
+        Call it once for all ranks of the node.
+        """
         seen = Seen(self._notes)
         shutil.rmtree(self._notes, ignore_errors=True)
-        with suppress(OSError):  # another node's may lie there
+        with suppress(OSError):  # not empty: another node's notes may lie there
             self._notes.parent.rmdir()
         return {**seen.record(places=self.places), "unkeyed": as_json(seen.unkeyed(self.places, ended_well=True))}
 
 
 class Seen:
-    """All notes in a folder, without those of files that the processes themselves had written before."""
+    """All notes in a folder, except those of files that the processes themselves wrote before."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
         self.notes = [*_of_others(sorted(note for path in folder.iterdir() for note in _parsed(path)))]
 
     def of(self, *hows: str, kinds: Collection[str] = ()) -> Iterator[Note]:
-        """The notes with one of these words."""
+        """Return the notes of these kinds of access."""
         return (note for note in self.notes if note.how in hows and (not kinds or note.kind in kinds))
 
     @property
     def variables(self) -> list[str]:
-        """Those that were read by their names, sorted."""
+        """The variables that were read by name, sorted."""
         return sorted({note.path for note in self.of(VARIABLE)})
 
     @property
     def own_variables(self) -> list[str]:
-        """Those of them that the program's own code read."""
+        """Those variables that the program's own code read, sorted."""
         return sorted({note.path for note in self.of(VARIABLE, kinds=(WORK, PROJECT, ORIGIN))})
 
     def unkeyed(self, places: Places, *, ended_well: bool) -> list[Unkeyed]:
-        """Files of the project that the copy of the run lacks, by path.
+        """Return the files of the project that the run's copy lacks, by path.
 
-        Where the project doesn't lie on this host, nobody can say whether a file that was looked for in vain is one
-        of its files: it is told only where the run failed.
+        If the project doesn't lie on this host, an absent file can't be attributed to the project. It is then reported
+        only if the run failed.
         """
         keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
         was_read_by_name: dict[str, bool] = {}
@@ -251,14 +253,15 @@ class Seen:
         whole: Collection[str] = (),
         places: Places | None = None,
     ) -> dict[str, Any]:
-        """What decides whether it is still up to date: files with digest and stamp, absent files, folders, names,
-        modules, variables.
+        """Return the inputs that decide whether a result is up to date.
+
+        These are files with digest and stamp, absent files, folders, names, modules and variables.
 
         Args:
-            root: the project, in which the program ran: its files count. Without it those outside of it do.
-            keyed: absolute real paths of files that the key holds.
-            whole: those of them that count byte for byte; of others code may have seen the comments.
-            places: of a program that ran in a copy of the project: absent there, a file may appear in the project.
+            root: the project, in which the program ran: its files count. Without it, files outside of it count.
+            keyed: absolute real paths of files that the key includes.
+            whole: those of them that count byte for byte; for others, code may have read the comments.
+            places: of a program that ran in a copy of the project: a file absent there may appear in the project.
         """
         inside = "" if root is None else os.path.realpath(root)
         kinds = (OUTSIDE,) if root is None else (OUTSIDE, PROJECT)
@@ -283,10 +286,10 @@ class Seen:
         return {**fields, "looked_for": self._looked_for(Path(inside), keyed)} if inside else fields
 
     def changed_meanwhile(self, root: Path, keyed: Mapping[str, str]) -> list[str]:
-        """Of the files that the key holds those that had a content, when they were opened, that it doesn't hold.
+        """Return the files of the key that had another content when they were opened than the key includes.
 
         Args:
-            keyed: absolute real path → sha256 at the start; at the end each is again what the key holds.
+            keyed: absolute real path → sha256 at the start; at the end, the files have this content again.
         """
         inside, altered = os.path.realpath(root), set[str]()
         for note in self.of(READ, kinds=(PROJECT, OUTSIDE)):
@@ -296,7 +299,7 @@ class Seen:
         return sorted(altered)
 
     def _folders(self, inside: str, kinds: Collection[str]) -> dict[str, list[Any]]:
-        """Digest of the names in each folder that was listed; names that the program itself has put there."""
+        """Return the digest of the names in each listed folder, and the names that the program itself created there."""
         own: dict[str, set[str]] = {}
         for note in self.of(WRITTEN, MADE, kinds=kinds):
             folder, _, name = _absolute(note, inside).rpartition("/")
@@ -311,13 +314,11 @@ class Seen:
         return folders
 
     def _absent(self, places: Places | None) -> list[str]:
-        """Absolute paths that were looked for in vain, and that another program than this one may make.
+        """Return absolute paths that were looked for in vain and that another program may create."""
 
-        Left out are temporary folders, hidden ones of the home (caches and settings, which libraries look for), those
-        of PATH, runs, secrets that were taken for a path, and what the program itself made later: each run after the
-        first would find it.
-        """
-
+        # Leave out temporary folders, hidden folders of the home (caches and settings, which libraries look for), the
+        # folders of PATH, runs, secrets that were taken for a path, and files that the program itself created later,
+        # which each later run would find.
         home = os.path.expanduser("~")  # noqa: PTH111
         passing = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]
         elsewhere = (*passing, f"{os.path.realpath(home)}/.")
@@ -335,7 +336,7 @@ class Seen:
         return sorted(absent)
 
     def _looked_for(self, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
-        """Patterns of names below the project, each with those that there are now."""
+        """Return patterns of names below the project, each with the names that match now."""
         names_by_pattern: dict[str, list[str]] = {}
         for note in self.of(PATTERN, ABSENT, NO_STAT, MODULE, WORD, THERE, kinds=(PROJECT,)):
             if note.how == PATTERN:
@@ -345,23 +346,25 @@ class Seen:
                 there = names(root, escaped)
                 if note.how == THERE and there and str(root / note.path) not in keyed:
                     names_by_pattern[escaped] = there
-                elif note.how != THERE and not there:  # else it was made meanwhile
+                elif note.how != THERE and not there:  # else it was created meanwhile
                     names_by_pattern[escaped] = []
         return dict(sorted(names_by_pattern.items()))
 
 
 def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
-    """What of a record isn't as it was, in words; None: all of it is. Files are hashed where their stamps differ.
+    """Describe the first difference between a record and the present state; None if there is none.
+
+    Files are hashed only if their stamps differ.
 
     Args:
         root: the project, if its files count.
-        keyed: distributions whose versions the key holds.
+        keyed: distributions whose versions the key includes.
     """
     for node in record.get("nodes") or ():
         if (other := changed(node, root, keyed)) is not None:
             return other
     if record.get("host") != host():
-        return None  # of other files
+        return None  # a record of another host's files
     for name, (digest, stamp) in (record.get("files") or {}).items():
         path = os.path.join(root or "/", name)  # noqa: PTH118
         with suppress(OSError):
@@ -382,13 +385,13 @@ def changed(record: Mapping[str, Any], root: Path | None = None, keyed: Collecti
 
 
 def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, list[str]]:
-    """The distributions that have these modules: name → version and folder. Their lists of files (RECORD) are read,
-    as an optional part or a plug-in need not be required by what imports it.
+    """Return the distributions that contain these modules: name → version and folder.
 
     Args:
-        modules: top-level ones, and of namespaces with the next part of their name.
+        modules: top-level names; for namespace packages, with the next part of the name.
     """
-    shared = {name.partition(".")[0] for name in modules if "." in name}  # a namespace is of several
+    # search the RECORD files, as an optional part or a plug-in need not be a requirement of its importer
+    shared = {name.partition(".")[0] for name in modules if "." in name}  # namespaces of several distributions
     own = {name.replace(".", "/") for name in modules if name not in shared} - _PACELINE
     line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(own)))})[/.]", re.MULTILINE)
     distributions: dict[str, list[str]] = {}
@@ -402,7 +405,7 @@ def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, list[s
 
 
 def _other_version(known: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
-    """Of the distributions in a record the first one that isn't as it was, in words."""
+    """Describe the first distribution of a record that has changed."""
     listed: dict[str, dict[str, tuple[str, str]]] = {}
     for name, (version, folder) in known.items():
         if name in keyed:
@@ -421,9 +424,9 @@ def _other_version(known: Mapping[str, Sequence[str]], keyed: Collection[str]) -
 
 
 def _distributions(folder: str) -> dict[str, tuple[str, str]]:
-    """Those in a folder: name → version and the folder that describes it, whose name has both."""
+    """Return the distributions in a folder: name → version and .dist-info folder, from whose name both are read."""
     described = {}
-    with suppress(OSError):  # an archive, or a folder that isn't there
+    with suppress(OSError):  # an archive, or a missing folder
         for about in sorted(os.listdir(folder)):  # noqa: PTH208
             if about.endswith(".dist-info"):
                 name, _, version = about.removesuffix(".dist-info").partition("-")
@@ -432,7 +435,7 @@ def _distributions(folder: str) -> dict[str, tuple[str, str]]:
 
 
 def of_host() -> list[tuple[str, str]]:
-    """Zones of what belongs to the host: Python, what is installed (also in the project), the system, caches."""
+    """Return the zones of the host: Python, installed distributions (also in the project), system and caches."""
 
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []
@@ -447,19 +450,19 @@ def of_host() -> list[tuple[str, str]]:
 
 
 def host() -> str:
-    """This computer: files of a record are those of one."""
+    """Identify this host: a record's files are those of one host."""
     with suppress(OSError):
         return f"{platform.node()} {Path('/etc/machine-id').read_text(encoding='ascii').strip()}"
     return platform.node()
 
 
 def names(root: Path, pattern: str) -> list[str]:
-    """What matches below the project, sorted."""
+    """Return the sorted names below the project that match a pattern."""
     return sorted(glob.glob(pattern, root_dir=root, recursive=True))  # noqa: PTH207  (which takes hidden ones, too)
 
 
 def _of_others(notes: Iterable[Note]) -> Iterator[Note]:
-    """Notes in the order of time, but for what the program itself had written."""
+    """Yield notes in order of time, except those of files that the program itself wrote before."""
     own: set[tuple[str, str]] = set()
     made: dict[str, tuple[str, ...]] = {}
     for note in notes:
@@ -474,19 +477,19 @@ def _of_others(notes: Iterable[Note]) -> Iterator[Note]:
 
 def _parsed(path: Path) -> Iterator[Note]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, SyntaxError):  # its process was killed while it wrote
+        with suppress(ValueError, SyntaxError):  # the process was killed while it wrote the line
             at_ns, how, kind, digest, inside = line.split(" ", 4)
             yield Note(int(at_ns), how, kind, digest, str(ast.literal_eval(inside)))
 
 
 def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
-    """Of the files that a note stands for those of the project."""
+    """Yield the files of the project that a note refers to."""
     how, kind, inside = note.how, note.kind, note.path
     if kind in (PROJECT, ORIGIN):
         looked_at = Path(os.path.realpath(places.project or "/"), inside)
         if how == THERE and Path(os.path.realpath(places.run_dir)).is_relative_to(looked_at):
-            return  # the run itself lies in that folder: who goes up from where it works, as git does, comes by
-        if how in (READ, THERE):  # a step alone notes what isn't there
+            return  # a parent of the run folder, which any search upwards (such as git's) visits
+        if how in (READ, THERE):  # absent files of the project count for steps only
             yield inside if kind == PROJECT else _COPIED + inside
         return
     if kind != WORK:
@@ -510,7 +513,7 @@ def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
     elif (top / rest).is_file():
         yield inside
     elif how == NO_STAT and not ended_well and _holds(top / rest):
-        yield f"{inside}/"  # os.path.exists: Hydra calls it before it lists its configurations
+        yield f"{inside}/"  # Hydra calls os.path.exists before it lists its configurations
 
 
 def _is_whole(name: str, places: Places) -> bool:
@@ -521,13 +524,13 @@ def _is_whole(name: str, places: Places) -> bool:
 
 
 def _holds(folder: Path, *, modules: bool = False) -> bool:
-    """Whether a file lies in it; ``modules``: of Python, as a package without __init__.py has them or one in it."""
+    """Return True if a file lies in the folder; ``modules``: a Python module, in it or one level below."""
     files = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules else folder.rglob("*")
     return any(path.is_file() for path in files)
 
 
 def _is_record(name: str) -> bool:
-    """Of version control and of installed distributions: written down by libraries, and no part of what is computed."""
+    """Return True for files of version control and of installed distributions, which influence no result."""
     return any(part in _RECORDS or part.endswith((".egg-info", ".dist-info")) for part in name.split("/"))
 
 
@@ -536,7 +539,7 @@ def _absolute(note: Note, inside: str) -> str:
 
 
 def _in_checkout(note: Note, places: Places | None) -> str:
-    """The absolute path of what a note names; of the run's copy that in the checkout, '' where that isn't here."""
+    """Return the absolute path that a note names, moved from the run's copy to the checkout; '' if that isn't here."""
     if note.kind == OUTSIDE:
         return note.path
     is_copied = note.kind == ORIGIN or (note.kind == WORK and note.path.startswith(_COPIED))
@@ -554,7 +557,7 @@ def _times(path: str) -> list[int]:
 
 
 def _stamp(path: str, digest: str) -> list[int] | None:
-    """By which a file needs no hashing the next time; None where it is another by now, or may become so unseen."""
+    """Return stamps by which a file needs no hashing next time; None if it changed, or may change without a trace."""
     with suppress(OSError):
         times = _times(path)
         if time.time_ns() - times[2] > _SETTLED_NS and _digest(path, digest) == digest and _times(path) == times:
@@ -563,7 +566,7 @@ def _stamp(path: str, digest: str) -> list[int] | None:
 
 
 def _digest(path: str, like: str) -> str:
-    """Of the file as it is now, as ``like`` was taken; '' where it can't be read."""
+    """Return the file's current digest, of the same kind as ``like``; '' if it can't be read."""
     try:
         return observer.digest_of(path, as_stamp=":" in like)
     except OSError:
@@ -571,7 +574,7 @@ def _digest(path: str, like: str) -> str:
 
 
 def _names_digest(path: str, without: Collection[str]) -> str:
-    """Of the names in a folder as they are now; '' where it can't be read."""
+    """Return the digest of the current names in a folder; '' if it can't be read."""
     try:
         return observer.digest_of_names(path, without)
     except OSError:
@@ -579,7 +582,7 @@ def _names_digest(path: str, without: Collection[str]) -> str:
 
 
 def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:
-    """What a person is told: a line for files that were read, another for those that were looked for in vain."""
+    """Return the warnings for the user: a line for files that were read, another for files that were looked for."""
     lines = []
     for was_read in (True, False):
         paths = [item.path for item in unkeyed if item.was_read is was_read]
@@ -591,7 +594,7 @@ def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list
 
 
 def outside(paths: Sequence[str], hint: str = "program.data sends {them} to the hosts, as a part of the key") -> str:
-    """What a person is told of files that lie outside of the project."""
+    """Return the warning for the user about files outside of the project."""
     was, them, change = ("was", "it", "changes") if len(paths) == 1 else ("were", "them", "change")
     they = "it" if len(paths) == 1 else "they"
     return (
@@ -601,14 +604,14 @@ def outside(paths: Sequence[str], hint: str = "program.data sends {them} to the 
 
 
 def joined(paths: Sequence[str]) -> str:
-    """The first eight of them, in a sentence."""
+    """Return the first eight paths as a phrase."""
     if len(paths) > 8:
         return f"{', '.join(paths[:8])} and {len(paths) - 8} more"
     return paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
 
 
 def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
-    """The checkout, where it lies on this host: as PACELINE_PROJECT says, else the folder above that of the runs."""
+    """Return the checkout, if it lies on this host: from PACELINE_PROJECT, else the folder above that of the runs."""
     named = os.environ.get(variables.PROJECT)
     if named:
         return Path(named) if Path(named).is_dir() else None
@@ -619,7 +622,7 @@ def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
 
 
 def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
-    """The folder of a script outside of the project, where it lies on this host."""
+    """Return the folder of a script outside of the project, if it lies on this host."""
     typed = str(config["program"].get("script") or "")
     inside = script.removeprefix(_COPIED)
     if not script.startswith(_COPIED) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117

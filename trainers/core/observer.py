@@ -1,27 +1,27 @@
-"""Notes what a Python process takes in beside its arguments: files, names in folders, variables, modules.
+"""Record what a Python process reads besides its arguments: files, folder listings, variables and modules.
 
-``trainers.core.dependencies`` writes this file, with a last line that calls ``begin``, as ``sitecustomize.py`` into a
-folder that comes first on PYTHONPATH: so it runs in each Python process of a script, a step or own data before
-anything else; ranks of the built-in trainer import it. Standard library only and Python >= 3.8, as a script may start
-another interpreter. Nothing here may raise: an exception of an audit hook ends what the process was doing.
+``trainers.core.dependencies`` writes this file, plus a last line that calls ``begin``, as ``sitecustomize.py`` into a
+folder that is first on PYTHONPATH. So it runs before all other code in each Python process of a script, a step or a
+user-defined data set; ranks of the built-in trainer import it. Standard library only and Python >= 3.8, as a script
+may start another interpreter. Nothing here may raise: an exception in an audit hook would abort the observed operation.
 
-A file is hashed when it is first opened, so that an edit before or after shows. Source of the events: the table "Audit
-events" of Python's documentation. An event comes before the file is opened.
+A file is hashed when it is first opened, which makes an edit before or after visible. The events are those of the
+table "Audit events" in Python's documentation. An event is raised before the file is opened.
 """
 
-# It runs at the start of each process: os.path is loaded by then, pathlib isn't.
+# This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH100, PTH109, PTH112, PTH114, PTH115, PTH117, PTH118, PTH119, PTH120, PTH208, SIM105
 from __future__ import annotations
 
 import os
 import stat
 import sys
-from _imp import extension_suffixes  # importlib.machinery, which names them, takes longer
+from _imp import extension_suffixes  # importlib.machinery has a public name for it and is slower to import
 from _thread import get_ident
 from time import monotonic_ns
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing takes a small process longer than all of this
+if TYPE_CHECKING:  # importing typing would take longer than this whole module
     import hashlib
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
@@ -31,14 +31,14 @@ WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "
 READ, TEXT, WRITTEN, MADE, THERE, ABSENT, NO_STAT = "read", "text", "written", "made", "there", "absent", "asked"
 MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
 VARIABLE, IMPORTED = "variable", "imported"
-HASHED_BYTES = 64 << 20  # of a larger file size and modification time count
-_ALL_HASHED_BYTES = 512 << 20  # the same holds for all files of a process from here on
-_MOST = 20_000  # notes of one process
-_MOST_ABSENT = 1000  # of them those of files outside of the project that aren't there
-_MOST_READS = 1000  # of a variable: who reads it takes 8 µs to find out
+HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
+_ALL_HASHED_BYTES = 512 << 20  # total per process; later files are identified by size and modification time, too
+_MOST = 20_000  # largest number of notes of one process
+_MOST_ABSENT = 1000  # of these, notes of absent files outside of the project
+_MOST_READS = 1000  # reads of one variable whose reader is determined, which takes 8 µs each
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
-_METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # Python's own and its package on PyPI, which MLflow takes
+_METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # standard library; package on PyPI, which MLflow uses
 _OF_ENVIRON = {
     os.__file__,
     f"{os.path.dirname(os.__file__)}/_collections_abc.py",
@@ -47,11 +47,11 @@ _OF_ENVIRON = {
 }
 _STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_stat, _open = os.stat, os.open  # as they were: see watch_stat and watch_open
+_stat, _open = os.stat, os.open  # the originals, which watch_stat and watch_open replace
 
 
 def digest_of(path: str, as_stamp: bool = False) -> str:
-    """sha256 of a regular file, or ``SIZE:MTIME_NS`` of a large one (of any if ``as_stamp``). Raises OSError."""
+    """Return the sha256 of a regular file, or ``SIZE:MTIME_NS`` if it is large or ``as_stamp``. Raises OSError."""
     seen = _stat(path)
     if as_stamp or seen.st_size > HASHED_BYTES:
         return f"{seen.st_size}:{seen.st_mtime_ns}"
@@ -65,19 +65,19 @@ def digest_of(path: str, as_stamp: bool = False) -> str:
 
 
 def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
-    """sha256 of the names in a folder that count. Raises OSError."""
+    """Return the sha256 of the names in a folder, except ``__pycache__`` and ``without``. Raises OSError."""
     names = sorted(name for name in os.listdir(folder) if name != "__pycache__" and name not in without)
     return _sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
 
 
 def _sha256(content: bytes) -> hashlib._Hash:
-    import hashlib  # not before: OpenSSL, for which the beginning of a script doesn't wait
+    import hashlib  # only when needed: it loads OpenSSL, which would delay the start of every script
 
     return hashlib.sha256(content)
 
 
 class Unobserved:
-    """Within, what this thread does is this module's own and is not noted."""
+    """Context in which this thread's own operations are not recorded."""
 
     def __init__(self, busy: set[int]) -> None:
         self._busy = busy
@@ -90,14 +90,14 @@ class Unobserved:
 
 
 class Watch:
-    """What is known in one process. ``zones``: (kind, real path of a folder), the innermost one counts."""
+    """State of the observation in one process. ``zones``: (kind, real path of a folder); the innermost zone counts."""
 
     def __init__(self, zones: Iterable[tuple[str, str]], report: str) -> None:
         self.zones = sorted(
             ((folder.rstrip("/") or "/", kind) for kind, folder in zones), key=lambda zone: -len(zone[0])
         )
         self.skipped = tuple(folder + "/" for folder, kind in self.zones if kind == SKIP and not self._holds(folder))
-        self.files = {folder for folder, kind in self.zones if kind == SKIP}  # data may be a file
+        self.files = {folder for folder, kind in self.zones if kind == SKIP}  # a data set may be a single file
         self.report = report
         self.noted: set[str] = set()
         self.written: set[str] = set()  # real paths that this process opened for writing
@@ -110,11 +110,11 @@ class Watch:
         self.tops: set[str] = set()  # names of modules
 
     def _holds(self, folder: str) -> bool:
-        """Whether a zone that counts lies inside: its paths begin alike."""
+        """Return True if a recorded zone lies inside ``folder``."""
         return any(other.startswith(folder + "/") for other, kind in self.zones if kind != SKIP)
 
     def zone(self, folder: str) -> tuple[str, str] | None:
-        """(kind, path inside of it) of a folder; None where nobody looks."""
+        """Return (kind, path inside the zone) of a folder; None if it is not observed."""
         if folder not in self.folders:
             if len(self.folders) > _MOST:
                 self.folders.clear()
@@ -128,12 +128,16 @@ class Watch:
         return OUTSIDE, real
 
     def look(self, path: str, missing: str, is_link: bool = False) -> None:
-        """Note a file; ``missing`` is what to call it where the run's own copy of the project lacks it, or ''."""
+        """Note a file that is read.
+
+        Args:
+            missing: kind of note if the run's copy of the project lacks the file; '' for none.
+        """
         folder, name = os.path.split(path)
         if path in self.files or not name or os.path.basename(folder) == "__pycache__":
             return
         zone = self.zone(folder)
-        # a link counts as the file that it leads to, unless it leads from outside of the project to outside of it
+        # a link counts as its target, unless both link and target lie outside of the project
         if not is_link and (zone is None or zone[0] in (WORK, OUTSIDE)) and os.path.islink(path):
             real = os.path.realpath(path)
             at = self.zone(os.path.dirname(real))
@@ -159,20 +163,20 @@ class Watch:
             self.note(READ, kind, inside, lambda: self.digest(path, seen.st_size))
 
     def is_own(self, path: str) -> bool:
-        """Whether this process wrote the file, or made a folder that it lies in."""
+        """Return True if this process wrote the file, or created a folder that contains it."""
         if not self.written and not self.made:
             return False
         real = os.path.realpath(path)
         return real in self.written or real.startswith(self.made)
 
     def digest(self, path: str, size_bytes: int) -> str:
-        """Of a file as it is now: ``digest_of``, within the bound of all that a process hashes."""
+        """Return ``digest_of`` the file as it is now, within the limit of bytes that a process hashes."""
         self.hashed_bytes += size_bytes if size_bytes <= HASHED_BYTES else 0
         with self.unobserved:
             return digest_of(path, as_stamp=self.hashed_bytes > _ALL_HASHED_BYTES)
 
     def wrote(self, path: str, keeps: bool = False) -> None:
-        """A file that this process writes from now on; one that ``keeps`` its content is read, too."""
+        """Note a file that this process opens for writing; with ``keeps``, its content counts as read, too."""
         folder, name = os.path.split(path)
         zone = self.zone(folder)
         real = os.path.join(os.path.realpath(folder), name)
@@ -186,20 +190,21 @@ class Watch:
             self.note(WRITTEN, zone[0], zone[1] + "/" + name if zone[1] else name)
 
     def opened(self, path: str, flags: int) -> None:
-        """A file is about to be opened."""
+        """Handle a file that is about to be opened."""
         if flags & _CHANGES:
             self.wrote(path, keeps=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
         elif not flags & getattr(os, "O_DIRECTORY", 0):
             self.look(path, ABSENT)
 
     def note(self, how: str, kind: str, inside: str, digest: Callable[[], str] | None = None) -> None:
-        """Append a line to this process's file: opened each time, as a script may close what it didn't open."""
+        """Append a line to this process's file of notes."""
         key = how + " " + kind + " " + inside
         if key in self.noted or len(self.noted) >= _MOST:
             return
         self.noted.add(key)
-        at_ns = monotonic_ns()  # the same clock in all processes of a host
+        at_ns = monotonic_ns()  # all processes of a host share this clock
         line = f"{at_ns} {how} {kind} {digest() if digest else '-'} {inside!a}\n"
+        # open the file for each line: a script may close descriptors that it did not open
         with self.unobserved:
             file = _open(os.path.join(self.report, str(os.getpid())), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -208,7 +213,7 @@ class Watch:
                 os.close(file)
 
     def module(self, name: str, folders: Iterable[str]) -> None:
-        """A module that no finder found in ``folders``: the checkout may have it."""
+        """Note a module that no finder found in ``folders``; the checkout may have it."""
         last = name.rpartition(".")[2]
         ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
@@ -218,7 +223,7 @@ class Watch:
                     self.note(MODULE, zone[0], os.path.join(zone[1], last + end))
 
     def imports(self, module: str) -> None:
-        """Note the top-level name of a module that is imported."""
+        """Note the top-level name of an imported module."""
         top, dot, rest = module.partition(".")
         if top in _STANDARD:
             return
@@ -229,11 +234,11 @@ class Watch:
             self.note(IMPORTED, OUTSIDE, top)
 
     def listed(self, path: Any, caller: str, whole: bool) -> None:
-        """A program lists a folder. The copy may lack it, or modules of a package (plug-ins are found so).
+        """Note a folder that the program lists. The run's copy may lack it, or some of its modules, such as plug-ins.
 
         Args:
-            caller: the source that asks; what searches for a pattern has an event of its own.
-            whole: by os.listdir, which no copy of a tree uses.
+            caller: file of the calling code; searches for a pattern have an event of their own.
+            whole: listed by os.listdir, which code that copies trees does not use.
         """
         if isinstance(path, int):
             return
@@ -255,18 +260,18 @@ class Watch:
             return digest_of_names(folder)
 
     def matched(self, pattern: str) -> None:
-        """A program looks for the names that match a pattern."""
+        """Note a search for names that match a pattern."""
         parts = os.path.normpath(_place(pattern)).split("/")
         at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
         folder = "/".join(parts[:at]) or "/"
         zone = self.zone(folder)
         if zone is None or zone[0] not in (WORK, PROJECT) or not at:
             return
-        if zone[1] or "**" not in parts:  # of the whole checkout it takes long
+        if zone[1] or "**" not in parts:  # a recursive search of the whole checkout would take long
             self.note(PATTERN, zone[0], os.path.join(zone[1], *parts[at:]))
 
     def words(self, values: Any, cwd: Any) -> None:
-        """Files that the command line of a started program names: it reads them, and no hook is in it."""
+        """Note the files on the command line of a started program: it reads them, and has no hook."""
         base = _place(cwd or "")
         values = [values] if isinstance(values, (str, bytes)) or hasattr(values, "__fspath__") else values
         for value in values:
@@ -276,15 +281,18 @@ class Watch:
                     self.look(os.path.join(base, word.rpartition("=")[2] or word), WORD)
 
     def reader(self, source: str) -> str:
-        """The kind of zone that a source which reads a variable lies in; OUTSIDE for libraries and Paceline."""
+        """Return the kind of zone of the source file that reads a variable; OUTSIDE for libraries and Paceline."""
         if _is_standard(source):
             return OUTSIDE
         zone = self.zone(os.path.dirname(os.path.abspath(source)))
         return OUTSIDE if zone is None or (zone[1] + "/").startswith("trainers/") else zone[0]
 
     def source(self, path: str) -> None:
-        """A source of the run's own copy is opened, and not by an import: code that sees its own text sees comments,
-        which the key lacks. What libraries and tracebacks read for themselves decides nothing."""
+        """Note a source file of the run's copy that is opened other than by an import.
+
+        Code that reads its own text sees comments, which the key does not include. Reads by libraries and by traceback
+        modules do not count.
+        """
         zone = self.zone(os.path.dirname(path))
         frame: Any = sys._getframe(3)
         while frame is not None and _is_standard(frame.f_code.co_filename):
@@ -320,12 +328,12 @@ def _text(value: Any) -> str:
 
 
 def _place(path: Any) -> str:
-    """A path as a program gives it, from the root on."""
+    """Return an absolute path."""
     return os.path.join(os.getcwd(), _text(path))
 
 
 def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
-    """The audit hook. A path that was seen before, or lies in no zone, costs a look into a set."""
+    """Return the audit hook. For a path that was seen before or is not observed, the hook only looks into a set."""
     seen: set[str] = set()
     skipped, busy = watch.skipped, watch.busy
 
@@ -342,7 +350,7 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
             is_text = is_source and sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path)
             if is_text:
                 watch.source(path)
-            if is_text or not is_source:  # what is only imported may be opened another time as a text
+            if is_text or not is_source:  # a source that was only imported may later be opened as text
                 if len(seen) > _MOST:
                     seen.clear()
                 seen.add(path)
@@ -368,7 +376,7 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
 
 def _others(watch: Watch) -> dict[str, Callable[..., None]]:
     def imported(module: str, filename: Any, *_: Any) -> None:
-        if filename is not None:  # a compiled one; sources come by "open"
+        if filename is not None:  # an extension module; source files raise "open"
             watch.look(_place(filename), "")
         watch.imports(module)
         if "torch.serialization" in sys.modules:
@@ -378,9 +386,9 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
         is_list = not isinstance(words, (str, bytes)) and not hasattr(words, "__fspath__")
         program = _text(executable or (words[0] if is_list else words))
         at = watch.zone(os.path.dirname(_place(program)))
-        if at is not None and at[0] != OUTSIDE:  # others are those of the host
+        if at is not None and at[0] != OUTSIDE:  # programs outside of the project belong to the host
             watch.words([program], cwd)
-        if not os.path.basename(program).startswith("python"):  # that one has this hook too
+        if not os.path.basename(program).startswith("python"):  # a Python process has its own hook
             watch.words(words[1:] if is_list else words, cwd)
 
     def connected(database: Any) -> None:
@@ -407,7 +415,7 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
 
 
 def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
-    """Events of who asks for names in folders, or gives them."""
+    """Return the handlers of events that list, search, rename or create names in folders."""
 
     def listed(path: Any) -> None:
         caller = sys._getframe(2).f_code.co_filename
@@ -416,7 +424,7 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
 
     def scanned(path: Any) -> None:
         caller = sys._getframe(2).f_code.co_filename
-        if not os.path.basename(caller).startswith(("pathlib", "_local")):  # iterdir takes os.listdir
+        if not os.path.basename(caller).startswith(("pathlib", "_local")):  # iterdir uses os.listdir
             watch.listed(path, caller, whole=False)
 
     def globbed(pattern: Any, recursive: bool, root: Any, folder: Any) -> None:
@@ -452,13 +460,13 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
 
 
 class Finder:
-    """In ``sys.meta_path``: sees the names of modules that are imported, and finds nothing."""
+    """Entry of ``sys.meta_path`` that records the names of imported modules and finds none."""
 
     def __init__(self, see: Callable[[str, Any], None]) -> None:
         self._see = see
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """See the name."""
+        """Record the name."""
         try:
             self._see(name, path)
         except Exception:
@@ -466,8 +474,11 @@ class Finder:
 
 
 def watch_stat(watch: Watch) -> None:
-    """``os.path.exists`` opens nothing and raises no event; code that goes on with or without a file comes to
-    other results. So ``os.stat``, which it calls, notes what isn't there, and what is there in the checkout."""
+    """Record checks for files by ``os.stat``: absent files, and existing files of the checkout.
+
+    ``os.path.exists`` calls ``os.stat``, opens nothing and raises no audit event, but its result may change what the
+    program computes.
+    """
     known: set[Any] = set()
 
     def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
@@ -503,7 +514,7 @@ def watch_stat(watch: Watch) -> None:
 
 
 def watch_open(watch: Watch) -> None:
-    """``os.open(name, dir_fd=…)`` raises its event without the folder."""
+    """Record ``os.open(name, dir_fd=…)``, whose audit event lacks the folder."""
 
     def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None or os.path.isabs(path):
@@ -521,7 +532,7 @@ def watch_open(watch: Watch) -> None:
 
 
 def _replace(name: str, function: Any) -> None:
-    """Put a function in the place of one of ``os``."""
+    """Replace a function of ``os``."""
     before = getattr(os, name)
     function.__module__, function.__name__, function.__qualname__ = "os", name, name
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
@@ -531,8 +542,10 @@ def _replace(name: str, function: Any) -> None:
 
 
 def watch_variables(watch: Watch) -> None:
-    """Note which variables are read by their names, and whether by the program's own code; who copies all of them reads
-    none."""
+    """Record the variables that are read by name, and whether the program's own code reads them.
+
+    A copy of the whole environment reads no variable.
+    """
     environ: Any = type(os.environ)
     get, names_of = environ.__getitem__, environ.__iter__
     copied: list[str] = []
@@ -568,7 +581,7 @@ def watch_variables(watch: Watch) -> None:
 
 
 def watch_torch(watch: Watch) -> None:
-    """``torch.save`` writes a file by its path in C++, without an event."""
+    """Record the files that ``torch.save`` writes in C++ by path, which raises no audit event."""
     writer: Any = getattr(sys.modules["torch.serialization"], "_open_zipfile_writer_file", None)
     if writer is None or hasattr(writer, "paceline"):
         return
@@ -585,8 +598,11 @@ def watch_torch(watch: Watch) -> None:
 
 
 def leave_project(zones: Iterable[tuple[str, str]]) -> None:
-    """Take the project's folders from ``sys.path``: an editable install puts them there, on one host and not on
-    another, and what the snapshot lacks would come from them."""
+    """Remove the project's folders from ``sys.path``.
+
+    An editable install puts them there on one host and not on another, and a module that the snapshot lacks would be
+    imported from them.
+    """
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:
@@ -606,7 +622,7 @@ def chain(folder: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     own = sys.modules.pop("sitecustomize", None)
     try:
-        __import__("site" + "customize")  # not by its name: it would count as an import of this run
+        __import__("site" + "customize")  # a computed name, so that it does not count as an import of this run
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -616,38 +632,41 @@ def chain(folder: str) -> None:
 
 
 def compile_anew() -> None:
-    """Read modules of source trees from their sources alone: byte code tells an edit by size and second of the source,
-    and after one within the same second the old code would run."""
+    """Compile modules of source trees from their sources on each import, without byte code files.
+
+    Byte code identifies its source by size and time in seconds, so an edit within the same second would run the old
+    code.
+    """
     loader: Any = sys.modules["_frozen_importlib_external"].SourceFileLoader
     stats, standard = loader.path_stats, os.path.dirname(os.__file__) + "/"
 
     def path_stats(self: Any, path: str) -> Any:
         if path.startswith(standard) or "/site-packages/" in path or "/dist-packages/" in path:
             return stats(self, path)
-        raise OSError(path)  # so no byte code of it is read, and none is written
+        raise OSError(path)  # the loader then neither reads nor writes byte code
 
     loader.path_stats = path_stats
 
 
 def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
-    """Note from here on. ``report`` is the folder of the notes."""
+    """Start to record. ``report`` is the folder of the notes."""
     watcher = Watch(zones, report)
     sys.addaudithook(hook_of(watcher))
     watch_stat(watcher)
     watch_open(watcher)
     watch_variables(watcher)
-    # first: importlib.import_module, by which plug-ins are loaded, raises no event
+    # first finder: importlib.import_module, which loads plug-ins, raises no audit event
     sys.meta_path.insert(0, Finder(lambda name, _: watcher.imports(name)))
-    # last: modules that are nowhere, however they are imported
+    # last finder: sees the modules that no other finder has found
     sys.meta_path.append(Finder(lambda name, path: watcher.module(name, sys.path if path is None else path)))
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bool, in_copy: bool) -> None:
-    """What a process does first: see the functions above.
+    """Set up the observation at the start of a process.
 
     Args:
-        folder: holds the sitecustomize that calls this.
-        in_copy: the process works in a copy of the project, and imports nothing of the project itself.
+        folder: contains the sitecustomize that calls this.
+        in_copy: the process works in a copy of the project, and must import nothing from the project itself.
     """
     if in_copy:
         leave_project(zones)

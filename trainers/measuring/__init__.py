@@ -1,4 +1,4 @@
-"""What measures instead of trains: all-reduce bandwidth, throughput beside a plain loop, profiler traces.
+"""Measurements: all-reduce bandwidth, host speed, training throughput against a plain loop, and profiler traces.
 
-Entries for ``torchrun -m``: ``allreduce``, ``measure``, ``profiling``.
+Entries for ``torchrun -m``: ``allreduce``, ``host_speed``, ``measure``, ``profiling``.
 """

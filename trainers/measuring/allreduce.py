@@ -1,8 +1,8 @@
-"""How fast and how right the ranks add up: ``torchrun … -m trainers.measuring.allreduce [--max-bytes 1G]``.
+"""Measure all-reduce bandwidth and check the sums: ``torchrun … -m trainers.measuring.allreduce [--max-bytes 1G]``.
 
-First every rank tells who it is through an all-gather, then all-reduces are timed from the smallest to the
-largest message, and with more than two nodes also between each two of them. Rank 0 prints the tables, and
-with ``--config RUN_DIR/config.json`` (how `doit allreduce` starts it) writes RUN_DIR/allreduce.json.
+First every rank sends its identity through an all-gather. Then all-reduces are timed from the smallest to the
+largest message, and with more than two nodes also between each two of them. Rank 0 prints the tables, and with
+``--config RUN_DIR/config.json`` (how `doit allreduce` starts it) writes RUN_DIR/allreduce.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def main() -> None:
-    """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
+    """Run the command line. A user's error is printed once per node as one line on stderr, with exit code 1."""
     parser = argparse.ArgumentParser(
         prog="trainers.measuring.allreduce", description="All-reduce bandwidth of these ranks."
     )
@@ -36,14 +36,14 @@ def main() -> None:
 
 
 def _run(given: dict[str, Any], config: Path | None, output: Path | None) -> None:
-    from trainers.measuring.bandwidth import Settings, run  # torch only after what the ranks may import was settled
+    from trainers.measuring.bandwidth import Settings, run  # imports torch: only after run_entry has set sys.path
 
     settings = Settings(**{**(read(config) if config else {}), **given})
     run(settings, output or (config.parent / run_folder.ALLREDUCE if config else None))
 
 
 def size_bytes(text: str) -> int:
-    """``64M`` → 67108864; K, M and G are powers of 1024. Raises ValueError."""
+    """Convert ``64M`` to 67108864; K, M and G are powers of 1024. Raises ValueError."""
     number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
     if unit not in _UNITS or not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{text!r} is no size; write 8, 64K, 16M or 1G")
@@ -51,7 +51,7 @@ def size_bytes(text: str) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The options that config.json sets. Raises TrainerError."""
+    """Read the options from config.json. Raises TrainerError."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

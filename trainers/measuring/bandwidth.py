@@ -1,7 +1,7 @@
-"""All-reduces of the ranks, timed and checked: lined-up starts, the slowest rank's time, and a sum that must be exact.
+"""Time and check all-reduces: all ranks start together, the slowest rank's time counts, and the sum must be exact.
 
-Bandwidths as in nccl-tests (doc/PERFORMANCE.md there): algorithm = bytes ÷ time, and for an all-reduce
-bus = algorithm × 2(n−1)/n, which is what the slowest link carries whatever the number of ranks.
+Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md there): algorithm = bytes ÷ time, and for an all-reduce
+bus = algorithm × 2(n−1)/n, the load of the slowest link whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from trainers.distributed.node_info import device_name
 from trainers.distributed.process_group import Node
 
 _SMALLEST_BYTES = 8
-_LARGEST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}  # over processors' memory a gigabyte takes long, tells no more
+_LARGEST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}  # on CPUs, 1 GiB takes long and shows no more
 _PAIR_BYTES = 16 << 20
-_STEP = 4  # each message is so many times the one before
+_STEP = 4  # factor from one message size to the next
 FLOAT_BYTES = 4
 _LONGEST_SIZE_S = 10.0  # time spent on one size; fewer measurements where the network is slow
 _FEWEST = 3
-_SMALL_BYTES = 1 << 16  # below, one call is no longer than the scatter of the ranks' starts:
-_SMALL_CALLS = 20  # so many of them in a row make one measurement
+_SMALL_BYTES = 1 << 16  # up to this size, a call is as short as the spread of the ranks' start times,
+_SMALL_CALLS = 20  # so a measurement consists of this many calls
 _PERIOD = 7
-_BLOCK = _PERIOD << 17  # elements that are filled and compared at a time
+_BLOCK = _PERIOD << 17  # elements filled and compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Message sizes in bytes (``max_bytes`` None: what fits the backend), measurements a size."""
+    """Message sizes in bytes (``max_bytes`` None: the backend's default), and measurements per size."""
 
     min_bytes: int = _SMALLEST_BYTES
     max_bytes: int | None = None
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Who a rank is, in its own words."""
+    """A rank's identity, as the rank itself reports it."""
 
     rank: int
     node_rank: int
@@ -60,7 +60,7 @@ class RankInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One message size. Times in seconds of one call on its slowest rank; ``n`` measurements of ``calls`` calls."""
+    """Results for one message size: seconds per call on the slowest rank; ``n`` measurements of ``calls`` calls."""
 
     size_bytes: int
     ranks: int
@@ -80,7 +80,7 @@ class Timing:
         return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
 
     def as_json(self) -> dict[str, float]:
-        """All fields and both bandwidths."""
+        """Return all fields and both bandwidths."""
         return {
             **self.__dict__,
             "algorithm_bytes_per_s": self.algorithm_bytes_per_s,
@@ -89,10 +89,10 @@ class Timing:
 
 
 def run(settings: Settings, output: Path | None) -> None:
-    """Measure and report. Every rank calls it.
+    """Measure and report. Every rank must call it.
 
     Raises:
-        TrainerError: there is one rank only, sizes that make no sense, or a sum that came out wrong.
+        TrainerError: there is only one rank, the sizes are invalid, or a sum is wrong.
     """
     with connect(settings.backend) as node:
         if node.ranks.world_size < 2:
@@ -104,7 +104,7 @@ def run(settings: Settings, output: Path | None) -> None:
         pairs = _pairs(node, infos, sizes, settings.iterations)
         if node.is_rank_zero and output is not None:
             write_json(output, _result(node, infos, rows, pairs))
-        # written before it is judged: wrong sums are to be looked at, too
+        # raise only after the file is written, so that wrong sums can be examined
         wrong = [f"{row.size_bytes} bytes: {row.wrong_elements} elements" for row in rows if row.wrong_elements]
         wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
         if wrong:
@@ -112,7 +112,7 @@ def run(settings: Settings, output: Path | None) -> None:
 
 
 def message_sizes(settings: Settings, backend: str) -> list[int]:
-    """From the smallest to the largest, each four times the one before. Raises TrainerError."""
+    """Return sizes from the smallest to the largest, each four times the previous one. Raises TrainerError."""
     largest = settings.max_bytes or _LARGEST_BYTES[backend]
     if not 4 <= settings.min_bytes <= largest:
         raise TrainerError(f"min_bytes={settings.min_bytes} must lie in 4..max_bytes={largest}")
@@ -125,7 +125,7 @@ def message_sizes(settings: Settings, backend: str) -> list[int]:
 
 
 def gather_rank_infos(node: Node) -> list[RankInfo]:
-    """The smoke test: what every rank says of itself, as it arrived here. Raises TrainerError."""
+    """Exchange the identities of all ranks, as a smoke test. Raises TrainerError."""
     ranks = node.ranks
     device = f"{node.device} {device_name(node.device)}"
     mine = RankInfo(rank=ranks.rank, node_rank=ranks.node_rank, host=socket.gethostname(), device=device)
@@ -149,7 +149,10 @@ def _sweep(node: Node, sizes: Sequence[int], iterations: int) -> list[Timing]:
 
 
 def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int) -> list[dict[str, Any]]:
-    """All ranks of two nodes at a time, one pair after the other: a slow link shows. Rank 0 gets all figures."""
+    """Measure all ranks of two nodes at a time, one pair after the other, to find a slow link.
+
+    Rank 0 gets all results.
+    """
     nodes = sorted({info.node_rank for info in infos})
     if len(nodes) < 3:
         return []
@@ -167,7 +170,7 @@ def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iteratio
 def measure_nodes(
     node: Node, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
 ) -> Timing:
-    """All-reduces of the ranks of some nodes while the others wait; every rank calls it and gets the figures.
+    """Time all-reduces of the ranks of some nodes while the others wait. Every rank calls it and gets the result.
 
     Args:
         nodes: their numbers; together they have at least two ranks.
@@ -182,7 +185,10 @@ def measure_nodes(
 
 
 def _shared(node: Node, timing: Timing | None, *, owner: int) -> Timing:
-    """The owner's timing, on every rank; those who took no part wait here, so one pair is on the network at a time."""
+    """Broadcast the owner's timing.
+
+    Ranks outside of the group wait here, so only one pair uses the network at a time.
+    """
     names = list(Timing.__dataclass_fields__)
     values = [float(getattr(timing, name)) for name in names] if timing else [0.0] * len(names)
     both = torch.tensor(values, dtype=torch.float64, device=node.device)
@@ -236,7 +242,7 @@ def measure(size_bytes: int, *, device: torch.device, iterations: int, group: di
     """
     buffer = torch.zeros(size_bytes // FLOAT_BYTES, device=device)
     calls = _SMALL_CALLS if size_bytes <= _SMALL_BYTES else 1
-    _call(buffer, calls, group)  # connections and buffers are made by the first one
+    _call(buffer, calls, group)  # the first call creates connections and buffers
     estimate = _slowest([_call(buffer, calls, group)], device, group)[0]
     n = max(min(iterations, _FEWEST), min(iterations, int(_LONGEST_SIZE_S / (estimate * calls))))
     times = _slowest([_call(buffer, calls, group) for _ in range(n)], device, group)
@@ -253,14 +259,14 @@ def measure(size_bytes: int, *, device: torch.device, iterations: int, group: di
 
 
 def fill(buffer: Tensor, factor: int) -> None:
-    """Element i becomes ``factor × (i mod 7 + 1)``: sums over ranks stay whole numbers that float32 holds."""
+    """Set element i to ``factor × (i mod 7 + 1)``: sums over ranks are integers that float32 represents exactly."""
     pattern = factor * (torch.arange(_BLOCK, device=buffer.device) % _PERIOD + 1).to(buffer.dtype)
     for part in torch.split(buffer, _BLOCK):
         part.copy_(pattern[: part.numel()])
 
 
 def count_wrong(buffer: Tensor, factor: int) -> int:
-    """How many elements are not what ``fill`` with that factor would have made them."""
+    """Count the elements that differ from those of ``fill`` with this factor."""
     expected = torch.empty(min(_BLOCK, buffer.numel()), device=buffer.device, dtype=buffer.dtype)
     fill(expected, factor)
     parts = torch.split(buffer, _BLOCK)
@@ -268,13 +274,13 @@ def count_wrong(buffer: Tensor, factor: int) -> int:
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _call(buffer: Tensor, calls: int, group: dist.ProcessGroup | None) -> float:
-    """Seconds of one call on this rank, from a common start."""
+    """Return the seconds of one call on this rank, after a common start."""
     dist.all_reduce(torch.zeros(1, device=buffer.device), group=group)
     settle(buffer.device)
     began = time.perf_counter()
@@ -285,7 +291,7 @@ def _call(buffer: Tensor, calls: int, group: dist.ProcessGroup | None) -> float:
 
 
 def _slowest(times_s: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    """Of each measurement the slowest rank's time."""
+    """Return the slowest rank's time of each measurement."""
     both = torch.tensor(times_s, dtype=torch.float64, device=device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     slowest: list[float] = both.tolist()
@@ -293,7 +299,7 @@ def _slowest(times_s: list[float], device: torch.device, group: dist.ProcessGrou
 
 
 def _check(buffer: Tensor, group: dist.ProcessGroup | None) -> int:
-    """Wrong elements of one all-reduce, over all ranks of the group."""
+    """Count the wrong elements of one all-reduce, over all ranks of the group."""
     ranks = dist.get_world_size(group)
     fill(buffer, dist.get_rank(group) + 1)
     dist.all_reduce(buffer, group=group)

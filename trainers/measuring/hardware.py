@@ -1,4 +1,4 @@
-"""What the ranks run on, and how many operations a second its maker says it can do."""
+"""Describe the hardware of a measurement, and its peak FLOP/s by the maker's data sheet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from trainers.distributed.node_info import device_name
 
 # Dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores).
-# The first name that stands in a device's name counts, so the longer one comes first. None: it can't.
+# The first entry contained in a device's name counts, so longer names come first. None: not supported.
 _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
     ("B200", (2250.0, 1125.0, 75.0)),
     ("H200", (989.4, 494.7, 66.9)),
@@ -34,11 +34,11 @@ _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
 
 
 def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
-    """Dense peak of one device for ``fp32`` or ``bf16``; None where it isn't known (every processor).
+    """Return the dense peak of one device for ``fp32`` or ``bf16``; None if unknown (all CPUs).
 
     Args:
-        name: as ``torch.cuda.get_device_name`` says it.
-        tf32: whether fp32 convolutions may use TF32, as torch's default is.
+        name: the device name from ``torch.cuda.get_device_name``.
+        tf32: fp32 convolutions may use TF32, which is torch's default.
     """
     if "MIG" in name:  # a slice of a GPU
         return None
@@ -50,7 +50,7 @@ def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
 
 
 def describe(device: torch.device, precision: str) -> dict[str, Any]:
-    """The surroundings of a measurement: device, versions, threads, peak (FLOP/s of one device or None)."""
+    """Describe device, versions, threads and peak (FLOP/s of one device or None) of a measurement."""
     cuda = device.type == "cuda"
     name = device_name(device)
     tf32 = cuda and torch.backends.cudnn.allow_tf32

@@ -1,6 +1,6 @@
-"""How fast each host computes and adds up, alone and with each other: `doit preflight measure=1` starts it.
+"""Measure each host's compute speed and all-reduces between hosts; `doit preflight measure=1` starts it.
 
-All ranks multiply matrices at the same time, as they would train; then all-reduces are timed within each node that has
+All ranks multiply matrices at the same time, as in a training; then all-reduces are timed within each node that has
 several ranks, and between each two nodes, one group after the other. Rank 0 writes RUN_DIR/host_speed.json.
 """
 
@@ -15,7 +15,7 @@ from trainers.entry import leave, run_entry
 
 
 def main() -> None:
-    """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
+    """Run the command line. A user's error is printed once per node as one line on stderr, with exit code 1."""
     parser = argparse.ArgumentParser(prog="trainers.measuring.host_speed", description="Speed of each host and pair.")
     parser.add_argument("--config", type=Path, required=True, help="config.json, beside which the figures are written")
     path: Path = parser.parse_args().config
@@ -27,7 +27,7 @@ def _backend(path: Path) -> str:
 
 
 def _measure(backend: str, output: Path) -> None:
-    from trainers.measuring.speeds import run  # not before: torch, once what the ranks may import was settled
+    from trainers.measuring.speeds import run  # imports torch: only after run_entry has set sys.path
 
     run(backend, output)
 

@@ -1,8 +1,8 @@
-"""How fast the Trainer trains: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
+"""Measure training throughput: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
 
-Blocks of the Trainer's own steps and of a plain PyTorch loop (``reference_loop``) take turns in one process, pair
-by pair; then some steps are taken apart. Rank 0 writes RUN_DIR/measure.json. config.json is a training's, with a
-section ``measure`` beside it: {"pairs": n, "block_s": seconds}.
+Blocks of the Trainer's own steps and of a plain PyTorch loop (``reference_loop``) alternate in one process; then the
+parts of some steps are timed. Rank 0 writes RUN_DIR/measure.json. config.json is that of a training with an
+additional section ``measure``: {"pairs": n, "block_s": seconds}.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainers.entry import leave, start
 
 
 def _run(path: Path) -> None:
-    from trainers.measuring.throughput import run  # torch only after what the ranks may import was settled
+    from trainers.measuring.throughput import run  # imports torch: only after start has set sys.path
 
     run(path)
 

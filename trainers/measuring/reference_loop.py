@@ -1,4 +1,4 @@
-"""The loop that a careful person writes by hand in plain PyTorch, to measure ours against.
+"""A training loop in plain PyTorch, tuned by hand, as the baseline of throughput measurements.
 
 DistributedDataParallel with gradient_as_bucket_view and static_graph, torch.optim (fused), autocast, channels
 last, the images in memory, no DataLoader, the loss read every ``log_every_steps``. It does the same work as the
@@ -22,11 +22,11 @@ from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training.model_setup import fresh_network
 
-_LR_SHARE = 0.04  # of the configured rate, all the time: where the loss goes is no matter here
+_LR_SHARE = 0.04  # constant share of the configured learning rate; the loss does not matter here
 
 
 class PlainLoop:
-    """``run(steps)`` trains so many steps; epoch follows epoch."""
+    """Trains in plain PyTorch, epoch after epoch."""
 
     def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, *, precision: str) -> None:
         if precision == "fp16":
@@ -50,9 +50,9 @@ class PlainLoop:
         self.model.train()
 
     def run(self, steps: int) -> None:
-        """Train ``steps`` steps; returns when they have been given to the device.
+        """Train ``steps`` steps; returns when they are queued on the device.
 
-        cuDNN takes the quickest algorithms in here, whatever the configuration lets the Trainer take.
+        cuDNN uses the fastest algorithms here, whatever the configuration sets for the Trainer.
         """
         cudnn = torch.backends.cudnn
         before = cudnn.benchmark, cudnn.deterministic
@@ -116,7 +116,7 @@ def _distributed(model: nn.Module, node: Node) -> nn.Module:
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's own of the configured kind; AdamW stands in for one that torch hasn't."""
+    """Return torch's optimizer of the configured kind; AdamW replaces one that torch lacks."""
     settings, lr = config.optimizer, config.optimizer.lr * _LR_SHARE
     decay = settings.weight_decay
     if isinstance(settings, SGDConfig):

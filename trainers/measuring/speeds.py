@@ -1,4 +1,4 @@
-"""How fast the ranks multiply matrices, and how fast each node and each two nodes add up. Imports torch."""
+"""Measure matrix products of each rank, and all-reduces of each node and each two nodes. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from trainers.distributed.process_group import Node
 from trainers.distributed.ranks import read_ranks
 from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
-SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training
-BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # of a message
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training
+BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # message size
 _SAMPLES = 10
-_SAMPLE_S = 0.05  # at least
+_SAMPLE_S = 0.05  # minimum
 
 
 def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
-    """Measure and report. Every rank calls it.
+    """Measure and report. Every rank must call it.
 
     Args:
-        side: of the matrices; None: what fits the device.
-        size_bytes: of a message; None: what fits the device.
+        side: of the matrices; None: the device's default.
+        size_bytes: of a message; None: the device's default.
 
     Raises:
-        TrainerError: the ranks can't meet.
+        TrainerError: the ranks can't connect.
     """
     take_cores(read_ranks())
     with connect(backend) as node:
@@ -46,7 +46,7 @@ def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int 
 
 
 def multiply_flop_per_s(device: torch.device, side: int) -> float:
-    """Operations a second of this rank in products of square matrices: bf16 on a GPU, float32 else. Median."""
+    """Return the median FLOP/s of this rank for products of square matrices: bf16 on a GPU, else float32."""
     left = torch.ones(side, side, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     into = torch.empty_like(left)
 
@@ -58,13 +58,13 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
         settle(device)
         return (time.perf_counter() - began) / products
 
-    seconds(2)  # libraries and clocks are woken by the first ones
+    seconds(2)  # warm up libraries and clocks
     products = max(1, round(_SAMPLE_S / seconds(1)))
     return 2.0 * side**3 / statistics.median(seconds(products) for _ in range(_SAMPLES))
 
 
 def _groups(node: Node, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
-    """Each node with several ranks, then each two nodes."""
+    """Measure each node with several ranks, then each two nodes."""
     nodes = sorted({info.node_rank for info in infos})
     ranks = [info.node_rank for info in infos]
     groups: list[tuple[int, ...]] = [(number,) for number in nodes if ranks.count(number) > 1]

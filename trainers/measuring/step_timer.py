@@ -1,7 +1,7 @@
-"""Where the time of a step goes: the Trainer's own step with a clock read between its parts.
+"""Time the parts of the Trainer's steps: data, forward, backward, communication, optimizer.
 
-Only measurements use it: the parts are found from outside (hooks of the network, wrapped methods), so a training
-carries none of it. After each part the device is waited for, which makes a step on a GPU longer than it is.
+The parts are timed from outside (hooks of the network, wrapped methods), so that a normal training has no overhead.
+Each mark waits for the device, which makes a step on a GPU longer than in a training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trainers.measuring.bandwidth import settle
 from trainers.optimizers import Optimizer
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
-"""``backward`` begins with the loss; ``communication`` is what is still waited for after the last gradient."""
+"""``backward`` begins with the loss; ``communication`` is the wait that remains after the last gradient."""
 
 
 class Stopwatch:
-    """``seconds`` per part, added up over all steps."""
+    """Seconds per part, added up over all steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -33,7 +33,7 @@ class Stopwatch:
         self._since = 0.0
 
     def mark(self, part: str | None) -> None:
-        """What comes now belongs to ``part`` (None: to nothing)."""
+        """Assign the time from now on to ``part`` (None: to no part)."""
         settle(self._device)
         now = time.perf_counter()
         if self._part is not None:
@@ -43,7 +43,7 @@ class Stopwatch:
 
 @contextmanager
 def watching(model: nn.Module, device: torch.device) -> Iterator[Stopwatch]:
-    """Until the block ends, steps of ``model`` mark their parts; mark ``data`` yourself where a step begins."""
+    """Let the steps of ``model`` mark their parts in this context. The caller marks ``data`` where a step begins."""
     watch = Stopwatch(device)
     with ExitStack() as stack:
         stack.enter_context(model.register_forward_pre_hook(lambda *_: watch.mark("forward")))
@@ -57,7 +57,7 @@ def watching(model: nn.Module, device: torch.device) -> Iterator[Stopwatch]:
 
 
 def _mark_last_gradient(model: DistributedDataParallel, watch: Stopwatch, stack: ExitStack) -> None:
-    """``communication`` begins with the last gradient of the backward pass in which gradients travel."""
+    """Mark ``communication`` at the last gradient of the backward pass that communicates."""
     parameters = [item for item in model.parameters() if item.requires_grad]
     missing = set(parameters)
 

@@ -1,7 +1,6 @@
-"""How fast the Trainer trains, measured by ``trainers.measuring.measure``.
+"""Throughput of the Trainer against a plain PyTorch loop, for ``trainers.measuring.measure``.
 
-Blocks of the Trainer's own steps and of a plain PyTorch loop (``reference_loop``) take turns in one process, pair
-by pair; then some steps are taken apart.
+Blocks of both loops' steps alternate in one process; then the parts of some steps are timed.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
 
 _PAIRS, _BLOCK_S = 5, 2.0
-WARM_UP = {"cpu": 2, "cuda": 20}  # steps; cuDNN and the allocator settle in them
-_FLOP_IMAGES = 2  # the fewest that batch normalisation takes
+WARM_UP = {"cpu": 2, "cuda": 20}  # steps for cuDNN's and the allocator's warm-up
+_FLOP_IMAGES = 2  # the smallest batch that batch normalisation accepts
 _ALONE_ITERATIONS = 5
 
 
 class Loop(Protocol):
-    """What can be timed."""
+    """A loop that can be timed."""
 
     def run(self, steps: int) -> None: ...
 
 
 class OwnLoop:
-    """The Trainer's steps without what happens between them (evaluation, checkpoints, metrics.jsonl)."""
+    """The Trainer's steps without evaluation, checkpoints and metrics.jsonl."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -68,7 +67,7 @@ class OwnLoop:
 
 
 def run(path: Path) -> None:
-    """Measure as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
+    """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
     options = json.loads(path.read_text(encoding="utf-8")).get("measure", {})
     with prepared(path) as trainer:
         config, pack, node = trainer.config, trainer.pack, trainer.node
@@ -89,7 +88,7 @@ def run(path: Path) -> None:
 
 @contextmanager
 def prepared(path: Path) -> Iterator[Trainer]:
-    """The Trainer of ``config.json`` at ``path``, as far as a training comes before its first step.
+    """Return a context with a Trainer that is ready for its first step.
 
     Raises:
         ConfigError, TrainerError: as a training does.
@@ -105,7 +104,7 @@ def prepared(path: Path) -> Iterator[Trainer]:
 
 
 def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
-    """Images per second of both, block by block, the order turned round each time so that a drift hits both."""
+    """Return images per second of both loops per pair, and the steps per block."""
     trainer = own.trainer
     node, batch = trainer.node, trainer.steps.global_batch_size
     for loop in (own, plain):
@@ -113,6 +112,7 @@ def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[
     steps = max(1, math.ceil(block_s * 2 / timed(own, 2, node)))
     pairs = []
     for number in range(count):
+        # swap the order in every pair, so that a drift of the host's speed affects both loops
         order: list[tuple[str, Loop]] = [("paceline", own), ("plain", plain)]
         seconds = {name: timed(loop, steps, node) for name, loop in (order if number % 2 == 0 else order[::-1])}
         rates = {f"{name}_images_per_s": steps * batch / seconds[name] for name, _ in order}
@@ -125,7 +125,7 @@ def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[
 
 
 def timed(loop: Loop, steps: int, node: Node) -> float:
-    """Seconds of so many steps on the slowest rank, from a common start."""
+    """Return the seconds of ``steps`` steps on the slowest rank, after a common start."""
     node.sum(torch.zeros(1, device=node.device))
     bandwidth.settle(node.device)
     began = time.perf_counter()
@@ -138,7 +138,7 @@ def timed(loop: Loop, steps: int, node: Node) -> float:
 
 
 def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
-    """Seconds of each part of a step, mean over steps and ranks."""
+    """Return the seconds of each part of a step, mean over steps and ranks."""
     trainer = own.trainer
     with watching(trainer.stepper.network, trainer.node.device) as watch:
         for _ in range(steps):
@@ -151,7 +151,7 @@ def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
 
 
 def _alone(trainer: Trainer) -> float | None:
-    """Seconds of one all-reduce of all gradients while nothing else is done; None with one rank."""
+    """Return the seconds of one all-reduce of all gradients without other work; None with one rank."""
     if trainer.node.ranks.world_size == 1:
         return None
     size_bytes = sum(item.numel() * item.element_size() for item in trainer.model.parameters())
@@ -159,7 +159,7 @@ def _alone(trainer: Trainer) -> float | None:
 
 
 def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
-    """Floating-point operations of forward and backward pass for one image (a multiply-add counts as two)."""
+    """Count the floating-point operations of forward and backward pass per image (a multiply-add counts as two)."""
     from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
 
     network = fresh_network(config.model, pack.manifest, node, seed=0)

@@ -1,4 +1,4 @@
-"""A trace of a few training steps, taken by ``trainers.measuring.profiling``: every rank trains, rank 0 is traced."""
+"""Trace training steps with torch.profiler, for ``trainers.measuring.profiling``. Only rank 0 is traced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 15
 
 
 def run(path: Path) -> None:
-    """Trace as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
+    """Trace with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
     steps = int(json.loads(path.read_text(encoding="utf-8")).get("profile", {}).get("steps", _STEPS))
     with prepared(path) as trainer:
         node, loop = trainer.node, OwnLoop(trainer)
@@ -47,7 +47,7 @@ def _tracing(device: torch.device) -> profile:
 
 
 def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str, Any]]:
-    """Operations by their own time (on the GPU where there is one), in seconds a step."""
+    """Return the longest operations by their own time (on the GPU if there is one), in seconds per step."""
     rows = [
         {
             "name": item.key,

@@ -1,7 +1,7 @@
-"""The networks: one module each, found by its name. docs/models.md shows how to add one.
+"""Networks, one module each, looked up by name. docs/models.md shows how to add one.
 
 A model's module has its settings and one function, ``build(config, image)``, that returns a ``torch.nn.Module`` from
-float images [n, C, H, W] to logits [n, classes]. Modules without settings are what models share.
+float images [n, C, H, W] to logits [n, classes]. Modules without settings hold parts that models share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What a network must fit: sizes in pixels, and how many classes to tell apart."""
+    """The images and classes that a network must fit; sizes in pixels."""
 
     channels: int
     height: int
@@ -28,17 +28,17 @@ class ImageShape:
 
 @runtime_checkable
 class Calibrated(Protocol):
-    """A network that sets some of its weights from the data before it is trained."""
+    """A network that computes some of its weights from the data before the training."""
 
     def calibrate(self, images: Tensor) -> None:
         """``images``: normalised float images [n, C, H, W] of the train split, the same on every rank."""
 
 
 def build(config: ModelConfig, image: ImageShape) -> nn.Module:
-    """Make the named network with fresh weights from torch's global CPU generator.
+    """Build the named network with fresh weights from torch's global CPU generator.
 
     Raises:
-        ConfigError: no such model, or one that does not fit the image size.
+        ConfigError: there is no such model, or it does not fit the image size.
     """
     network: nn.Module = options.module("model", config.name).build(config, image)
     return network

@@ -1,4 +1,4 @@
-"""A network of one's own: ``model=own model.target=my_package.nets:MyNet model.args.width=64``."""
+"""A user-defined network: ``model=own model.target=my_package.nets:MyNet model.args.width=64``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ class OwnModelConfig(ModelConfig):
 
 
 def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
-    """Raises ConfigError: it makes no network, one whose logits have another shape, or one that can't learn."""
+    """Build the network and check it.
+
+    Raises:
+        ConfigError: it is no network, its logits have another shape, or it has no trainable parameter.
+    """
     size = image.height if image.height == image.width else (image.height, image.width)
     offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
     make = targets.load(config.target)
@@ -56,7 +60,7 @@ def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
 
 @torch.no_grad()
 def _refuse_other_logits(network: nn.Module, image: ImageShape, target: str) -> None:
-    """One pass over black images, which also gives lazy layers their shapes."""
+    """Check the logits in one pass over black images, which also initialises lazy layers."""
     network.eval()
     logits = network(torch.zeros(_IMAGES, image.channels, image.height, image.width))
     network.train()

@@ -1,7 +1,7 @@
-"""Residual networks for small images: a 3×3 stem at stride 1 and no max-pool.
+"""ResNets for small images: a 3×3 stem with stride 1 and no max-pool.
 
-He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015. Modules are named as in torchvision, so that
-its resnet18 and resnet50 with the stem exchanged load these weights.
+He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015. Modules are named as in torchvision, so
+that its resnet18 and resnet50 can load these weights once their stem is replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1 down, 3×3 (which has the stride), 1×1 up to four times the width."""
+    """1×1 reduction, 3×3 convolution (with the stride), 1×1 expansion to four times the width."""
 
     expansion = 4
 
@@ -64,7 +64,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Float images [n, C, H, W] → logits [n, classes]; any H and W from 1."""
+    """Maps float images [n, C, H, W] to logits [n, classes]; any H and W from 1."""
 
     def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], image: ImageShape) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class ResNet(nn.Module):
 def residual_network(
     block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, int, int, int], image: ImageShape
 ) -> nn.Module:
-    """Fresh weights, with He initialisation of the convolutions. ``depths``: blocks of each of the four stages."""
+    """Build a ResNet with He initialisation of the convolutions. ``depths``: blocks of each of the four stages."""
     network = ResNet(block, depths, image)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

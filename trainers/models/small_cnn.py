@@ -1,7 +1,7 @@
-"""Two convolutions, two dense layers: the network of the PyTorch MNIST example, for any image size.
+"""Two convolutions and two dense layers: the network of the PyTorch MNIST example, for any image size.
 
-Source of the shape: https://github.com/pytorch/examples/tree/main/mnist (1,199,882 parameters for
-1×28×28 and 10 classes at the default widths).
+Source: https://github.com/pytorch/examples/tree/main/mnist (1,199,882 parameters for 1×28×28 and 10 classes at the
+default widths).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SmallCNNConfig(ModelConfig):
 
 
 class SmallCNN(nn.Module):
-    """Float images [n, C, H, W] → logits [n, classes]. H and W at least 6."""
+    """Maps float images [n, C, H, W] to logits [n, classes]. H and W at least 6."""
 
     def __init__(self, config: SmallCNNConfig, image: ImageShape) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SmallCNN(nn.Module):
             nn.Conv2d(image.channels, config.width, 3),
             nn.ReLU(inplace=True),
             nn.Conv2d(config.width, 2 * config.width, 3),
-            nn.MaxPool2d(2),  # before the ReLU: the same values from a quarter of the work
+            nn.MaxPool2d(2),  # pool before the ReLU: the same values for a quarter of the ReLU's work
             nn.ReLU(inplace=True),
             Dropout(config.dropout),
         )

@@ -1,4 +1,4 @@
-"""The classifiers of torchvision.models with their own stems: ``model=torchvision model.arch=efficientnet_b0``."""
+"""Classifiers of torchvision.models with their own stems: ``model=torchvision model.arch=efficientnet_b0``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trainers.core.installer import install
 from trainers.models import ImageShape
 
 _BUILDER = r"^@register_model\((?:name=)?[\"']?(\w*)[\"']?\)\n(?:@.*\n)*def (\w+)"
-_OWN = ("weights", "progress", "num_classes", "aux_logits")  # said by other fields, or by the training
-_AUXILIARY = ("googlenet", "inception_v3")  # with further outputs, which count in the published trainings alone
+_OWN = ("weights", "progress", "num_classes", "aux_logits")  # set by other fields or by the training
+_AUXILIARY = ("googlenet", "inception_v3")  # networks with auxiliary outputs
 _COLOURS, _LARGEST_PIXELS = 3, 320
 
 
@@ -49,7 +49,7 @@ class TorchvisionConfig(ModelConfig):
                 raise ConfigError(f"model.args.{name} is not for you to set; take {instead}")
 
     def _known(self) -> list[str]:
-        """Read in the sources of what is installed here, without importing it; none where it isn't installed."""
+        """Return the names of classifiers in torchvision's sources, which are not imported; [] without torchvision."""
         spec = importlib.util.find_spec("torchvision")
         folder = Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")] if folder is not None else []
@@ -59,7 +59,7 @@ class TorchvisionConfig(ModelConfig):
 
 
 def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
-    """See trainers.models. Images of one channel are shown to the network as three equal ones.
+    """See trainers.models. Images of one channel are repeated to three.
 
     Raises:
         ConfigError: torchvision isn't installed here, its builder refuses an argument, or the network the images.
@@ -98,7 +98,7 @@ def _builder(arch: str) -> Callable[..., nn.Module]:
 
 
 def _sized(arch: str, image: ImageShape) -> dict[str, Any]:
-    """What some builders have to be told besides: one output alone, the size of images for position tables."""
+    """Return further arguments of some builders: a single output, or the image size for position tables."""
     if arch in _AUXILIARY:
         return {"aux_logits": False, "init_weights": True}
     if arch.startswith("vit_"):
@@ -111,13 +111,13 @@ def _in_colours(network: nn.Module, images: tuple[Tensor]) -> Tensor:
 
 
 def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
-    """Raises ConfigError where the network can't take the images, with the smallest that it can."""
+    """Raise ConfigError if the network can't take the images, with the smallest size that it takes."""
     why = _why_not(network, image.channels, image.height, image.width)
     if why is None:
         return
     unfit, fit = min(image.height, image.width), _LARGEST_PIXELS
     smallest = "" if _why_not(network, image.channels, fit, fit) is not None else "; it takes {0}×{0} and larger"
-    while fit - unfit > 1:
+    while fit - unfit > 1:  # bisect the smallest size
         middle = (unfit + fit) // 2
         unfit, fit = (unfit, middle) if _why_not(network, image.channels, middle, middle) is None else (middle, fit)
     raise ConfigError(
@@ -127,7 +127,7 @@ def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
 
 
 def _why_not(network: nn.Module, channels: int, height: int, width: int) -> str | None:
-    """What it says to an image of that size; None: it takes it. On torch's meta device, which computes shapes alone."""
+    """Return the error for an image of that size, or None. Runs on torch's meta device, which computes shapes only."""
     state = {name: value.to("meta") for name, value in network.state_dict().items()}
     network.eval()
     try:

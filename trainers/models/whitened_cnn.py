@@ -1,9 +1,9 @@
-"""Six 3×3 convolutions behind a fixed whitening layer: made for the shortest training on small images.
+"""Six 3×3 convolutions after a fixed whitening layer, for the shortest training on small images.
 
 The layout follows Jordan: 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024 (arXiv 2404.00498), and Page: How to
-train your ResNet, 2018. What they found and is used here: a first layer of 2×2 filters that whitens the patches of
-the training images and stays as it is, identity filters to start from, batch normalisation that only learns its
-shift, and a small head. For 3×32×32 and 10 classes at the default width: 1,971,352 trainable parameters.
+train your ResNet, 2018. Taken from these: a first layer of 2×2 filters that whitens the patches of the training images
+and stays fixed, identity filters as initial weights, batch normalisation that only learns its shift, and a small head.
+For 3×32×32 and 10 classes at the default width: 1,971,352 trainable parameters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trainers.core.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 
 _PATCH_PIXELS = 2  # side
-_FLOOR = 5e-4  # added to the variances, so that directions without any are not blown up to noise
-_STATISTICS_SHARE = 0.4  # of the newest batch in the running statistics: a short training moves fast
+_FLOOR = 5e-4  # added to the variances, so that directions of no variance are not amplified to noise
+_STATISTICS_SHARE = 0.4  # weight of the newest batch in the running statistics: weights change fast
 _IMAGES_AT_ONCE = 250
 
 
@@ -39,7 +39,7 @@ class WhitenedCNNConfig(ModelConfig):
 
 
 class Whitening(nn.Module):
-    """Each patch's principal components at unit variance, once as they are and once negated; a bias is learned."""
+    """Projects each patch on its principal components at unit variance, and on their negatives; the bias is learned."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -55,15 +55,15 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Take the filters from normalised images [n, C, H, W]."""
+        """Compute the filters from normalised images [n, C, H, W]."""
         weight = self.convolution.weight
         weight.copy_(whitening_filters(images).view(weight.shape))
 
 
 def whitening_filters(images: Tensor) -> Tensor:
-    """float32 filters [2d, d] for the d = 4·C values of a 2×2 patch, on the CPU; the largest variance comes first.
+    """Return float32 filters [2d, d] for the d = 4·C values of a 2×2 patch, on the CPU, largest variance first.
 
-    An eigenvector has no sign of its own: here its largest component is positive.
+    The sign of an eigenvector is arbitrary: here its largest component is positive.
     """
     size = images.shape[1] * _PATCH_PIXELS**2
     covariance, count = torch.zeros(size, size, dtype=torch.float64), 0
@@ -95,7 +95,7 @@ class Block(nn.Module):
 
 
 class WhitenedCNN(nn.Module):
-    """Float images [n, C, H, W] → logits [n, classes]. H and W at least 2."""
+    """Maps float images [n, C, H, W] to logits [n, classes]. H and W at least 2."""
 
     def __init__(self, config: WhitenedCNNConfig, image: ImageShape) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class WhitenedCNN(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
-    """The first filters pass their input on; the others are torch's random ones."""
+    """Create a convolution whose first filters pass their input on; the others have torch's random weights."""
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     with torch.no_grad():
         nn.init.dirac_(convolution.weight[:inputs])
@@ -130,7 +130,7 @@ def _normalisation(channels: int) -> nn.BatchNorm2d:
 
 
 def build(config: WhitenedCNNConfig, image: ImageShape) -> nn.Module:
-    """Raises ConfigError when the images have a side of one pixel."""
+    """Raises ConfigError if the images have a side of one pixel."""
     if min(image.height, image.width) < _PATCH_PIXELS:
         raise ConfigError(
             f"model=whitened_cnn needs images of at least {_PATCH_PIXELS}×{_PATCH_PIXELS} pixels, "

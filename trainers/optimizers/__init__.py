@@ -1,4 +1,4 @@
-"""What an optimizer is to the training: each is a module here, with its settings and ``build(config, parameters)``."""
+"""The optimizer interface. Each optimizer is a module here, with its settings and ``build(config, parameters)``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trainers.core.config import OptimizerConfig
 
 
 class Optimizer(ABC):
-    """Updates ``parameters`` in place from their ``.grad``; its whole state is ``state()``."""
+    """Updates ``parameters`` in place from their ``.grad``; ``state()`` is its whole state."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
 
     @abstractmethod
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        """One update with learning rate ``lr``; none where ``found_inf`` (scalar, on the device) is 1.0."""
+        """Update once with learning rate ``lr``, unless ``found_inf`` (scalar, on the device) is 1.0."""
 
     @abstractmethod
     def state(self) -> Mapping[str, list[Tensor]]:
-        """Named lists of tensors, in the order of the parameters; load a checkpoint by copying into them."""
+        """Return named lists of tensors, in parameter order; a checkpoint is loaded by copying into them."""
 
     def gradients(self) -> list[Tensor]:
-        """The gradients in parameter order. Raises RuntimeError where a parameter took no part."""
+        """Return the gradients in parameter order. Raises RuntimeError if a parameter has none."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if len(gradients) != len(self.parameters):
             raise RuntimeError(f"{len(self.parameters) - len(gradients)} parameters got no gradient in this step")
@@ -35,12 +35,12 @@ class Optimizer(ABC):
 
 
 def build(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
-    """The optimizer that a configuration names. Raises ConfigError: there is none of that name."""
+    """Build the configured optimizer. Raises ConfigError if there is none of that name."""
     optimizer: Optimizer = options.module("optimizer", config.name).build(config, parameters)
     return optimizer
 
 
 def peak_lr(config: OptimizerConfig, world_size: int) -> float:
-    """``lr`` after scaling with the world size as ``lr_scaling`` says."""
+    """Return ``lr`` scaled with the world size by ``lr_scaling``."""
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[config.lr_scaling]
     return config.lr * factor

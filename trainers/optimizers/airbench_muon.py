@@ -1,4 +1,4 @@
-"""Muon as airbench has it: orthogonalised momentum for hidden matrices (Jordan 2024), SGD for the rest."""
+"""Airbench's Muon: orthogonalised momentum for hidden matrices (Jordan 2024), SGD for the rest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.optim.sgd import sgd
 from trainers.core.config import ConfigError, OptimizerConfig, at_least
 from trainers.optimizers import Optimizer
 
-_SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
-# Of the odd polynomial a·x + b·x³ + c·x⁵: steep at 0, so that a few rounds bring singular values near 1 (0.7 to 1.2).
+_SHORTEST = 1e-7  # avoids a division by 0 for a zero direction, which makes no step
+# Coefficients of a·x + b·x³ + c·x⁵: steep at 0, so that a few rounds move singular values near 1 (0.7 to 1.2).
 # Bernstein, Newhouse: Old optimizer, new norm, 2024; coefficients from Jordan's description of Muon.
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 
@@ -58,8 +58,9 @@ class AirbenchMuonConfig(OptimizerConfig):
 class AirbenchMuon(Optimizer):
     """Jordan et al.: Muon, an optimizer for hidden layers in neural networks, 2024.
 
-    A filter bank [out, …] is a matrix of ``out`` rows. Its momentum, made orthogonal, moves it by ``lr`` times its
-    length, which is kept at √rows. The last matrix and all vectors are SGD's. Banks of one shape are computed at once.
+    A filter bank [out, …] is a matrix of ``out`` rows. A step moves it along its orthogonalised momentum by ``lr``
+    times its norm, which is kept at √rows. SGD updates the last matrix and all vectors. Banks of one shape are computed
+    at once.
     """
 
     def __init__(self, parameters: Sequence[Tensor], config: AirbenchMuonConfig) -> None:
@@ -95,7 +96,7 @@ class AirbenchMuon(Optimizer):
         decay: float,
         found_inf: Tensor | None,
     ) -> None:
-        """SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
+        """Update with SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
         buffers: list[Tensor | None] = [self.momentum[place] for place in places]
         sgd(
             [self.parameters[place] for place in places],
@@ -112,7 +113,7 @@ class AirbenchMuon(Optimizer):
         )
 
     def _turn(self, places: list[int], gradients: list[Tensor], lr: float, found_inf: Tensor | None) -> None:
-        """One step of the filter banks at ``places``, which have one shape."""
+        """Update the filter banks at ``places``, which have one shape."""
         keep = None if found_inf is None else found_inf > 0
         directions = []
         for place in places:
@@ -135,14 +136,14 @@ def _matrix(bank: Tensor) -> Tensor:
 
 
 def orthogonalised(matrices: Tensor, iterations: int) -> Tensor:
-    """The nearest matrices with orthonormal rows (or columns), roughly, by Newton–Schulz iterations.
+    """Approximate the nearest matrices with orthonormal rows (or columns) by Newton–Schulz iterations.
 
     [n, rows, columns] → the same shape in fp32. Computed in bf16 on a GPU.
     """
     values = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     values = values / (values.norm(dim=(1, 2), keepdim=True) + 1e-7)  # no singular value above 1
     upright = values.shape[1] > values.shape[2]
-    if upright:  # the products are as large as the shorter side
+    if upright:  # transpose, as the products have the size of the first dimension
         values = values.mT
     for _ in range(iterations):
         square = values @ values.mT

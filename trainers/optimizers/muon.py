@@ -34,7 +34,7 @@ class MuonConfig(OptimizerConfig):
 
 
 class Muon(TorchOptimizer):
-    """A filter bank [out, in, h, w] is the matrix [out, in·h·w], a view in the order in which its numbers lie."""
+    """torch.optim.Muon for filter banks [out, in, h, w], as views [out, in·h·w] in the order of their memory."""
 
     def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
         matrices = [item for item in parameters if item.dim() > 1]
@@ -51,7 +51,7 @@ class Muon(TorchOptimizer):
 
 def _optimizers(views: list[Tensor], rest: list[Tensor], config: MuonConfig) -> list[torch.optim.Optimizer]:
     lr, decay, made = config.lr, config.weight_decay, list[torch.optim.Optimizer]()
-    if views:  # torch refuses none
+    if views:  # torch refuses an empty list
         scale = "match_rms_adamw"
         made.append(torch.optim.Muon(views, lr, weight_decay=decay, momentum=config.momentum, adjust_lr_fn=scale))
     if rest:
@@ -60,7 +60,7 @@ def _optimizers(views: list[Tensor], rest: list[Tensor], config: MuonConfig) -> 
 
 
 def _in_order(values: Tensor, bank: Tensor) -> Tensor:
-    """The dimensions of [out, …] behind the first in the order in which the numbers of ``bank`` lie in memory."""
+    """Permute the dimensions of [out, …] after the first into the order in which ``bank`` lies in memory."""
     strides = bank.stride()
     return values.permute(0, *sorted(range(1, bank.dim()), key=lambda dimension: -strides[dimension]))
 

@@ -1,4 +1,4 @@
-"""An optimizer of one's own: ``optimizer=own optimizer.target=my_package.optim:Mine optimizer.args.beta=0.9``."""
+"""A user-defined optimizer: ``optimizer=own optimizer.target=my_package.optim:Mine optimizer.args.beta=0.9``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OwnOptimizerConfig(OptimizerConfig):
 
 
 def build(config: OwnOptimizerConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers. Raises ConfigError: it is no optimizer of torch's kind, or takes other arguments."""
+    """See trainers.optimizers. Raises ConfigError: it is no torch.optim.Optimizer, or takes other arguments."""
     optimizer = targets.load(config.target)
     if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
         raise ConfigError(f"{targets.place(config.target)} is no class that derives from torch.optim.Optimizer")

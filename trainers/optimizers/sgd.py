@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with Nesterov momentum unless it is switched off."""
+"""Stochastic gradient descent, by default with Nesterov momentum."""
 
 from __future__ import annotations
 

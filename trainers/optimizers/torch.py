@@ -13,7 +13,7 @@ from torch import Tensor
 from trainers.core.config import ConfigError, OptimizerConfig
 from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
-_OWN = ("lr", "weight_decay")  # said by other fields
+_OWN = ("lr", "weight_decay")  # set by other fields
 _UNFIT = {
     "LBFGS": "it evaluates the loss several times in a step",
     "SparseAdam": "it takes sparse gradients only",
@@ -42,7 +42,7 @@ class TorchConfig(OptimizerConfig):
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """Whether this class is: Adafactor, for one, takes means over rows and columns."""
+        """True if the class is elementwise; Adafactor, for example, takes means over rows and columns."""
         return self.class_name in _ELEMENTWISE
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     except (TypeError, ValueError, RuntimeError, LookupError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
-        said = f"{type(error).__name__} ({error})" if isinstance(error, LookupError) else error  # KeyError says: 0
+        said = f"{type(error).__name__} ({error})" if isinstance(error, LookupError) else error  # KeyError: only a key
         raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {said}") from error
 
 

@@ -1,4 +1,4 @@
-"""Classes of torch.optim as optimizers of a training. No option of its own."""
+"""Adapt classes of torch.optim to the optimizer interface. This module is no option of its group."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from trainers.optimizers import Optimizer
 Make = Callable[[], Sequence[torch.optim.Optimizer]]
 _SET_BY_FIELDS = ("params", "lr", "weight_decay")
 _SKIPPING = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Classes whose fused form takes ``found_inf`` on the device, and whose state begins as zeros."""
+"""Classes whose fused form reads ``found_inf`` on the device, and whose initial state is zero."""
 
 
 class TorchOptimizer(Optimizer):
-    """Optimizers of torch, each with some of the parameters, stepped together and at one learning rate.
+    """Optimizers of torch, each with some of the parameters, stepped together with one learning rate.
 
-    torch makes an optimizer's state in its first step, and a checkpoint is loaded before that. So one step is done
-    when this is made, and taken back. State that doesn't begin as zeros is made anew in the first update of the run.
+    torch creates an optimizer's state in its first step, but a checkpoint is loaded before that. So the constructor
+    runs a step and undoes it. State whose initial value isn't zero is recreated in the first update of the run.
     """
 
     def __init__(self, parameters: Sequence[Tensor], make: Make) -> None:
-        """``make`` returns new optimizers of ``parameters``. Raises ConfigError: no checkpoint can hold their state."""
+        """``make`` returns new optimizers of ``parameters``. Raises ConfigError if no checkpoint can hold it."""
         super().__init__(parameters)
         self._make, self._optimizers = make, make()
         self._skips = all(type(one) in _SKIPPING and one.defaults["fused"] for one in self._optimizers)
-        self._updates = torch.tensor(0)  # of the run so far; on the CPU: each step looks at it
+        self._updates = torch.tensor(0)  # of the run so far; on the CPU, as each step reads it
         self._make_state()
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        """See Optimizer. With ``found_inf`` classes without a fused form wait for the device, as with torch.amp."""
-        self.gradients()  # refuses a parameter without one, which torch's step leaves out without a word
+        """See Optimizer. With ``found_inf``, classes without a fused form wait for the device, as with torch.amp."""
+        self.gradients()  # raises for a parameter without a gradient, which torch would skip silently
         if self._skips:
             for optimizer in self._optimizers:
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler sets it
@@ -67,7 +67,7 @@ class TorchOptimizer(Optimizer):
     def _make_state(self) -> None:
         gradients = [item.grad for item in self.parameters]
         for item in self.parameters:
-            item.grad = item.detach()  # any gradient does
+            item.grad = item.detach()  # any gradient will do
         if self._skips:  # a step that is skipped changes no weight, and needs no memory for copies
             self.step(0.0, torch.ones((), device=self.parameters[0].device))
         else:
@@ -84,20 +84,20 @@ class TorchOptimizer(Optimizer):
                 raise ConfigError(f"a checkpoint can't hold {name}, which is {type(value).__name__}; take another")
 
     def _values(self) -> Iterator[tuple[str, object]]:
-        """Everything that the optimizers keep: ``class.name``, and the value for one parameter, in their order."""
+        """Yield (``class.name``, value) of the optimizers' state, in parameter order."""
         order = {id(item): place for place, item in enumerate(self.parameters)}
         for optimizer in self._optimizers:
             items = [item for group in optimizer.param_groups for item in group["params"]]
-            for item in sorted(items, key=lambda item: order.get(id(item), -1)):  # muon's are views, without a place
+            for item in sorted(items, key=lambda item: order.get(id(item), -1)):  # Muon's are views
                 for name, value in optimizer.state[item].items():
                     yield f"{type(optimizer).__name__}.{name}", value
 
 
 def param_groups(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Any:
-    """What a class of torch.optim gets as ``params``: a list, or two groups where some are spared from weight decay.
+    """Return ``params`` for a class of torch.optim: a list, or two groups if some parameters have no weight decay.
 
-    Biases and normalisation layers are known by their one dimension, as timm's and most recipes' rule is; a slice of
-    a tensor has as many dimensions as the whole.
+    Biases and weights of normalisation layers are recognised by their single dimension, as in timm and most recipes. A
+    slice of a tensor has as many dimensions as the whole.
     """
     if config.decay_bias_and_norm:
         return [*parameters]
@@ -116,10 +116,10 @@ def from_class(
     *,
     field: str = "optimizer.arguments",
 ) -> TorchOptimizer:
-    """An optimizer by its class, with ``lr`` and ``weight_decay`` of the configuration and its fused form if any.
+    """Create an optimizer from its class, with the configured ``lr`` and ``weight_decay``, and fused if possible.
 
     Raises:
-        ConfigError: the class doesn't take these arguments; ``field`` names where they stand.
+        ConfigError: the class doesn't take these arguments; ``field`` names where they are set.
     """
     called = f"{optimizer.__module__.removesuffix(f'.{optimizer.__name__.lower()}')}.{optimizer.__name__}"
     names = [*inspect.signature(optimizer).parameters]
