@@ -6,6 +6,15 @@ import re
 from dataclasses import fields
 from typing import Any
 
+OWN = "own"
+"""The option of a group whose ``target`` names a user-defined class or function."""
+
+LATER = {"later": True}
+"""Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
+
+_SIDES = 2  # height and width of an image
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the field, the value and the valid values."""
@@ -17,24 +26,12 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
-OWN = "own"
-"""The option of a group whose ``target`` names a user-defined class or function."""
-
-_SIDES = 2  # height and width of an image
-
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
 def check_target(name: str, value: str) -> None:
     """Raise ConfigError if the value of the field ``name`` is not of the form ``package.module:name``."""
     if not value:
         raise ConfigError(f"{name} is missing: a class or function of your own, as in {name}=my_package.parts:MyName")
     if not _TARGET.fullmatch(value):
         raise ConfigError(f"{name}={value!r} must be MODULE:NAME, as in my_package.parts:MyName")
-
-
-LATER = {"later": True}
-"""Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
 
 
 def later_fields(settings: type[Any]) -> dict[str, Any]:

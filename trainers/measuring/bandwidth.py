@@ -36,6 +36,7 @@ _SMALL_BYTES = 1 << 16  # up to this size, a call is as short as the spread of t
 _SMALL_CALLS = 20  # so a measurement consists of this many calls
 _PERIOD = 7
 _BLOCK = _PERIOD << 17  # elements filled and compared at a time
+_HEADER = f"{'bytes':>12}{'n':>5}{'min µs':>12}{'median µs':>12}{'max µs':>12}{'alg MB/s':>11}{'bus MB/s':>11}  wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +198,6 @@ def _shared(node: Node, timing: Timing | None, *, owner: int) -> Timing:
         name: value if name.endswith("_s") else int(value) for name, value in zip(names, both.tolist(), strict=True)
     }
     return Timing(**whole)
-
-
-_HEADER = f"{'bytes':>12}{'n':>5}{'min µs':>12}{'median µs':>12}{'max µs':>12}{'alg MB/s':>11}{'bus MB/s':>11}  wrong"
 
 
 def _line(row: Timing) -> str:
