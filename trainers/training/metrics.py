@@ -68,7 +68,7 @@ class MetricsFile:
 def _restore(path: Path, text: str) -> str:
     """Truncate the file after ``text``, or rewrite it if it does not begin with ``text``. Returns the damage, or ''."""
     seen, wanted = path.read_bytes() if path.exists() else b"", text.encode()
-    if seen.startswith(wanted):
+    if seen.startswith(wanted):  # intact: drop only the lines that a stopped attempt wrote after its checkpoint
         path.touch()
         os.truncate(path, len(wanted))
     else:

@@ -61,13 +61,14 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         config = load(path)
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
+    # before the first thread starts: later threads inherit the binding to cores
     idle = take_cores(read_ranks())
     try:
         pack = open_pack(run_dir / "data")
     except DamagedPackError as damage:
         raise set_aside(damage) from damage
     _refuse_empty_splits(config, pack.manifest)
-    watch = PackWatch(pack)
+    watch = PackWatch(pack)  # before the digests are checked, so that no write goes unnoticed
     check = DigestCheck(pack, read_ranks())
     keep_freed_memory()
     with ExitStack() as stack:
