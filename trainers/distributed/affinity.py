@@ -1,7 +1,7 @@
 """Bind a rank to CPU cores: the ranks of a node divide the node's cores among them.
 
 A rank is not bound if its launcher bound it already, if a variable binds threads, or if it has more threads than
-cores. macOS has no such call.
+its share of the cores. macOS has no such call.
 """
 
 from __future__ import annotations

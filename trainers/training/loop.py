@@ -110,7 +110,7 @@ class Trainer:
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
-        # every rank takes part from here: broadcast what all ranks hold alike, scatter each rank's own state
+        # all ranks again: broadcast the state that is alike on all ranks, scatter the state that differs
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
         progress = torch.tensor(known, dtype=torch.float64, device=self.node.device)

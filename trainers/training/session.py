@@ -216,7 +216,7 @@ def _note_pruned(trainer: Trainer) -> None:
 
 
 def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
-    """Write the results on rank 0, summary.json last: its presence marks a finished run."""
+    """Write the results on rank 0; summary.json comes last, as it holds the digests of the other files."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
     closes = seen is not None and trainer.node.ranks.local_rank == 0
