@@ -79,6 +79,7 @@ _NOT_OF_A_SCRIPT = (
     "untracked",
     "ignore_metrics",
     "metrics_pattern",
+    "metrics",
     "seal",
     "resume_pattern",
     "outputs_limit",

@@ -21,7 +21,7 @@ from trainers.core import observer
 from trainers.core.dependencies import Observed, Seen, joined, of_host
 from trainers.core.observer import PROJECT, SKIP
 
-CALL = "trainers.script.call"
+CALL = "trainers.call"
 _LINE = 65_536
 
 

@@ -30,7 +30,7 @@ from trainers.core.dependencies import Seen, joined
 
 _END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
-_CALLER = ("trainers/__init__.py", "trainers/script/__init__.py", "trainers/script/call.py")  # of functions
+_CALLER = ("trainers/__init__.py", "trainers/call.py")  # of functions
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:

@@ -30,7 +30,10 @@ RUNS = (
     ("classifier", "data.encoded"),
     ("data.torchvision_images",),
     ("exporting",),
-    ("script.call",),
+    ("ranks",),
+    ("torchrun_options",),
+    ("script.stored_logs",),
+    ("call",),
     ("torchrun",),
 )
 

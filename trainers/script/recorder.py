@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainers.contract import run_folder
+from trainers.script import printed
 from trainers.script.files import write_json, write_text
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
@@ -33,8 +35,8 @@ def earlier_log(logged: Path) -> Path:
 
 _NO_METRIC = (
     "the script logged no metric; what is recorded: paceline.log(step, loss=…); in its working directory, {run} and "
-    "{checkpoints} TensorBoard files, *.jsonl with step, *.csv with a column step or epoch; lines that "
-    "program.metrics_pattern matches (the same command with it reads the log of this run)"
+    "{checkpoints} TensorBoard files, *.jsonl with step, *.csv with a column step or epoch; printed lines with "
+    "'loss: 0.31'; those that program.metrics_pattern matches (the same command with it reads the log of this run)"
 )
 
 
@@ -85,6 +87,8 @@ class Recorder:
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
         self.recorded = False  # whether this attempt has logged anything
+        self._printed = log_dir if settings.metrics == "auto" and settings.metrics_pattern is None else None
+        self._begun_s = time.time()
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
 
@@ -100,6 +104,15 @@ class Recorder:
             for row in source.rows(last=last):
                 self.metrics.append(row)
                 self.recorded = True
+
+    def read_printed(self) -> list[str]:
+        """Record what the lines of a script show that has reported no metric at its end; its names. Raises OSError."""
+        if self._printed is None or self.metrics.step is not None:
+            return []
+        rows = printed.rows(self._printed, self._begun_s)
+        for row in rows:
+            self.metrics.append(row)
+        return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
     def left_out(self) -> dict[str, dict[str, Any]]:
         """What of each metric was no finite number, as the summary has it; ``first`` in words, as JSON has none."""

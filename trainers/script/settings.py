@@ -57,6 +57,8 @@ class ScriptConfig(ProgramConfig):
         env: variables of its environment.
         metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
             group step counts steps.
+        metrics: auto: of a script that ended well and reported no metric in another way, those that its lines show are
+            recorded (docs/own-scripts.md); off: they are left.
         ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
         resume_pattern: a glob in {checkpoints} or the working directory that {resume} stands for the newest match of;
             null: by the layouts of docs/own-scripts.md. One that matches nothing (none) starts over.
@@ -78,6 +80,7 @@ class ScriptConfig(ProgramConfig):
     outputs: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     metrics_pattern: str | None = None
+    metrics: str = field(default="auto", metadata=LATER)
     ignore_metrics: list[str] = field(default_factory=list, metadata=LATER)
     resume_pattern: str | None = None
     outputs_limit: float | None = 1.0
@@ -88,6 +91,7 @@ class ScriptConfig(ProgramConfig):
 
     def __post_init__(self) -> None:
         choice("program.seal", self.seal, ("fail", "warn", "off"))
+        choice("program.metrics", self.metrics, ("auto", "off"))
         if bool(self.script or self.module) == bool(self.command):
             python = "program.module" if self.module else "program.script"
             both = f"both {python} and program.command are set" if self.command else "nothing says what to run"

@@ -47,6 +47,7 @@ from trainers.script.settings import ScriptConfig
 
 WARNING, NOTE = "WARNING: ", "note: "
 """Begin what the user should see at once: such a line isn't only in the host's log."""
+_SHOWN = 8
 _LOOK_S = 0.5
 SENT = ".paceline"
 """File of a run folder that is this host's own, which the agent leaves there; else all hosts share it."""
@@ -320,6 +321,11 @@ class Attempt:
             self.wait_for_the_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
+            if code == 0 and (found := recorder.read_printed()):
+                say(
+                    f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(found[:_SHOWN])}"
+                    f"{', …' if len(found) > _SHOWN else ''} (program.metrics=off leaves them)"
+                )
             for note in recorder.notes(ended_well=code == 0):
                 say(f"{WARNING}{note}")
         return code

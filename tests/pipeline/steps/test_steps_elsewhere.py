@@ -20,4 +20,4 @@ def test_a_function_gets_its_arguments_as_they_are_and_the_folder_of_the_host(pr
     program, files = _program(making)
     told = json.loads(filled(program["args"][0], {"run": "/on/the/host"}))
     assert (told["out"], told["args"]) == ("/on/the/host", {"options": {"out": "OUT", "text": "{run}"}})
-    assert {"own.py", "trainers/script/call.py"} <= {*files}
+    assert {"own.py", "trainers/call.py"} <= {*files}

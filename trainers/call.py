@@ -1,4 +1,4 @@
-"""``python -m trainers.script.call JSON``: call the function of a step. Standard library only.
+"""``python -m trainers.call JSON``: call the function of a step. Standard library only.
 
 The object has ``function`` (``package.module:name``), ``args``, ``inputs`` (paths) and ``out``, a folder.
 """

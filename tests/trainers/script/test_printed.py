@@ -1,0 +1,67 @@
+"""Metrics in the lines of scripts that report none in another way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainers.script.runs import ScriptRun
+from trainers.script.printed import parse
+
+MNIST = """
+for epoch in (1, 2):
+    for at in (0, 640):
+        print(f"Train Epoch: {epoch} [{at}/1280 ({at / 12.8:.0f}%)]\\tLoss: {1 / (epoch + at):.4f}")
+    print(f"\\nTest set: Average loss: {0.5 / epoch:.4f}, Accuracy: {90 + epoch}/100 ({90 + epoch}%)")
+"""
+LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "metrics", "place"),
+    [
+        ("loss: 0.31", {"loss": 0.31}, (None, None, None)),
+        ("epoch 3 | val_acc=0.91", {"val_acc": 0.91}, (3, None, None)),
+        ("{'loss': 0.3142, 'learning_rate': 1e-05, 'epoch': 0.5}", {"loss": 0.3142}, (None, None, None)),
+        ("{'eval_loss': 0.25, 'epoch': 2}", {"eval_loss": 0.25}, (2, None, None)),
+        ("Epoch [3/10], Step [100/600], Loss: 0.45", {"loss": 0.45}, (3, 100, 600)),
+        ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.925", {"train/loss": 0.925}, (1, 640, 60000)),
+        (
+            "Test set: Average loss: 0.0282, Accuracy: 9908/10000 (99%)",
+            {"test/loss": 0.0282, "test/accuracy": 0.9908},
+            (None, None, None),
+        ),
+        ("iter 10: loss 3.2123, time 12.22ms, mfu 1.2%", {"loss": 3.2123}, (None, 10, None)),
+        ("step 0: train loss 4.2, val loss 4.3", {"train/loss": 4.2, "val/loss": 4.3}, (None, 0, None)),
+        ("Epoch 1:  45%|####  | 45/100 [00:03<00:04, 12.30it/s, loss=0.31]", {"loss": 0.31}, (1, 45, 100)),
+        ("│         test_acc          │    0.9134    │", {"test_acc": 0.9134}, (None, None, None)),
+        ("[Epoch 5] train_loss 0.23 val_loss 0.25", {"train_loss": 0.23, "val_loss": 0.25}, (5, None, None)),
+        ("took 3.2 s, 12 images/s; score_file=3.txt; 2 errors", {}, (None, None, None)),
+        ("Loading checkpoint: loss function 3, map of 2 hosts", {}, (None, None, None)),
+    ],
+)
+def test_a_line_shows_metrics_and_where_they_stand(
+    line: str, metrics: dict[str, float], place: tuple[int | None, int | None, int | None]
+) -> None:
+    found = parse(line)
+    assert (dict(found.metrics), (found.epoch, found.step, found.steps)) == (metrics, place)
+
+
+def test_a_script_that_only_prints_has_them_recorded_at_steps_that_grow(run: ScriptRun) -> None:
+    run.write(MNIST, torchrun=False)
+    said = run.start("python3", f"--log-dir={run.path}/ranks")
+    assert "note: it reported no metric, so those that it printed are recorded: " in said
+    assert "train/loss, test/loss, test/accuracy (program.metrics=off leaves them)" in said
+    steps = [step for step, _ in run.rows()]
+    assert steps == sorted(steps)
+    assert run.rows()[-1][1] == {"test/loss": 0.25, "test/accuracy": 0.92}
+
+
+@pytest.mark.parametrize(("script", "settings"), [(LOGS_TOO, {}), (MNIST, {"metrics": "off"})])
+def test_what_is_printed_is_left_where_a_script_reports_or_it_is_switched_off(
+    run: ScriptRun, script: str, settings: dict[str, Any]
+) -> None:
+    run.write(script, torchrun=False, **settings)
+    assert "are recorded" not in run.start("python3", f"--log-dir={run.path}/ranks")
+    assert "accuracy" not in str(run.rows())

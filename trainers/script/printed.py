@@ -1,0 +1,131 @@
+"""Find metrics in the lines that a script prints, for a script that reports none in another way.
+
+A word counts as a metric if one of its parts is in ``_KINDS`` and a number follows: ``loss: 0.31``, ``val_acc=0.91``,
+``loss 0.31``, ``{'loss': 0.31}``, ``Test set: Average loss: 0.03, Accuracy: 9908/10000``, a progress bar's
+``loss=0.31``, ``│ test_acc │ 0.91 │`` of a table. docs/own-scripts.md lists the forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainers.script.metrics_file import Row
+
+_KINDS = {
+    *("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "score", "top1", "top5", "iou", "miou", "map"),
+    *("loss", "lr", "mae", "mse", "rmse", "r2", "ppl", "perplexity", "bleu", "rouge", "rouge1", "rouge2", "rougel"),
+    *("cer", "wer", "psnr", "ssim", "fid", "ndcg", "reward"),
+}
+_SPLITS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval",
+}  # fmt: skip
+_SPLIT = rf"(?P<split>\b(?:{'|'.join(_SPLITS)})\b)"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
+_PAIR = re.compile(
+    rf"(?:{_SPLIT}[ ]+)?['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)"
+    rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w)",
+    re.IGNORECASE,
+)
+_FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
+_COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
+_EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
+_STEP = re.compile(rf"\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COUNT}", re.IGNORECASE)
+_OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
+"""``[640/60000 (1%)]`` behind an epoch, or the counter of tqdm."""
+_MOST_ROWS = 200_000
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: the line doesn't say."""
+
+    metrics: Mapping[str, float]
+    epoch: int | None = None
+    step: int | None = None
+    steps: int | None = None
+
+
+def rows(log_dir: Path, begun_s: float) -> list[Row]:
+    """The metrics that rank 0 printed, stdout before stderr.
+
+    The lines have no times: they are spread from ``begun_s`` (unix seconds) to the end of each file.
+
+    Args:
+        log_dir: torchrun's, with files for each rank in ``*/attempt_*/<local rank>/``.
+    """
+    found: list[Row] = []
+    for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
+        try:
+            end_s, lines = path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            continue
+        numbered = [(at, line) for at, text in enumerate(lines, 1) if (line := parse(text.split("\r")[-1])).metrics]
+        times = [begun_s + max(0.0, end_s - begun_s) * at / len(lines) for at, _ in numbered]
+        found += [
+            Row(time_s=time_s, step=step, epoch=line.epoch, metrics=dict(line.metrics))
+            for time_s, (step, line) in zip(times, _with_steps(line for _, line in numbered), strict=True)
+        ]
+    return found[:_MOST_ROWS]
+
+
+def parse(text: str) -> _Line:
+    """The metrics of one line, and the epoch and step that it names."""
+    first = _FIRST.match(text)
+    split = _SPLITS[first["split"].lower()] if first else ""
+    metrics = {_name(match, split): _value(match) for match in _PAIR.finditer(text) if _is_metric(match)}
+    epoch, step = _EPOCH.search(text), _STEP.search(text)
+    at, of = (step["at"], step["of"]) if step else (None, None)
+    if step is None and (inner := _OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
+        at, of = inner["at"] or inner["bar"], inner["of"] or inner["length"]
+    return _Line(metrics, int(epoch["at"]) if epoch else None, int(at) if at else None, int(of) if of else None)
+
+
+def _is_metric(match: re.Match[str]) -> bool:
+    parts = re.split(r"[/_.@-]+", match["name"].lower())
+    if match["between"].strip():
+        return not _KINDS.isdisjoint(parts)
+    return not _KINDS.isdisjoint(parts) and all(part in _KINDS or part in _SPLITS for part in parts)  # train_loss 0.2
+
+
+def _name(match: re.Match[str], split: str) -> str:
+    """``Loss`` behind ``Test`` is ``test/loss``; a name that has a split in it stays as it is."""
+    name = match["name"].lower() if match["name"].istitle() or match["name"].isupper() else match["name"]
+    split = _SPLITS[match["split"].lower()] if match["split"] else split
+    return name if not split or not _SPLITS.keys().isdisjoint(re.split(r"[/_.-]+", name.lower())) else f"{split}/{name}"
+
+
+def _value(match: re.Match[str]) -> float:
+    """``9908/10000`` is a fraction."""
+    number, whole = float(match["number"]), match["whole"]
+    return number / int(whole) if whole and int(whole) else number
+
+
+def _with_steps(lines: Iterable[_Line]) -> Iterator[tuple[int, _Line]]:
+    """Number the lines: by the steps that they name, if these grow; by epoch and step; by epoch; else by counting.
+
+    A line without a place of its own, such as an evaluation behind an epoch, has that of the line before.
+    """
+    placed: list[_Line] = []
+    for line in lines:
+        before = placed[-1] if placed else _Line({})
+        if line.epoch is None:
+            line = replace(line, epoch=before.epoch)
+        if line.step is None and line.epoch == before.epoch:
+            line = replace(line, step=before.step, steps=before.steps)
+        placed.append(line)
+    length = max((line.steps for line in placed if line.steps), default=0)
+    by_step = [line.step for line in placed]
+    by_both = [
+        None if line.epoch is None or not length else line.epoch * length + (line.step if line.step is not None else 0)
+        for line in placed
+    ]
+    for steps in (by_step, by_both, [line.epoch for line in placed]):
+        known = [step for step in steps if step is not None]
+        if len(known) == len(placed) and known == sorted(known):
+            yield from zip(known, placed, strict=True)
+            return
+    yield from enumerate(placed, 1)
