@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096
 _JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With 1, torch counts GPUs by NVML. A process that has asked CUDA's runtime can't use a GPU in its forks (torch's
+multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
@@ -38,6 +41,12 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     from torch.distributed import run as torchrun  # not before: this file's folder would be searched for modules
 
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
+    if show_as is not None:
+        of_ranks = os.environ.get(_ASK_NVML)
+        os.environ[_ASK_NVML] = "1"  # torchrun asks whether there are GPUs, too
+        if forks_lose_gpus():
+            _put_back(of_ranks)
+            os.execv(sys.executable, [sys.executable, *sys.argv])
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
         options.master_port = store.port
@@ -53,6 +62,7 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     own_pid = os.getpid()
 
     def rank(module: str, arguments: Sequence[str]) -> None:
+        _put_back(of_ranks)
         show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
         # torch makes the rank wait here until torchrun has read its result: for good, if torchrun was killed
@@ -66,6 +76,27 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
         elastic_launch(config, rank)(options.training_script, options.training_script_args)
 
     launch()
+
+
+def forks_lose_gpus() -> bool:
+    """Whether there are GPUs that no fork of this process could use: CUDA's runtime was asked here, by an import or for
+    want of NVML (torch.cuda.is_available)."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _put_back(asks_nvml: str | None) -> None:
+    """The variable as ranks are to have it."""
+    if asks_nvml is None:
+        del os.environ[_ASK_NVML]
+    else:
+        os.environ[_ASK_NVML] = asks_nvml
 
 
 def run_rank(module: str, arguments: Sequence[str]) -> None:

@@ -82,24 +82,24 @@ def test_data_that_do_not_fit_give_the_same_bits(make_run: MakeRun, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("model", "share", "said"),
+    ("model", "room", "said"),
     [
         (
             "resnet50",
-            0.0035,
+            300e6,
             r"GPU memory is full on rank 0 with 60 images at once .*accumulate_steps=2 takes 30 at once",
         ),
         (
             "resnet50",
-            0.0005,
+            42e6,
             r"the network has [\d,]+ parameters \(\d+ MB\), for which the GPU of rank 0 on .* has no room: ",
         ),
     ],
 )
-def test_a_full_memory_names_what_would_fit(make_run: MakeRun, model: str, share: float, said: str) -> None:
+def test_a_full_memory_names_what_would_fit(make_run: MakeRun, model: str, room: float, said: str) -> None:
     run_dir = make_run(model={"name": model}, trainer__global_batch_size=60)
     try:
-        torch.cuda.set_per_process_memory_fraction(share)
+        torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
         with pytest.raises(TrainerError, match=said):
             run(run_dir / "config.json")
     finally:
@@ -109,6 +109,7 @@ def test_a_full_memory_names_what_would_fit(make_run: MakeRun, model: str, share
 def start_ranks(run_dir: Path, count: int, **environment: str) -> list[subprocess.Popen[str]]:
     """Ranks of one node each, all on the GPU 0: NCCL refuses a GPU twice on one host, so each is told another."""
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(count)}
+    together["TORCHELASTIC_RUN_ID"] = "one"  # by which they tell their notes from those of earlier attempts
     together |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
@@ -144,7 +145,8 @@ def outputs_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
 def train_on(run_dir: Path, count: int, **environment: str) -> list[str]:
     ranks = start_ranks(run_dir, count, **environment)
     printed = outputs_of(ranks)
-    assert [rank.returncode for rank in ranks] == [0] * count, printed
+    print(*printed, sep="\n")  # the whole of it, if this fails
+    assert [rank.returncode for rank in ranks] == [0] * count
     return printed
 
 
@@ -172,6 +174,29 @@ def test_two_ranks_over_nccl_go_on_where_sigterm_ended_them(make_run: MakeRun, t
     assert "stopped by SIGTERM after step" in outputs_of(ranks)[0]
     assert "resumed from step" in train_on(broken, 2)[0]
     assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
+
+
+WARM = """
+import sys
+from trainers import ranks, torchrun
+for module in ranks.IMPORTS:
+    ranks.importlib.import_module(module)
+sys.argv[:] = [torchrun.__file__, "--nproc-per-node=1", "--master-port=0", "--master-addr=127.0.0.1", *sys.argv[1:]]
+torchrun.main(show_as=lambda words: print("a fork has begun", flush=True))
+"""
+
+
+def test_a_fork_of_a_warm_parent_trains_on_the_gpu(make_run: MakeRun) -> None:
+    cold, warm = make_run("cold"), make_run("warm")
+    run(cold / "config.json")
+    rank = ["-m", "trainers.classifier", "--config", str(warm / "config.json")]
+    launched = subprocess.run(
+        [sys.executable, "-c", WARM, *rank], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert "a fork has begun" in launched.stdout
+    assert read_summary(warm)["device"] == "cuda"
+    assert read_summary(warm)["weights_sha256"] == read_summary(cold)["weights_sha256"]
 
 
 def test_a_rank_that_raises_ends_before_the_others_have_noticed(make_run: MakeRun) -> None:
