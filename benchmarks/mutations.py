@@ -138,7 +138,7 @@ def key(setting: Setting) -> str | None:
     if done.returncode != 0:
         return None
     try:
-        found: str | None = json.loads(done.stdout[done.stdout.index("[\n") :])[0]["key"]
+        found: str | None = json.loads(done.stdout)["data"][0]["key"]
     except (ValueError, LookupError):
         sys.exit(f"doit plan printed no JSON:\n{done.stdout}{done.stderr}")
     return found

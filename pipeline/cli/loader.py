@@ -24,7 +24,7 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import clone, flags, invocation  # noqa: E402
+from pipeline.cli import answers, clone, flags, invocation  # noqa: E402
 from pipeline.cli.invocation import taken_out  # noqa: E402
 from pipeline.cli.output import as_typed, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
@@ -49,6 +49,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().__init__()
         Loader.in_charge = True
         masking.begin()
+        answers.begin()
         gc.set_threshold(_YOUNG)
         atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
@@ -230,5 +231,7 @@ def leave(error: BaseException) -> NoReturn:
         masking.silence(1)
     if unread:
         raise Left(unexpected.EXIT_UNREAD)
-    sys.stderr.write(f"ERROR: {as_typed(unexpected.error_message(error))}\n")
+    message = as_typed(unexpected.error_message(error))
+    answers.refuse(error, message)
+    sys.stderr.write(f"ERROR: {message}\n")
     raise Left(unexpected.exit_code(error))

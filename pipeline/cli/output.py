@@ -8,6 +8,7 @@ import shutil
 import sys
 from contextlib import suppress
 
+from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking
@@ -25,15 +26,24 @@ _GOES_ON = "doit status shows how it stands"
 def say(text: str, *, painted: bool = False) -> None:
     """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
 
+    Where the command answers with JSON the line is one of stderr, and of the answer where that has no other data.
+
     Args:
         painted: it has colours of ours.
     """
     text = as_typed(text)
+    if answers.wanted():
+        answers.LINES.extend(text.splitlines())
+        note(text)
+        return
     print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
 
 
 def say_log(text: str) -> None:
     """Lines of a rank or a step, or values of the configuration, on stdout: commands in them are nobody's to type."""
+    if answers.wanted():
+        answers.LINES.extend(text.splitlines())
+        return
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
     print(program_lines(text, terminal=is_terminal, colours=colours), flush=True)
 

@@ -15,7 +15,7 @@ from typing import Any
 from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
-from pipeline.cli import clone, invocation
+from pipeline.cli import answers, clone, invocation
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Left, Loader, leave
 from pipeline.cli.output import say
@@ -31,15 +31,24 @@ def of_verb(name: str, verb: Verb) -> Task:
     """The task of a verb: its action, what comes first, and how doit learns that there is nothing to do."""
     _need_loader()
     task = {
-        **_base(name, lambda: _function(verb.module, name)()),
+        **_base(name, lambda: _answering(name, _function(verb.module, name)())),
         "title": lambda task: _function("finished", "title")(task.name),
         "task_dep": _dependencies(verb.after),
         "meta": {"answers": verb.answers},
         "doc": verb.summary,
     }
     if verb.is_done:
-        task["uptodate"] = [lambda: bool(_function("finished", verb.is_done)())]
+        task["uptodate"] = [lambda: bool(_answering(name, _function("finished", verb.is_done)()))]
     return task
+
+
+def _answering(name: str, result: Any) -> Any:
+    """Pass on what the function of a verb has returned. Where that is the verb that was typed, and it is done, its JSON
+    answer is due now; a verb that comes first (fetch, before train) has none."""
+    is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
+    if is_due:
+        answers.finish()
+    return result
 
 
 def step(name: str, **fields: Any) -> None:
@@ -115,13 +124,16 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except (UsageError, Killed) as error:  # of what can only be checked by the verb: a run's key, a port
             leave(error)
         except PacelineError as error:
+            answers.refuse(error, str(error))
             return TaskFailed(
                 f"{error.what.partition(chr(10))[0]} (the whole error is above)" if error.shown else str(error)
             )
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
-            return TaskError(unexpected.error_message(error))
+            message = unexpected.error_message(error)
+            answers.refuse(error, message)
+            return TaskError(message)
         return values if isinstance(values, dict) else None
 
     return run

@@ -15,7 +15,7 @@ class Option(NamedTuple):
 
 
 RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
-JSON = Option("1", "the same as JSON, for scripts")
+JSON = Option("1", "the same as JSON, for programs (docs/json.md)")
 
 
 class Verb(NamedTuple):
@@ -70,7 +70,6 @@ COMPARING: Mapping[str, Verb] = {
         "The page is written to runs/reports, together with a certificate (doit verify).",
         options={
             "sweep": Option("NAME", "the sweep; default: the newest"),
-            "json": JSON,
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
             "file": Option("FILE", "the file to write"),
         },
@@ -109,7 +108,6 @@ COMPARING: Mapping[str, Verb] = {
         options={
             "sweep": _SWEEP,
             "metric": Option("NAME,…", "only these metrics"),
-            "json": JSON,
             "markdown": Option("1", "as tables in Markdown"),
         },
         examples=("compare 495e1d cf0848", "compare experiment=quickstart markdown=1", "compare sweep=5bb242"),
@@ -194,7 +192,7 @@ _SWEEP_FLAGS = {
     "fork": Option("1", "if a sweep of that name differs, start another one (NAME-2)"),
 }
 
-VERBS: Mapping[str, Verb] = {
+_VERBS: Mapping[str, Verb] = {
     "fetch": Verb(
         is_done="is_fetched",
         summary="download, check and pack the data set",
@@ -212,7 +210,6 @@ VERBS: Mapping[str, Verb] = {
             "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
             "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
             "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
-            "json": JSON,
         },
         examples=(
             "preflight cluster=two_node",
@@ -225,7 +222,7 @@ VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="what would run, why, and the exact command of each host",
         details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
-        options={"json": JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
+        options={"format": Option("text|mermaid|dot", "text, or the steps as a graph")},
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "config": Verb(
@@ -242,7 +239,7 @@ VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="why a run is not up to date: how it differs from a finished one",
         details="Shows the fields that differ from the nearest finished run.",
-        options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run"), "json": JSON},
+        options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run")},
         examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
@@ -264,7 +261,6 @@ VERBS: Mapping[str, Verb] = {
         details="PATH is the name of a step (conf/step/NAME.yaml). A step runs again only if its command or "
         "function, inputs, parameters or code change. Its outputs are in runs/steps. doit -n 4 step NAME … "
         "runs independent steps in parallel. See docs/steps.md.",
-        options={"json": JSON},
         examples=("step", "step clean", "step clean step.clean.args.rate=0.3"),
         shares_batch=False,
     ),
@@ -348,7 +344,6 @@ VERBS: Mapping[str, Verb] = {
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
             "wide": Option("1", "all columns, and lines as long as they are"),
-            "json": JSON,
         },
         examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),
         shows_groups=False,
@@ -518,4 +513,10 @@ VERBS: Mapping[str, Verb] = {
         examples=("lab hosts=2", "lab down=1"),
         composes=False,
     ),
+}
+
+_WITHOUT_JSON = ("torchrun", "ui", "server")  # what follows is a script's; they serve until they are stopped
+VERBS: Mapping[str, Verb] = {
+    name: verb if name in _WITHOUT_JSON else verb._replace(options={**verb.options, "json": JSON})
+    for name, verb in _VERBS.items()
 }

@@ -6,7 +6,6 @@ No host is asked, so what only its probe can tell stands as a named placeholder:
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 import sys
@@ -280,11 +279,6 @@ def _many(trials: Sequence[PlannedRun]) -> list[str]:
         state = f"to run  {open_step.name}: {open_step.why}" if open_step else item.accepted or "done"
         rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.chosen)}  {state}")
     return rows
-
-
-def as_json(trials: Sequence[PlannedRun]) -> str:
-    """All of it as data."""
-    return json.dumps([dataclasses.asdict(item) for item in trials], indent=2, ensure_ascii=False)
 
 
 # --------------------------------------------------------------------------------------------- DAG

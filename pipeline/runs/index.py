@@ -45,7 +45,7 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished, ``metrics`` are the
-    last values of a script's.
+    last values of a script's, ``figures`` all metrics of a finished run.
 
     ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
     training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
@@ -65,6 +65,7 @@ class Row:
     note: str = ""
     nonfinite: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -177,6 +178,7 @@ def row(folder: RunFolder) -> Row:
         note=f"  {accepted}" if accepted is not None else _note(result),
         nonfinite=results.nonfinite_note(result.fields),
         metrics=result.metrics if result.fields.get("program") else {},
+        figures=result.metrics,
         hardware=result.fields.get("hardware") or {},
     )
 

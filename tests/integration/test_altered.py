@@ -67,7 +67,7 @@ def test_why_and_export_tell_which_file_of_a_finished_runs_history_was_cut_or_lo
     refused = finished.doit("export", key)
     assert (refused.returncode, said in refused.stdout) == (1, True)
     (folder / "plan.json").unlink()
-    told = json.loads(finished.doit("why", *FINISHED, "json=1", apart=True).stdout)
+    told = json.loads(finished.doit("why", *FINISHED, "json=1", apart=True).stdout)["data"]
     assert (told["reason"], told["damage"]) == (None, f"{folder}/plan.json is missing: the run had it when it finished")
 
 

@@ -140,11 +140,11 @@ def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Proje
         assert "\n".join(refused) in done.stdout
     asked = project.doit("preflight", "preflight.deep=true", "json=1", *words, apart=True)
     assert asked.returncode == 1
-    value = json.loads(asked.stdout)
+    value = json.loads(asked.stdout)["data"]
     assert [row["host"] for row in value["checks"] if row["state"] == "failed"] == ["node1"]
     assert {row["host"]: row["torch_version"] for row in value["hosts"]}.keys() == {"node0", "node1"}
     absent = project.doit("preflight", "json=1", *words, "cluster.hosts=[{name: node0},{name: node7}]", apart=True)
-    assert [(row["host"], row["name"], row["state"]) for row in json.loads(absent.stdout)["checks"]] == [
+    assert [(row["host"], row["name"], row["state"]) for row in json.loads(absent.stdout)["data"]["checks"]] == [
         ("node7", "probe", "failed")
     ]
 
@@ -156,7 +156,7 @@ def test_doit_preflight_asks_the_spares_too(tmp_path: Path, lab: Lab) -> None:
     assert "\n2 hosts can take part, 1 of them as a spare\n" in fit.stdout
     absent = project.doit("preflight", "json=1", "cluster.hosts=[node0]", "cluster.spares=[node7]", apart=True)
     assert absent.returncode == 1, absent.stdout
-    (failed,) = json.loads(absent.stdout)["checks"]
+    (failed,) = json.loads(absent.stdout)["data"]["checks"]
     assert (failed["host"], failed["state"], failed["name"]) == ("node7", "failed", "probe")
 
 

@@ -73,7 +73,7 @@ class Checkout:
         )
 
     def why(self, *words: str) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.answer("why", *words, "json=1"))
+        answer: dict[str, Any] = json.loads(self.answer("why", *words, "json=1"))["data"]
         return answer
 
     def git(self, *words: str) -> str:
@@ -197,7 +197,7 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     shown = trained.doit("plan", *words)
     graph = trained.doit("plan", *A, "format=mermaid")
     dot = trained.doit("plan", *A, "format=dot")
-    (told,) = json.loads(trained.answer("plan", *words, "json=1"))
+    (told,) = json.loads(trained.answer("plan", *words, "json=1"))["data"]
     assert trained.files() == before
     assert "train     to do  not finished yet" in shown
     assert "/code/trainers/torchrun.py' --nproc-per-node=1 --nnodes=2 --node-rank=0" in shown

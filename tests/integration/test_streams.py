@@ -94,4 +94,35 @@ def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(p
     assert second.stdout.startswith(f"{key} is finished: test/accuracy ")
     assert second.stderr.endswith(f"train {key}: done already\n")
     listed = preloaded.doit("runs", "json=1", *project.overrides[:1], apart=True)
-    assert [row["key"] for row in json.loads(listed.stdout)] == [key]
+    assert [row["key"] for row in json.loads(listed.stdout)["data"]] == [key]
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if "json" in verb.options])
+def test_an_error_of_every_verb_is_an_answer_in_json(verb: str) -> None:
+    done = preloaded.doit(verb, "nonsense.of.mine=1", "json=1", apart=True)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["schema"], answer["ok"]) == (3, f"paceline.{verb}/1", False)
+    assert answer["error"]["code"] == "usage"
+    assert f"ERROR: {answer['error']['message'].splitlines()[0]}" in done.stderr
+
+
+def test_verbs_that_answer_do_it_in_json_on_stdout_alone(project: Project) -> None:
+    words = (*project.overrides, *WORDS, *ALONE, "trainer.max_steps=2")
+    trained = preloaded.doit("train", *words, "json=1", apart=True)
+    events, _, answer = trained.stdout.partition("{\n")
+    assert {json.loads(line)["schema"] for line in events.splitlines()} == {"paceline.event/1"}
+    result = json.loads("{" + answer)["data"]
+    assert (result["key"], result["state"]) == (project.only_run().name, "FINISHED")
+    assert {"val/accuracy", "test/accuracy"} <= result["metrics"].keys()
+    key, runs = result["key"], project.overrides[0]
+    verbs: dict[str, tuple[str, ...]] = {
+        **dict.fromkeys(("train", "plan", "why", "config", "dag", "fetch"), words),
+        **dict.fromkeys(("status", "logs", "compare", "report"), (key, runs)),
+        "runs": (runs,),
+        "step": (runs,),
+    }
+    for verb, typed in verbs.items():
+        done = preloaded.doit(verb, *typed, "json=1", apart=True)
+        value = json.loads(done.stdout)
+        assert (done.returncode, value["schema"], value["ok"]) == (0, f"paceline.{verb}/1", True), done.stderr
+        assert value["data"] is not None

@@ -67,7 +67,7 @@ def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recordi
     assert again.returncode == 1
     assert "0 run just now" in again.stdout
     assert (sweep_folder(project) / "journal.jsonl").read_bytes() == before
-    report = json.loads(project.doit("report", "json=1", apart=True).stdout)
+    report = json.loads(project.doit("report", "json=1", apart=True).stdout)["data"]
     assert [(group["n"], group["of"]) for group in report["configurations"]] == [(0, 1), (1, 1)]
     repeated = project.doit(*shlex.split(report["best"]["command"])[1:])
     assert f"{report['best']['key']} is finished" in repeated.stdout

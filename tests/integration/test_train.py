@@ -50,7 +50,7 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     assert _needless_work(project.argv("train", "experiment=quickstart")) == "0 []"
     project.whole = False
     why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1", apart=True)
-    assert json.loads(why.stdout)["differences"] == [
+    assert json.loads(why.stdout)["data"]["differences"] == [
         {"part": "config", "field": "optimizer.lr", "old": 0.1, "new": 0.2}
     ]
     report = project.doit("evaluate", "run=" + result["key"][:6])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
+from pipeline.cli import answers
 from pipeline.cli.commands import compare, reproduce
 from pipeline.cli.session import session
 from pipeline.config import compose
@@ -42,6 +43,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def call(verb: Callable[[], None], runs_dir: Path, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["doit", verb.__name__, f"paths.runs={runs_dir}", *words])
         session.cache_clear()
+        answers.begin()
         verb()
         captured = capsys.readouterr()
         return captured.out if "json=1" in words else captured.out + captured.err

@@ -45,7 +45,7 @@ def grid(runs_dir: Path, **more: Any) -> list[RunFolder]:
 
 
 def data(compared: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:
-    return json.loads(compared(runs_dir, *words, "json=1"))
+    return json.loads(compared(runs_dir, *words, "json=1"))["data"]
 
 
 def test_runs_that_differ_in_nothing_but_the_seed_are_one_configuration(tmp_path: Path, compared: Printed) -> None:

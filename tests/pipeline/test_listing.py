@@ -81,7 +81,7 @@ def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, l
     assert re.search(r"kB  optimizer.lr=0.1  seed=0$", first)
     assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
     assert second.endswith("optimizer.lr=0.2  seed=1")
-    read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))
+    read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))["data"]
     assert [(row["state"], row["differs"]["seed"]) for row in read] == [("KILLED", 1), ("FAILED", 0)]
 
 
@@ -139,7 +139,7 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None
     (last, first) = listed(tmp_path, "sort=size").splitlines()[::-1]
     assert re.search(r"  2 ranks +a +12 min 34 s  2\.0 MB  0\.5000", last)
     assert re.search(r"  1 \+ 1 ranks  2 hosts +\d+ B", first)
-    rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))
+    rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))["data"]
     assert [(row["hosts"], row["train_s"]) for row in rows] == [(many[1], None), (["a"], 754.2)]
     assert 2_000_000 < rows[1]["bytes"] < 2_010_000
 
@@ -148,7 +148,7 @@ def test_a_line_of_a_script_has_its_first_metrics_and_no_accuracy_alone(tmp_path
     told = {"program": "script", "metrics": {"perplexity": 2.0, "test/accuracy": 0.5, "bleu": 1 / 3, "loss": 0.25}}
     folder = finished(tmp_path, summary=told)
     assert "  bleu 0.333333, loss 0.25, 2 more metrics" in listed(tmp_path)
-    (row,) = json.loads(listed(tmp_path, "json=1"))
+    (row,) = json.loads(listed(tmp_path, "json=1"))["data"]
     assert (row["key"], row["metrics"]) == (folder.key, told["metrics"])
 
 

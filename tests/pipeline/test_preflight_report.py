@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +50,7 @@ def test_the_report_shows_refusals_of_the_plan_as_failed_checks_too() -> None:
         "the cluster can't run this:\n  node1: python has no torch; install it\n  torch differs", hint="hint"
     )
     report = Report(facts=[facts(0), facts(1)], checks=[check("node0")], refusals=[error])
-    value = json.loads(preflight.as_json(report))
+    value = preflight.as_json(report)
     assert value["ok"] is False
     assert [(row["host"], row["name"], row["state"], row["seen"], row["hint"]) for row in value["checks"]] == [
         ("node1", "run", "failed", "python has no torch; install it", "hint"),

@@ -147,7 +147,7 @@ def test_a_report_is_also_markdown_and_json_at_a_place_of_ones_own(tmp_path: Pat
     assert reported(tmp_path, "seed=0", "format=json", f"file={tmp_path}/r.json") == f"{tmp_path}/r.json\n"
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["curves"]["val/accuracy"]["A"][-1] == [50.0, 0.8, None, 1]
-    assert json.loads(reported(tmp_path, "json=1"))["total"] == 5  # what scripts read of a sweep stays
+    assert json.loads(reported(tmp_path, "json=1"))["data"]["total"] == 5  # what scripts read of a sweep stays
 
 
 def test_a_trial_without_a_run_folder_is_shown_with_its_state(tmp_path: Path, reported: Printed) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.cli import clone
+from pipeline.cli import answers, clone
 from pipeline.cli.commands import trials
 from pipeline.cli.commands.runs import PLACE, config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.cli.invocation import is_on
@@ -107,7 +107,7 @@ def compare() -> None:
             raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
     differences = compared(groups, wanted)
     if is_on(options, "json"):
-        say(json.dumps(tables.as_json(differences), indent=2, allow_nan=False))
+        answers.answer(tables.as_json(differences))
     elif is_on(options, "markdown"):
         say(tables.markdown(differences))
     else:
@@ -201,10 +201,12 @@ def report() -> None:
             return
         if "format" not in options:
             trials.show_chosen()
-    elif is_on(options, "json"):
-        form = "json"
     subject = _of_sweep(current) if _is_of_sweep(current) else _of_runs(current)
     runs, page = subject.runs, _made(subject)
+    if is_on(options, "json") and "file" not in options:
+        answers.answer(pages.as_json(page))
+        return
+    form = "json" if is_on(options, "json") else form
     text = _written(page, form)
     if form != "html" and "file" not in options:
         say(text)

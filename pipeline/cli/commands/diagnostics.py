@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
@@ -43,9 +44,7 @@ def preflight() -> None:
     if measures and report.is_ok:
         report = _measured(report, saves=saves, say=hear)
     if as_json:
-        say(checks.as_json(report))
-        if not report.is_ok:
-            raise PacelineError("")  # all is said
+        _answer(report)
         return
     if not report.facts:
         _tell_rehearsal(report)
@@ -59,6 +58,16 @@ def preflight() -> None:
     spares = len(session().config.cluster.spares)
     say(f"{counted(len(report.facts), 'host')} can take part" + (f", {spares} of them as a spare" if spares else ""))
     _warn_of_batch()
+
+
+def _answer(report: Report) -> None:
+    """Raises PacelineError without a text where a check failed: the answer holds it."""
+    try:
+        report.refuse()
+    except PacelineError as error:
+        answers.answer(checks.as_json(report), error=error)
+        raise PacelineError("") from error
+    answers.answer(checks.as_json(report))
 
 
 def _warn_of_batch() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.cli import answers
 from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
@@ -26,11 +26,15 @@ from pipeline.runs.result import AlteredError
 def plan() -> None:
     """What would run: the trials, their steps and the commands of each host."""
     options = session().invocation.options
-    shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
-    shape = "json" if is_on(options, "json") else options.get("format", "text")
+    shapes = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
+    shape = options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    say(shapes[shape](_trials()))
+    trials = _trials()
+    if is_on(options, "json"):
+        answers.answer([asdict(item) for item in trials])
+        return
+    say(shapes[shape](trials))
     current = session()
     if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
         say(idle)
@@ -76,7 +80,7 @@ def _why_run(current: Session) -> None:
             "differences": [asdict(item) for item in nearest[1]] if nearest else [],
             "steps": [asdict(step) for step in steps],
         }
-        say(json.dumps(answer, indent=2, ensure_ascii=False))
+        answers.answer(answer)
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
@@ -128,4 +132,8 @@ def _damage(run: Run) -> AlteredError | None:
 
 def config() -> None:
     """The composed configuration, with the source of each value."""
-    say_log(origins.text(origins.values(session().invocation.overrides)))
+    values = origins.values(session().invocation.overrides)
+    if answers.wanted():
+        answers.answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])
+        return
+    say_log(origins.text(values))

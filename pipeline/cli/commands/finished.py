@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from pipeline import tracking
+from pipeline.cli import answers
 from pipeline.cli.output import note, say_folded
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.agent.host import processors
@@ -61,6 +62,8 @@ def is_finished(current: Session) -> bool:
         return False
     word = "finished" if accepted is None else str(accepted)
     say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
+    if current.invocation.verb in ("train", "attach"):
+        answer_with(result, run.folder)
     if other := other_arithmetic(result.fields):
         say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
     return True
@@ -99,6 +102,14 @@ def _script_figures(result: Result) -> str:
     if not result.fields.get("proven"):
         parts.append("unproven (doit reproduce repeats it and compares)")
     return ", ".join(filter(None, parts))
+
+
+def answer_with(result: Result, folder: RunFolder) -> None:
+    """Print a run's result as the JSON answer, if that is wanted."""
+    if answers.wanted():
+        fields = ("key", "state", "what", "metrics", "images_per_s", "train_s", "hosts", "nproc_per_node", "synthetic")
+        data = {name: getattr(result, name) for name in fields}
+        answers.answer({**data, "folder": str(folder.path)})
 
 
 def other_arithmetic(result: Mapping[str, Any]) -> str | None:

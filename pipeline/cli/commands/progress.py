@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.cli.output import as_typed
 from pipeline.cluster.failures import is_worth_showing
@@ -64,6 +65,8 @@ def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], No
     def on_event(event: Any) -> None:
         hear(event)
         shown.tell(event)
+        if answers.wanted():
+            answers.event(event)
         if verbose and isinstance(event, LogLine) and not is_worth_showing(event):
             shown.say(as_line(event))
 

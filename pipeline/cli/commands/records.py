@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline import tracking
+from pipeline.cli import answers
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -37,6 +38,9 @@ def evaluate() -> None:
     report = folder.read_json(run_folder.REPORT)
     if report is None:
         raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
+    if answers.wanted():
+        answers.answer({"key": folder.key, "report": report, "folder": str(folder.path)})
+        return
     say(format_report(report))
     say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
@@ -141,8 +142,7 @@ def runs() -> None:
     rows = _in_order(rows, by, sizes)
     differing = differences({row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows})
     if as_json:
-        about = [{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows]
-        say(json.dumps(about, indent=2))
+        answers.answer([{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows])
         return
     if is_empty:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")

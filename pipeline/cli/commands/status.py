@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
+from pipeline.cli import answers
 from pipeline.cli.commands import steps, trials
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.commands.progress import of_sweep, screen
@@ -43,8 +45,11 @@ def status() -> None:
         watch(folder)
         if not index.is_run(folder):
             raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
-    say(run_status.status(folder))
     row = index.row(folder)
+    if answers.wanted():
+        answers.answer({**asdict(row), "folder": str(folder.path)})
+        return
+    say(run_status.status(folder))
     if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
         say(f"  bits     unverified here, finished on other arithmetic: {other}")
 

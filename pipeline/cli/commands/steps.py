@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli import answers
 from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
@@ -48,7 +48,7 @@ def _list(graph: Graph) -> None:
     rows = [(name, *_state(graph, name)) for name in graph.names()]
     if is_on(session().invocation.options, "json"):
         keys = ("name", "state", "why")
-        say(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
+        answers.answer([dict(zip(keys, row, strict=True)) for row in rows])
     elif rows:
         say(aligned([("step", "state", ""), *rows]))
     else:
@@ -75,7 +75,7 @@ def why(name: str) -> None:
     key = standing.key.short if standing.key is not None else None
     if is_on(session().invocation.options, "json"):
         answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
-        say(json.dumps(answer, indent=2, ensure_ascii=False))
+        answers.answer(answer)
         return
     if standing.made is not None:
         say(f"step {name} is up to date: {relative(standing.made.folder)}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.cli import answers
 from pipeline.cli.commands import progress
 from pipeline.cli.commands.train import refuse_unfit
 from pipeline.cli.commands.trials import result_of
@@ -221,13 +222,25 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    error = _of_failed(results)
+    if answers.wanted():
+        about = folder.begun()
+        table = tables.as_json(results, about.total, about.by, about.goals)
+        answers.answer({"sweep": folder.name, **table}, error=error)
+    if error is not None:
+        raise error
+
+
+def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
+    """What the command ends with where trials have failed."""
     failed = [item for item in results if item.state == State.FAILED]
-    if failed:
-        raise PacelineError(
-            f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
-            f"trial {failed[0].number}: {failed[0].detail}",
-            hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
-        )
+    if not failed:
+        return None
+    return PacelineError(
+        f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
+        f"trial {failed[0].number}: {failed[0].detail}",
+        hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
+    )
 
 
 # ------------------------------------------------------------------------------------------- a dry run

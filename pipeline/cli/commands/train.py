@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from pipeline.cli.commands import progress
-from pipeline.cli.commands.finished import figures, is_finished
+from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -127,6 +127,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce run={run.key.short}")
+    answer_with(result, run.folder)
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 

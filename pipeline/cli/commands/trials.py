@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import say, say_folded, width
 from pipeline.cli.session import session
@@ -33,7 +33,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     about, results = folder.begun(), results_of(folder)
     if as_json:
         table = tables.as_json(results, about.total, about.by, about.goals)
-        say(json.dumps({"sweep": folder.name, **table}, indent=2))
+        answers.answer({"sweep": folder.name, **table})
         return
     say_folded(f"sweep {folder.name}: {' '.join(about.words)}")
     say(tables.text(results, about.total, about.by, about.goals, width=width()))

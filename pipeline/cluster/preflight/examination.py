@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -198,14 +197,13 @@ def _hosts(checks: Sequence[Check], state: State) -> str:
     return ",".join(labels[:3]) + (f"+{len(labels) - 3}" if len(labels) > 3 else "") if labels else "-"
 
 
-def as_json(report: Report) -> str:
+def as_json(report: Report) -> dict[str, Any]:
     """``{"ok": …, "hosts": [facts], "checks": [{"host", "name", "state", "seen", "wanted", "hint"}]}``."""
     checks = report.all_checks
-    value = {
+    return {
         "ok": report.is_ok,
         "hosts": [dataclasses.asdict(fact) for fact in report.facts],
         "checks": [
             {**dataclasses.asdict(check), "host": None if check.host == ALL else check.host} for check in checks
         ],
     }
-    return json.dumps(value, indent=2)
