@@ -2,11 +2,15 @@
 
 One file, standard library only, Python >= 3.9. Under Paceline the metrics are recorded with the run. If the script
 runs alone, nothing is recorded and the script needs no change. Only rank 0 writes.
+
+In a notebook the same name lists, reads and starts runs: ``paceline.runs()``, ``paceline.run(key)``,
+``paceline.train("experiment=quickstart")``, ``sweep``, ``compare`` and ``plot`` (the package pipeline.notebook).
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -14,7 +18,17 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.notebook import CommandError as CommandError
+    from pipeline.notebook import Run as Run
+    from pipeline.notebook import compare as compare
+    from pipeline.notebook import plot as plot
+    from pipeline.notebook import run as run
+    from pipeline.notebook import runs as runs
+    from pipeline.notebook import sweep as sweep
+    from pipeline.notebook import train as train
 
 LOG, RUN_DIR, OUTPUTS = "PACELINE_LOG", "PACELINE_RUN_DIR", "PACELINE_OUTPUTS"
 """Variables that ``trainers.script.start`` sets: the file that ``log`` writes, the run folder, the results folder."""
@@ -126,3 +140,22 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
             os.close(file)
     except OSError as error:
         print(f"paceline: {numbers} could not be recorded: {error}", flush=True)
+
+
+# ------------------------------------------------------------------------------------------ in a notebook
+_NOTEBOOK = ("CommandError", "Run", "compare", "plot", "run", "runs", "sweep", "train")
+
+
+def __getattr__(name: str) -> Any:
+    """Names of pipeline.notebook. A training has this file alone, and no key is to hold that package's code."""
+    if name not in _NOTEBOOK:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module("pipeline.notebook"), name)
+    except ModuleNotFoundError as error:
+        where = "in a notebook or a script that starts runs, and not in a training"
+        raise AttributeError(f"paceline.{name} is there {where} ({error})") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(["checkpoints", "finish", "log", "run_dir", "should_stop", *_NOTEBOOK])

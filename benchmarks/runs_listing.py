@@ -1,12 +1,13 @@
-"""`doit runs` over ten thousand finished run folders, made of one real one.
+"""`doit runs`, and `paceline.runs()` in a new Python, over ten thousand finished run folders, made of one real one.
 
     python benchmarks/runs_listing.py [runs] [repetitions]
 
-The folders hold what a listing could read (key, configuration, journal, result), each with a key of its own.
+The folders hold what a listing could read, as links to the same files, and a result with a key of its own.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sys
@@ -18,7 +19,7 @@ from measure import DOIT, ROOT, checked, spread, surroundings
 
 TARGET_S = 2.0
 OVERRIDES = ["experiment=quickstart", "trainer.max_steps=2", "tracking=none"]
-COPIED = ("key.json", "config.json", "journal.jsonl")
+IN_PYTHON = "import sys, paceline; print(*paceline.runs(sys.argv[1])['state'])"
 
 
 def main() -> int:
@@ -30,19 +31,23 @@ def main() -> int:
         checked([*DOIT, "train", *OVERRIDES, *where], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
         (original,) = (path.parent for path in runs.glob("*/result.json"))
         multiply(original, count)
-        taken, used = [], []
-        for _ in range(repetitions + 1):
-            before, started = processor_s(), time.perf_counter()
-            shown = checked([*DOIT, "runs", *where], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
-            taken.append(time.perf_counter() - started)
-            used.append(processor_s() - before)
-            if shown.count("FINISHED") != count:
-                sys.exit(f"{shown.count('FINISHED')} of {count} runs were listed")
-    print(f"doit runs, {count:,} folders; {surroundings()}")
-    print(
-        f"{spread(taken[1:], 's')}; target below {TARGET_S} s; processor {spread(used[1:], 's')}"
-    )  # the first warmed up
-    return 0 if sorted(taken[1:])[len(taken[1:]) // 2] < TARGET_S else 1
+        missed = False
+        listing = [sys.executable, "-c", IN_PYTHON, where[0]]
+        for name, argv in (("doit runs", [*DOIT, "runs", *where]), ("paceline.runs()", listing)):
+            taken, used = [], []
+            for _ in range(repetitions + 1):
+                before, started = processor_s(), time.perf_counter()
+                shown = checked(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+                taken.append(time.perf_counter() - started)
+                used.append(processor_s() - before)
+                if shown.count("FINISHED") != count:
+                    sys.exit(f"{shown.count('FINISHED')} of {count} runs were listed")
+            print(f"{name}, {count:,} folders; {surroundings()}")
+            print(
+                f"{spread(taken[1:], 's')}; target below {TARGET_S} s; processor {spread(used[1:], 's')}"
+            )  # the first warmed up
+            missed |= sorted(taken[1:])[len(taken[1:]) // 2] >= TARGET_S
+    return int(missed)
 
 
 def processor_s() -> float:
@@ -55,14 +60,16 @@ def multiply(original: Path, count: int) -> None:
     """Copies under keys of their own until there are ``count`` runs."""
     sys.path.insert(0, str(ROOT))
     from pipeline.core import documents
+    from pipeline.runs import result as results
 
     result = documents.read_sealed(original / "result.json")
-    for number in range(1, count):
-        copy = original.parent / f"{number:012x}"
-        copy.mkdir()
-        for name in COPIED:
-            shutil.copy(original / name, copy / name)
-        (copy / "result.json").write_text(documents.sealed({**result, "key": copy.name}))
+    copies = [original.parent / f"{number:012x}" for number in range(1, count)]
+    left_out = shutil.ignore_patterns("code", "attempts", "result.json", "data")
+    for copy in copies:
+        shutil.copytree(original, copy, copy_function=os.link, ignore=left_out)
+    for run in (original, *copies):  # the last link is made: the stamps of the files change no more
+        files = {name: results.fingerprint(run / name) for name in result["files"]}
+        results.write(run / "result.json", {**result, "key": run.name, "files": files})
 
 
 if __name__ == "__main__":

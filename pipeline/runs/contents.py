@@ -140,3 +140,9 @@ def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for."""
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}
+
+
+def python_path(config: Mapping[str, Any]) -> str:
+    """What the ranks of a run with this config.json had on PYTHONPATH behind their code."""
+    cluster: Any = config.get("cluster")
+    return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")

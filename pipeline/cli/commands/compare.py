@@ -126,7 +126,8 @@ def plot() -> None:
     if axis not in curves.AXES:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
     log, target = is_on(options, "log"), _picture_file(options.get("file"))
-    metric, bands, more = _bands(options.get("metric"), axis)
+    runs = chosen(session(), session().invocation.paths)
+    metric, bands, more = bands_of(runs, options.get("metric"), axis)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
         _write_picture(target, bands, metric, axis, log=log)
@@ -139,9 +140,12 @@ def plot() -> None:
     say(folded(f"{terminal_plot.NOTE}{more_of_them}", columns))
 
 
-def _bands(named: str | None, axis: str) -> tuple[str, list[Band], int]:
-    """The metric, the first configurations that have its curve, and how many more there are."""
-    runs = chosen(session(), session().invocation.paths)
+def bands_of(runs: Sequence[ComparedRun], named: str | None, axis: str) -> tuple[str, list[Band], int]:
+    """Return the metric, the first configurations that have its curve, and how many more there are.
+
+    Raises:
+        UsageError: none of the runs has such a curve.
+    """
     rows = curves.of_runs(runs)
     known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
     of_scripts = [] if _METRIC in known else curves.names(rows.values())  # metrics have names of their own

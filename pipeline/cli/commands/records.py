@@ -22,6 +22,7 @@ from pipeline.core.tables import is_count
 from pipeline.evaluation.table import format_report
 from pipeline.execution import complete
 from pipeline.runs import acceptance, journal
+from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.mlflow import server as team_server
@@ -134,7 +135,7 @@ def publish() -> None:
         "name": name,
         "alias": alias,
         "run_id": run_id,
-        "pythonpath": _python_path(folder),
+        "pythonpath": python_path(folder.read_json(run_folder.CONFIG) or {}),
     }
     with waiting(note, "publishing the model"):
         done = process.run(
@@ -200,12 +201,6 @@ def _recorded(current: Session, folder: RunFolder) -> str:
             f"{folder.key} is not published: it isn't recorded in MLflow ({recorder.why()})", hint=recorder.hint()
         )
     return run_id
-
-
-def _python_path(folder: RunFolder) -> str:
-    """What its ranks had on PYTHONPATH behind their code."""
-    cluster: Any = (folder.read_json(run_folder.CONFIG) or {}).get("cluster")
-    return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")
 
 
 def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: Published) -> None:

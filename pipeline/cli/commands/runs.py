@@ -8,13 +8,13 @@ import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
-from pipeline.cli.session import relative, session
+from pipeline.cli.session import Session, relative, session
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
@@ -121,15 +121,25 @@ _MOST_METRICS = 2  # of a script: a line has little room
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
-def runs() -> None:
-    """Raises UsageError: a state, an order or a word that no run can be chosen by."""
-    options, runs_dir = session().invocation.options, session().config.runs_dir
-    words = session().invocation.overrides
-    wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
-    by, as_json = options.get("sort", "time"), is_on(options, "json")
-    rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
+class Selection(NamedTuple):
+    """The runs that overrides and a state choose, oldest first, with their configurations by key.
+
+    ``comparable`` are the configurations in which fields may differ: of an altered run none. Empty are all where
+    nothing was asked of them and there are more than a thousand.
+    """
+
+    rows: list[Row]
+    comparable: dict[str, dict[str, Any]]
+    is_empty: bool  # there is no run at all
+
+
+def selected(current: Session, state: str | None = None) -> Selection:
+    """Raises UsageError: a state or an override that no run can be chosen by."""
+    words, runs_dir = current.invocation.overrides, current.config.runs_dir
+    wanted, experiments = wanted_values(words, current.config.resolved), experiments_of(words)
+    rows = of_state(index.rows(runs_dir), state, index.STATES)
     altered = {row.key for row in rows if row.state == index.ALTERED}
-    is_empty = not rows and "state" not in options
+    is_empty = not rows and state is None
     rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
     configs: dict[str, dict[str, Any]] = {}
     if wanted or len(rows) <= _MOST:
@@ -137,10 +147,19 @@ def runs() -> None:
             row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
         }
     rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
+    comparable = {row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows}
+    return Selection(rows, comparable, is_empty)
+
+
+def runs() -> None:
+    """Raises UsageError: a state, an order or a word that no run can be chosen by."""
+    options, runs_dir = session().invocation.options, session().config.runs_dir
+    by, as_json = options.get("sort", "time"), is_on(options, "json")
+    rows, comparable, is_empty = selected(session(), options.get("state"))
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)
-    differing = differences({row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows})
+    differing = differences(comparable)
     if as_json:
         answers.answer([{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows])
         return

@@ -239,9 +239,11 @@ def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     return _popen(argv, stdin=subprocess.PIPE, env=None)
 
 
-def answering(argv: Sequence[str], *, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+def answering(
+    argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """The same, but it reads the file ``stdin`` from where that stands: no write can get stuck."""
-    return _popen(argv, stdin=stdin, env=None)
+    return _popen(argv, stdin=stdin, env=env)
 
 
 def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, errors: str = "replace") -> Completed:

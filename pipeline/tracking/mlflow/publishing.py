@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pipeline.tracking.mlflow.store import ModelStore
 
 
-MODEL_FILE = "data/model.pt2"
+MODEL_FOLDER, EXPORTED_FILE = "data", "model.pt2"
+MODEL_FILE = f"{MODEL_FOLDER}/{EXPORTED_FILE}"
 EXAMPLE_FILE = "input_example.json"
 SERVED_FILE = "serving_input_example.json"
 METRIC = "test/accuracy"
@@ -219,7 +220,9 @@ def _register(
     if model_id is None:
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
             folder = Path(temporary)
-            about = _exported(run_dir, folder, pythonpath)
+            target = folder / MODEL_FOLDER
+            target.mkdir()
+            about = export_model(run_dir, target, pythonpath)
             model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)
             _complete(folder, mlmodel(model, about, model_id=model_id, run_id=run_id), about)
             store.complete_model(model_id, folder)
@@ -228,11 +231,13 @@ def _register(
     return number, model_id, about
 
 
-def _exported(run_dir: Path, folder: Path, pythonpath: str) -> dict[str, Any]:
-    """What the node half says of the model that it has put into ``folder``. Raises PacelineError."""
+def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]:
+    """Export the run's network into the folder ``target`` as EXPORTED_FILE, and return the exporter's description.
+
+    Raises:
+        PacelineError: torch.export can't follow the network, or it isn't what the run has evaluated.
+    """
     code = os.pathsep.join(filter(None, (str(run_dir / run_folder.CODE), pythonpath)))
-    target = (folder / MODEL_FILE).parent
-    target.mkdir(parents=True)
     done = process.run(
         [sys.executable, "-P", str(_EXPORTER), str(run_dir), str(target)],
         env={**os.environ, "PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": ""},
@@ -240,7 +245,7 @@ def _exported(run_dir: Path, folder: Path, pythonpath: str) -> dict[str, Any]:
     )
     if done.code != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.code}"]
-        raise PacelineError(f"run {run_dir.name} can't be published: {last[0]}")
+        raise PacelineError(f"the network of run {run_dir.name} can't be exported: {last[0]}")
     about = documents.read(target / "about.json")
     (target / "about.json").unlink()
     return about
