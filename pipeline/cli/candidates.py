@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_type_hints
 
+from pipeline.cli import verb_flags
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import groups
@@ -42,6 +43,9 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
 
 def _names(verb: str, current: str, root: Path) -> Iterator[str]:
     """Names up to their ``=``; of fields the section alone, until its point was typed."""
+    if current.startswith("-"):
+        yield from (verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items())
+        return
     yield from (f"{name}=" for name in VERBS[verb].options)
     if not VERBS[verb].composes:
         return
@@ -57,7 +61,8 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
 
 def _keys(verb: str, before: Sequence[str], root: Path) -> Iterator[str]:
     """Those of the runs, where the verb takes one as a bare word."""
-    if VERBS[verb].takes_paths and VERBS[verb].bare == "KEY":
+    known = VERBS[verb]
+    if (known.takes_paths and known.bare == "KEY") or "run" in known.options:
         yield from _option_values("run", "KEY", before, root)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
+from pipeline.cli import verb_flags
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
 from pipeline.cli.verbs import VERBS
@@ -85,7 +86,9 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
             value = after
         meant = _meant(name[2:].replace("-", "_"), value, invocation.verb)
         hint = f"doit {invocation.verb} {meant}" if meant else f"doit help {invocation.verb}"
-        raise UsageError(f"{word}: options and overrides of doit {invocation.verb} have no dashes", hint=hint)
+        own = ", ".join(verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[invocation.verb].options.items())
+        what = f"{name} is no option of doit {invocation.verb}, which has {own}; overrides have no dashes"
+        raise UsageError(what, hint=hint)
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:

@@ -12,6 +12,7 @@ from doit.cmd_base import DodoTaskLoader
 from doit.plugin import PluginDict
 from doit.version import VERSION
 
+from pipeline.cli import verb_flags
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
@@ -73,7 +74,7 @@ def overview() -> str:
     lines = [
         "Paceline: reproducible multi-node PyTorch training.",
         "",
-        "  doit VERB [OVERRIDE …] [OPTION=VALUE …]",
+        "  doit VERB [KEY …] [OVERRIDE …] [--OPTION …]",
         "",
         *_table([(name, verb.summary) for name, verb in VERBS.items()]),
         "",
@@ -100,8 +101,7 @@ def verb_page(name: str) -> str:
     """What one verb does, its options, the groups, examples."""
     verb = VERBS[name]
     lines = [
-        f"  doit {name}{' [OVERRIDE …]' if verb.composes else ''}{' [OPTION=VALUE …]' if verb.options else ''}"
-        f"{f' [{verb.bare} …]' if verb.takes_paths else ''}",
+        _usage(name, verb),
         "",
         *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _WIDTH),
         "",
@@ -115,11 +115,16 @@ def verb_page(name: str) -> str:
     return "\n".join(lines)
 
 
+def _usage(name: str, verb: Verb) -> str:
+    bare = f" [{verb.bare} …]" if verb.takes_paths else " [KEY]" if "run" in verb.options else ""
+    return f"usage: doit {name}{bare}{' [OVERRIDE …]' * verb.composes}{' [--OPTION …]' * bool(verb.options)}"
+
+
 def _options(name: str, verb: Verb) -> list[str]:
     if not verb.options:
         return []
-    rows = [(f"{word}={option.value}", option.meaning) for word, option in verb.options.items()]
-    return [f"Options of doit {name}:", *_table(rows), ""]
+    rows = [(verb_flags.spelt(word, option), option.meaning) for word, option in verb.options.items()]
+    return [f"Options of doit {name} (OPTION=VALUE without dashes is understood too):", *_table(rows), ""]
 
 
 def _groups() -> Iterator[str]:

@@ -24,7 +24,7 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import answers, clone, flags, invocation  # noqa: E402
+from pipeline.cli import answers, clone, flags, invocation, verb_flags  # noqa: E402
 from pipeline.cli.invocation import taken_out  # noqa: E402
 from pipeline.cli.output import as_typed, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
@@ -34,7 +34,6 @@ from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of 
 _YOUNG = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
 start of a script took 35 ms for it, with this 13."""
-_KEY = re.compile("[0-9a-f]{3,}")  # or the beginning of one
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
@@ -59,8 +58,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             clone.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
-            if "torchrun" in sys.argv or "run" in sys.argv:
-                _start_with_overrides()
+            _start_with_overrides()
             self._invocation = invocation.parse(sys.argv[1:])
             if not invocation.HELP_WORDS.isdisjoint(sys.argv):
                 _answer_help()
@@ -118,10 +116,13 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 
 def _start_with_overrides() -> None:
-    """Start doit anew, which has copied the words by now, where they are a command line of torchrun's."""
-    from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
+    """Start doit anew, which has copied the words by now, where they hold flags of a verb's own, a bare key, or are a
+    command line of torchrun's."""
+    words, notes = verb_flags.as_words(sys.argv[1:]), list[str]()
+    if "torchrun" in words or "run" in words:
+        from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
-    words, notes = torchrun_line.translated(sys.argv[1:], clone.started_in(), clone.ROOT, VERBS)
+        words, notes = torchrun_line.translated(words, clone.started_in(), clone.ROOT, VERBS)
     if words != sys.argv[1:]:
         for note in notes:
             note_usual(note)
@@ -136,8 +137,6 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> Non
         of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or of_late_task or _is_target(tasks, word):
             continue
-        if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
-            raise invalid(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
         if verb is not None and (meant := flags.without_equals(word, "" if after in names else after, verb)):
             raise invalid(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
         raise invalid(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")

@@ -59,7 +59,7 @@ def configuration(
     for word in invocation.overrides:
         if not word.lstrip("+").startswith(_WHERE):
             raise UsageError(
-                f"doit {invocation.verb} run=… takes no {word!r}: the run has its own configuration",
+                f"doit {invocation.verb} KEY takes no {word!r}: the run has its own configuration",
                 hint=f"doit {invocation.verb} with all words of the run and this one, in place of run=",
             )
     folder = index.find(root / expanded(resolved["paths"]["runs"], "paths.runs"), invocation.options["run"])
@@ -125,7 +125,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
         raise UsageError(
             f"run {folder.key} was started by cluster.launcher={', '.join(known)}, and these words reach hosts by "
             f"{launcher}; a run folder doesn't say how",
-            hint=f"doit {invocation.verb} run={folder.key} {again}",
+            hint=f"doit {invocation.verb} {folder.key} {again}",
         )
     here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
     fields = [word.lstrip("+~").partition("=")[0] for word in words]
@@ -134,7 +134,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
         raise UsageError(
             f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
             "folder",
-            hint=f"doit {invocation.verb} run={folder.key} {again}",
+            hint=f"doit {invocation.verb} {folder.key} {again}",
         )
     return now
 

@@ -75,9 +75,9 @@ COMPARING: Mapping[str, Verb] = {
         },
         examples=(
             "report",
-            "report sweep=5bb24236b1de json=1",
+            "report --sweep 5bb24236b1de --json",
             "report 495e1d",
-            "report model=resnet18 file=nets.html",
+            "report model=resnet18 --file nets.html",
         ),
         shows_groups=False,
         shares_batch=False,
@@ -110,7 +110,7 @@ COMPARING: Mapping[str, Verb] = {
             "metric": Option("NAME,…", "only these metrics"),
             "markdown": Option("1", "as tables in Markdown"),
         },
-        examples=("compare 495e1d cf0848", "compare experiment=quickstart markdown=1", "compare sweep=5bb242"),
+        examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare --sweep 5bb242"),
         shows_groups=False,
         shares_batch=False,
         chooses=True,
@@ -129,7 +129,7 @@ COMPARING: Mapping[str, Verb] = {
             "file": Option("FILE", "write a picture: .svg, .png or .pdf"),
             "sweep": _SWEEP,
         },
-        examples=("plot 495e1d cf0848 metric=train/loss log=1", "plot experiment=quickstart file=curves.pdf"),
+        examples=("plot 495e1d cf0848 --metric train/loss --log", "plot experiment=quickstart --file curves.pdf"),
         shows_groups=False,
         shares_batch=False,
         chooses=True,
@@ -141,7 +141,7 @@ RECORDING: Mapping[str, Verb] = {
         module="records",
         summary="replay a run into MLflow (exactly once)",
         options={"run": RUN},
-        examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
+        examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000"),
         shows_groups=False,
     ),
     "publish": Verb(
@@ -155,7 +155,7 @@ RECORDING: Mapping[str, Verb] = {
             "name": Option("NAME", "the registered model; created if it doesn't exist"),
             "alias": Option("ALIAS", "an alias of this version, such as champion"),
         },
-        examples=("publish run=cf0848 name=digits alias=champion",),
+        examples=("publish cf0848 --name digits --alias champion",),
         shows_groups=False,
     ),
     "ui": Verb(
@@ -168,7 +168,11 @@ RECORDING: Mapping[str, Verb] = {
             "port": Option("N", "the port to listen on; default: 5000, or a free one"),
             "charts": Option("METRIC,…", "only the charts of these metrics"),
         },
-        examples=("ui", "ui cf0848 495e1d charts=val/accuracy", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        examples=(
+            "ui",
+            "ui cf0848 495e1d --charts val/accuracy",
+            "ui --port 5001 tracking.uri=sqlite:////data/mlflow.db",
+        ),
         shows_groups=False,
     ),
     "server": Verb(
@@ -213,7 +217,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=(
             "preflight cluster=two_node",
-            "preflight cluster=pssh cluster.hostfile=hosts.txt deep=1",
+            "preflight cluster=pssh cluster.hostfile=hosts.txt --deep",
         ),
         shares_batch=False,
     ),
@@ -223,7 +227,7 @@ _VERBS: Mapping[str, Verb] = {
         summary="what would run, why, and the exact command of each host",
         details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
         options={"format": Option("text|mermaid|dot", "text, or the steps as a graph")},
-        examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
+        examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' --format mermaid"),
     ),
     "config": Verb(
         module="explain",
@@ -240,7 +244,7 @@ _VERBS: Mapping[str, Verb] = {
         summary="why a run is not up to date: how it differs from a finished one",
         details="Shows the fields that differ from the nearest finished run.",
         options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run")},
-        examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
+        examples=("why experiment=quickstart optimizer.lr=0.2", "why cf0848", "why --step clean"),
     ),
     "accept": Verb(
         module="reproduce",
@@ -251,7 +255,7 @@ _VERBS: Mapping[str, Verb] = {
             "run": Option("KEY", "the finished run; without it the nearest one"),
             "undo": Option("1", "withdraw the acceptance"),
         },
-        examples=("accept experiment=quickstart", "accept experiment=quickstart undo=1"),
+        examples=("accept experiment=quickstart", "accept experiment=quickstart --undo"),
     ),
     "step": Verb(
         module="steps",
@@ -270,7 +274,7 @@ _VERBS: Mapping[str, Verb] = {
         summary="the graph of steps, data set, training and report",
         details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
         options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
-        examples=("dag", "dag dataset.source=step:clean format=dot"),
+        examples=("dag", "dag dataset.source=step:clean --format dot"),
         shares_batch=False,
     ),
     "train": Verb(
@@ -282,7 +286,7 @@ _VERBS: Mapping[str, Verb] = {
         "what still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
         "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
-            "preflight.deep": Option("1", "first run all checks of doit preflight deep=1"),
+            "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
         },
         examples=(
             "train experiment=quickstart",
@@ -310,7 +314,7 @@ _VERBS: Mapping[str, Verb] = {
         "results and records them. `doit train` with the same words does so too, and starts the run "
         "where nothing is left.",
         options={"run": RUN},
-        examples=("attach experiment=quickstart cluster=two_node", "attach run=cf0848"),
+        examples=("attach experiment=quickstart cluster=two_node", "attach cf0848"),
     ),
     "sweep": Verb(
         goes_on=True,
@@ -331,7 +335,7 @@ _VERBS: Mapping[str, Verb] = {
         after=("train",),
         summary="accuracy, per-class report and confusion matrix of a run",
         options={"run": RUN},
-        examples=("evaluate run=cf0848", "evaluate experiment=quickstart"),
+        examples=("evaluate cf0848", "evaluate experiment=quickstart"),
     ),
     **RECORDING,
     "runs": Verb(
@@ -339,13 +343,18 @@ _VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. The time is that of the "
-        "training. Of more than 200 runs the sizes are shown only with sort=size or json=1.",
+        "training. Of more than 200 runs the sizes are shown only with sort=size or --json.",
         options={
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
             "wide": Option("1", "all columns, and lines as long as they are"),
         },
-        examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),
+        examples=(
+            "runs",
+            "runs model=resnet18 --state FAILED",
+            "runs dataset=digits --sort accuracy",
+            "runs --sort size",
+        ),
         shows_groups=False,
         shares_batch=False,
         chooses=True,
@@ -371,11 +380,11 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=(
             "clean",
-            "clean state=KILLED older_than=30",
-            "clean model=resnet18 keep_best=5",
-            "clean checkpoints=1",
-            "clean hosts=1 cluster=two_node",
-            "clean steps=1",
+            "clean --state KILLED --older-than 30",
+            "clean model=resnet18 --keep-best 5",
+            "clean --checkpoints",
+            "clean --hosts cluster=two_node",
+            "clean --steps",
         ),
         shows_groups=False,
         shares_batch=False,
@@ -391,7 +400,7 @@ _VERBS: Mapping[str, Verb] = {
             "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
             "watch": Option("1", "follow it, or the running sweep, to its end; Ctrl-C does not stop it"),
         },
-        examples=("status", "status cf0848", "status watch=1"),
+        examples=("status", "status cf0848", "status --watch"),
         shows_groups=False,
     ),
     "logs": Verb(
@@ -405,7 +414,7 @@ _VERBS: Mapping[str, Verb] = {
             "host": Option("NAME", "only this host"),
             "step": Option("NAME", "the output of this step of yours instead of a run"),
         },
-        examples=("logs", "logs cf0848 host=node1", "logs step=clean"),
+        examples=("logs", "logs cf0848 --host node1", "logs --step clean"),
         shows_groups=False,
     ),
     "reproduce": Verb(
@@ -417,7 +426,7 @@ _VERBS: Mapping[str, Verb] = {
             "run": Option("KEY|ID|FILE", "the run's key, the id of an MLflow run, or an archive of doit export"),
             "keep": Option("1", "keep the checkout"),
         },
-        examples=("reproduce run=495e1d", "reproduce run=495e1d.tar.gz cluster=two_node"),
+        examples=("reproduce 495e1d", "reproduce 495e1d.tar.gz cluster=two_node"),
         shares_batch=False,
         shows_groups=False,
     ),
@@ -429,7 +438,7 @@ _VERBS: Mapping[str, Verb] = {
             "weights": Option("1", "include the final weights"),
             "to": Option("FILE", "the archive; default: runs/exports/KEY.tar.gz"),
         },
-        examples=("export run=495e1d weights=1 to=/tmp/run.tar.gz",),
+        examples=("export 495e1d --weights --to /tmp/run.tar.gz",),
         shares_batch=False,
         shows_groups=False,
     ),
@@ -437,7 +446,7 @@ _VERBS: Mapping[str, Verb] = {
         module="hosts",
         summary="stop a run on all of its hosts",
         options={"run": Option("KEY", "the run; default without overrides: the one in progress")},
-        examples=("stop", "stop run=cf0848"),
+        examples=("stop", "stop cf0848"),
         shows_groups=False,
     ),
     "allreduce": Verb(
@@ -448,7 +457,7 @@ _VERBS: Mapping[str, Verb] = {
             "max_bytes": Option("SIZE", "the largest (64M over gloo, 1G over nccl)"),
             "iterations": Option("N", "measurements of each size (20)"),
         },
-        examples=("allreduce cluster=two_node max_bytes=16M iterations=50",),
+        examples=("allreduce cluster=two_node --max-bytes 16M --iterations 50",),
         shares_batch=False,
     ),
     "benchmark": Verb(
@@ -460,7 +469,7 @@ _VERBS: Mapping[str, Verb] = {
             "block_s": Option("S", "seconds of a block (2)"),
             "against": Option("NAME,…", "also other loops: tuned, guide, lightning, accelerate"),
         },
-        examples=("benchmark model=resnet18 against=guide,lightning", "benchmark cluster=two_node pairs=7"),
+        examples=("benchmark model=resnet18 --against guide,lightning", "benchmark cluster=two_node --pairs 7"),
         shares_batch=False,
     ),
     "profile": Verb(
@@ -468,7 +477,7 @@ _VERBS: Mapping[str, Verb] = {
         after=("fetch",),
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},
-        examples=("profile experiment=quickstart steps=3",),
+        examples=("profile experiment=quickstart --steps 3",),
     ),
     "mesh": Verb(
         module="hosts",
@@ -480,7 +489,7 @@ _VERBS: Mapping[str, Verb] = {
             "check": Option("1", "only try every pair; change nothing"),
             "undo": Option("1", "remove exactly what it added"),
         },
-        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt check=1"),
+        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt --check"),
         shares_batch=False,
         shows_groups=False,
     ),
@@ -500,7 +509,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=(
             "sync cluster=two_node experiment=quickstart",
-            "sync cluster=two_node data=0 to=/data/shared notebooks ./lists/train.txt",
+            "sync cluster=two_node --no-data --to /data/shared notebooks ./lists/train.txt",
         ),
         shares_batch=False,
         shows_groups=False,
@@ -510,7 +519,7 @@ _VERBS: Mapping[str, Verb] = {
         summary="simulated SSH hosts on this computer: hosts=2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",
         options={"hosts": Option("N", "start a lab of so many hosts"), "down": Option("1", "remove it")},
-        examples=("lab hosts=2", "lab down=1"),
+        examples=("lab --hosts 2", "lab --down"),
         composes=False,
     ),
 }

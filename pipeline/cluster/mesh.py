@@ -99,7 +99,7 @@ def _launcher(cluster: Cluster) -> AgentLauncher:
     launcher.close()
     raise UsageError(
         f"doit mesh connects hosts that ssh reaches, and cluster.launcher={cluster.launcher} reaches none",
-        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab hosts=2",
+        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab --hosts 2",
     )
 
 
@@ -189,7 +189,7 @@ def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
     targets = {one.host: one for one in mesh.members}
     rows = [f"  {source} can't log in to {_login(targets[to])}: {why}" for (source, to), why in mesh.failures.items()]
     lacks = checked_only and any(not why.startswith("`ssh ") for why in mesh.failures.values())
-    hints = ["doit mesh with the same words, without check=1"] if lacks else []
+    hints = ["doit mesh with the same words, without --check"] if lacks else []
     typed = {source: why.split("`")[1] for (source, _), why in mesh.failures.items() if why.startswith("`ssh ")}
     hints += [
         f"on {source}: its ssh configuration changes what {words!r} reaches: {words.replace('ssh', 'ssh -G', 1)}"

@@ -127,7 +127,7 @@ def way(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
     if plan.launcher != cluster.launcher:
         raise UsageError(
             f"cluster.launcher={plan.launcher} has started it there, and these words reach hosts by {cluster.launcher}",
-            hint=f"doit stop run={plan.run_key} cluster=<the one that it was trained on>",
+            hint=f"doit stop {plan.run_key} cluster=<the one that it was trained on>",
         )
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     pythons = {host.python for host in cluster.hosts}

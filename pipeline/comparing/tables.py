@@ -141,7 +141,7 @@ def _code(first: str, against: Against) -> list[str]:
     lines += [f"{_INDENT}{item.path} {item.change}" for item in against.code]
     diff = [line for item in against.code for line in item.diff]
     more = len(diff) - _MOST_LINES
-    return lines + diff[:_MOST_LINES] + ([f"… {more:,} more lines; json=1 has them all"] if more > 0 else [])
+    return lines + diff[:_MOST_LINES] + ([f"… {more:,} more lines; --json has them all"] if more > 0 else [])
 
 
 # -------------------------------------------------------------------------------------------- Markdown

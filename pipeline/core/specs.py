@@ -122,6 +122,10 @@ class Cluster:
         return tuple(dict.fromkeys(entry for entry in entries if entry))
 
 
+LAST = "last"
+"""In place of a run's key: the newest run."""
+
+
 class State(enum.StrEnum):
     """The states of a run, as they stand in journal.jsonl and result.json."""
 

@@ -1,4 +1,4 @@
-"""`doit preflight measure=1`: trainers.measuring.host_speed on the cluster, and the baseline that hosts are held to."""
+"""`doit preflight --measure`: trainers.measuring.host_speed on the cluster, and the baseline that hosts are held to."""
 
 from __future__ import annotations
 

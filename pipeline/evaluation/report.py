@@ -64,7 +64,7 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
 
 # --------------------------------------------------------------------------------------- reading
 def _read(run_dir: Path) -> _Outcome:
-    again = f"doit train, then doit evaluate run={run_dir.name}"
+    again = f"doit train, then doit evaluate {run_dir.name}"
     predictions = _object(run_dir / run_folder.PREDICTIONS, again)
     manifest = _object(run_dir / "data" / "manifest.json", "doit train with the words of the run, which links its data")
     summary_path = run_dir / run_folder.SUMMARY

@@ -250,7 +250,7 @@ def text(trials: Sequence[PlannedRun]) -> str:
     if launched is None:
         return "\n".join([*lines, "nothing would be launched"])
     plan = launched.launch
-    whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (json=1 shows all)"
+    whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (--json shows all)"
     shape = f"{counted(plan.nnodes, 'node')}, {counted(plan.world_size, 'rank')}"
     head = f"attempt {plan.attempt} on {shape}, {plan.launcher}{whose}:"
     return "\n".join([*lines, "", head, *_names_of_granted(plan), commands(plan)])

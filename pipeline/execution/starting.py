@@ -120,7 +120,7 @@ def of_run(folder: RunFolder, said: str) -> Start:
     """The final weights of a finished run. ``said``: the setting, for messages. Raises UsageError: it has none."""
     result = folder.read_result()
     if result is None:
-        raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status run={folder.key}")
+        raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status {folder.key}")
     final = result.files.get(run_folder.FINAL_WEIGHTS)
     if final is None:
         raise UsageError(

@@ -219,7 +219,7 @@ def wait_ready(lab: Lab) -> None:
                 raise HostError(
                     f"lab: {host.name} ({host.address}) has no ssh server after {_READY_S:g} s; its log:\n"
                     + _log_tail(host),
-                    hint="doit lab down=1, then again",
+                    hint="doit lab --down, then again",
                 )
             time.sleep(_POLL_S)
 

@@ -31,14 +31,14 @@ def up(root: Path, hosts: int) -> Lab:
     _require()
     root = _checked_root(root)
     if not 1 <= hosts <= _MAX_HOSTS:
-        raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", hint="doit lab hosts=2")
+        raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", hint="doit lab --hosts 2")
     with _lock():
         lab = state.load(root)
         if lab is not None and _usable(lab, root):
             if len(lab.hosts) != hosts:
                 raise UsageError(
                     f"lab: one of {len(lab.hosts)} hosts runs here, hosts={hosts} was asked for",
-                    hint=f"doit lab down=1 && doit lab hosts={hosts}",
+                    hint=f"doit lab --down && doit lab hosts={hosts}",
                 )
             return _repaired(lab)
         _remove(root)

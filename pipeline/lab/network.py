@@ -135,7 +135,7 @@ def end_processes(name: str) -> None:
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise HostError(f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", hint="doit lab down=1")
+            raise HostError(f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", hint="doit lab --down")
         time.sleep(0.01)
 
 

@@ -41,7 +41,7 @@ def missing() -> HostError | None:
     if os.geteuid() != 0:
         return HostError(
             f"the lab needs root (network namespaces); this is uid {os.geteuid()}",
-            hint=f'sudo "$(command -v doit)" lab hosts=2   ({_OWN_HOSTS})',
+            hint=f'sudo "$(command -v doit)" lab --hosts 2   ({_OWN_HOSTS})',
         )
     lacking = [name for name, bit in _CAPABILITIES.items() if not _effective_capabilities() >> bit & 1]
     if lacking:
@@ -69,6 +69,6 @@ def command(*argv: str, stdin: str = "") -> str:
     if done.code != 0:
         said = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(
-            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}", hint="doit lab down=1, then again"
+            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}", hint="doit lab --down, then again"
         )
     return done.stdout

@@ -14,7 +14,8 @@ from pipeline.cli.commands import runs as listing
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.session import ROOT, Session
 from pipeline.comparing import curves
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError
+from pipeline.core.specs import LAST
 from pipeline.core.tables import duration
 from pipeline.runs import index
 from pipeline.runs import status as run_status
@@ -25,7 +26,6 @@ from trainers.contract import run_folder
 if TYPE_CHECKING:
     from pipeline.notebook.weights import Module, Tensor
 
-_LAST = "last"
 _SHOWN_METRICS = 8
 
 
@@ -130,7 +130,7 @@ class Run:
         return f"<table><caption>run {self.key}</caption>{lines}</table>"
 
 
-def run(key: str = _LAST, *overrides: str) -> Run:
+def run(key: str = LAST, *overrides: str) -> Run:
     """Return a run by its key, the first digits of it, or "last".
 
     Args:
@@ -140,12 +140,7 @@ def run(key: str = _LAST, *overrides: str) -> Run:
         UsageError: there is no such run.
     """
     folder = Session(Invocation(verb="runs", overrides=overrides)).config.runs_dir
-    if key != _LAST:
-        return _of(index.find(folder, key))
-    rows = index.rows(folder)
-    if not rows:
-        raise UsageError(f"no runs under {folder} yet", hint='paceline.train("experiment=quickstart")')
-    return _of(RunFolder(folder / rows[-1].key))
+    return _of(index.find(folder, key))
 
 
 def runs(*overrides: str, state: str | None = None) -> Any:

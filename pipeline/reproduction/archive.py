@@ -48,7 +48,7 @@ _BOUND = (
     run_folder.PROVENANCE,
     run_folder.PLAN,
 )  # a digest of their bytes stands elsewhere
-_AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
+_AGAIN = "another copy of the archive, or doit export KEY once more where the run's folder is"
 _LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
 _LARGEST_JSON = 256 << 20  # which is read as a whole
 _LARGEST_MANIFEST = 64 << 20  # 160 bytes for each of the most files
@@ -77,12 +77,12 @@ def export(
         seen = "is damaged" if path.exists() else "is missing"
         raise PacelineError(
             f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",
-            hint="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
+            hint="another copy of the run folder, or its MLflow run: doit reproduce <its MLflow id>",
         )
     if result is not None:
         check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
-        raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave weights=1 away")
+        raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave --weights away")
     paths = [*_archived_files(folder, (*_KEPT, *(_WEIGHTS if weights else ())))]
     if away := [path for path in paths if layout.leads_out(path, folder.path)]:
         say(layout.not_read(away, folder.path))
@@ -188,7 +188,7 @@ def _checked(archive: Path) -> str:
     if MANIFEST not in by_name:
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
-            hint="doit export run=KEY once more where the run's folder is",
+            hint="doit export KEY once more where the run's folder is",
         )
     del by_name[MANIFEST]  # it can't list its own sha256
     manifest = documents.open_sealed(written)

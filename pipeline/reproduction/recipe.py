@@ -69,7 +69,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         result, _ = acceptance.standing(folder)
     if result is None:
         raise PacelineError(
-            f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status run={folder.key}"
+            f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status {folder.key}"
         )
     if provenance is None or key is None or config is None:
         raise _unreadable(folder, {run_folder.PROVENANCE: provenance, run_folder.KEY: key, run_folder.CONFIG: config})
@@ -116,7 +116,7 @@ def checkout(
             raise PacelineError(
                 f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root}){unused}",
                 hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
-                "that brings the commit: doit export run=KEY, once more, where it is",
+                "that brings the commit: doit export KEY, once more, where it is",
             )
         _apply(recipe, place, is_foreign=not known)
         if recipe.commit is not None:

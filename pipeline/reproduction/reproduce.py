@@ -139,7 +139,7 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
         raise TrainingError(
             f"run {recipe.folder.key} could not be made again: its training ended with exit code {code}, for the "
             "reason above",
-            hint=f"fix that, then the same command; keep=1 leaves the run's code in {work / 'code'}",
+            hint=f"fix that, then the same command; --keep leaves the run's code in {work / 'code'}",
         )
     return made[0]
 
@@ -205,7 +205,7 @@ def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
         name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
         raise PacelineError(
             f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(hidden)}",
-            hint=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
+            hint=f"doit reproduce {recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
             f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
         )
 

@@ -406,7 +406,7 @@ def removed(path: Path | str | None) -> TrainingError:
     )
 
 
-_ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>"
+_ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: doit reproduce <that>"
 
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason, suggestion
-from pipeline.core.specs import State
+from pipeline.core.specs import LAST, State
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
 from pipeline.runs import acceptance, journal
@@ -70,10 +70,12 @@ class Row:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """The run whose key begins with ``named``, or that MLflow knows by this run id.
+    """The run whose key begins with ``named``, or that MLflow knows by this run id; ``last`` is the newest.
 
     Raises UsageError: no run does, several do, or a newer Paceline wrote it.
     """
+    if named == LAST:
+        return _newest(runs_dir)
     keys = list(_keys(runs_dir))
     matches = [key for key in keys if named and key.startswith(named)]
     if not matches and is_mlflow_id(named):
@@ -83,6 +85,15 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     if not matches:
         raise UsageError(f"run={named}: no such run under {runs_dir}; {suggestion(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
+    folder.refuse_newer()
+    return folder
+
+
+def _newest(runs_dir: Path) -> RunFolder:
+    known = rows(runs_dir)
+    if not known:
+        raise UsageError(f"no runs under {runs_dir} yet", hint="doit train experiment=quickstart")
+    folder = RunFolder(runs_dir / known[-1].key)
     folder.refuse_newer()
     return folder
 

@@ -64,7 +64,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
         if plan is not None and plan.launcher != cluster.launcher:
             say(
                 f"WARNING: run {key} was under way by cluster.launcher={plan.launcher}, which these words don't reach: "
-                f"doit stop run={key} cluster=<the one that it was trained on> ends what it has left there"
+                f"doit stop {key} cluster=<the one that it was trained on> ends what it has left there"
             )
         if not launchers.capabilities(cluster).hosts_are_granted:  # else the next attempt finds its job
             stop_run(cluster, run.folder.path, key)

@@ -231,7 +231,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
             raise UsageError(
                 f"sweep.name={name} stands for another search space: {about.total} trials of "
                 f"{' '.join(about.words)}; of the {len(space.trials)} trials now asked for it has {shared}",
-                hint="fork=1 begins a new sweep beside it (finished trials count), or another sweep.name",
+                hint="--fork begins a new sweep beside it (finished trials count), or another sweep.name",
             )
         number += 1
         folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")

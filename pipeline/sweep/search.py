@@ -184,7 +184,7 @@ def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) 
     if rows:
         raise UsageError(
             "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
-            hint="the words it was begun with, or fork=1, which begins a new search beside it",
+            hint="the words it was begun with, or --fork, which begins a new search beside it",
         )
 
 

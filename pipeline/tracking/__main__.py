@@ -89,7 +89,7 @@ def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> i
     recorded = to(arguments.run_dir, follow=arguments.follow, check=arguments.check, parent_pid=parent)
     if recorded.state == PENDING:
         when = "once that is fixed" if recorded.refused else "once it answers"
-        print(f"{recorded.message}\n  try: doit record run={arguments.run_dir.name}, {when}", file=sys.stderr)
+        print(f"{recorded.message}\n  try: doit record {arguments.run_dir.name}, {when}", file=sys.stderr)
         return 1
     print(f"{recorded.state} {recorded.run_id or arguments.tracker}")
     return 0

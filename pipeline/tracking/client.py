@@ -75,15 +75,15 @@ class DestinationRecorder:
         """The command that records the run later."""
         file = self.to.database
         if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"doit record run={self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
+            return f"doit record {self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.refused:
-            return f"doit record run={self.run_dir.name}, once that is fixed"
+            return f"doit record {self.run_dir.name}, once that is fixed"
         last = self._logged()[-1:] if recorded is None or not recorded.message else []
         if last and last[0].startswith(_TRY):
             return last[0].removeprefix(_TRY)
         waits = file is None and self.to.tracker is None
-        return f"doit record run={self.run_dir.name}" + (", once the tracking server answers" if waits else "")
+        return f"doit record {self.run_dir.name}" + (", once the tracking server answers" if waits else "")
 
     def _logged(self) -> list[str]:
         """The lines of its log; the last ones are an error and what helps."""

@@ -118,7 +118,7 @@ def _paragraphs(story: Story) -> Iterator[str]:
     for name, value in story.nonfinite.items():
         yield f"**Not finite:** {_code(name)} was {value}."
     yield f"{story.what}, {_ranks(story)}"
-    again = f"The command that repeats it; `doit reproduce run={story.key}` takes the code as it was too:"
+    again = f"The command that repeats it; `doit reproduce {story.key}` takes the code as it was too:"
     yield again + "\n\n" + _block([command([word for word in story.words if not _is_of_files(word)])])
     differs = [word for word in story.words if decides(word)]
     if differs:

@@ -76,7 +76,7 @@ def record(
 def _outcome(run_dir: Path, to: Destination) -> Recorded:
     recorded = to.last_recorded(run_dir)
     if recorded is None:
-        raise PacelineError(f"{run_dir / state.file_of(to.tracker)} vanished", hint=f"doit record run={run_dir.name}")
+        raise PacelineError(f"{run_dir / state.file_of(to.tracker)} vanished", hint=f"doit record {run_dir.name}")
     return recorded
 
 
@@ -87,7 +87,7 @@ def _alone(run_dir: Path, to: Destination, wait_s: float) -> Iterator[None]:
         lock.wait(timeout_s=wait_s)
     except TimeoutError:
         raise PacelineError(
-            f"another process is recording {run_dir.name}", hint=f"doit record run={run_dir.name}, when it is done"
+            f"another process is recording {run_dir.name}", hint=f"doit record {run_dir.name}, when it is done"
         ) from None
     try:
         yield

@@ -131,7 +131,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
         ),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),
-        (("evaluate", "3f92a0"), "'3f92a0' is no command; a run is named by run=: doit evaluate run=3f92a0"),
+        (("evaluate", "3f92a0"), "run=3f92a0: no such run"),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_sweep_trains_the_first_run_once_and_a_trial_is_made_again_after_that_
     trial = results(checkout)[f"init.run={FIRST}"]
     shutil.rmtree(first)
     shutil.rmtree(checkout.root / "data/weights")
-    done = typed(checkout, f"doit reproduce run={trial.name}", words="")
+    done = typed(checkout, f"doit reproduce {trial.name}", words="")
     assert f"REPRODUCED {trial.name}" in done.stdout, done.stdout
     assert "its key is the same" in done.stdout
 

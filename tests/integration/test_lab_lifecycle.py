@@ -61,7 +61,9 @@ def test_up_twice_finds_the_same_lab(root: Path) -> None:
 
 def test_another_number_of_hosts_says_what_to_do(root: Path) -> None:
     labs.up(root, 1)
-    with pytest.raises(UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab down=1 && doit lab hosts=2"):
+    with pytest.raises(
+        UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab --down && doit lab --hosts 2"
+    ):
         labs.up(root, 2)
 
 
@@ -219,7 +221,7 @@ def test_the_system_is_afterwards_as_it_was_before(root: Path, already: str) -> 
 
 def test_without_root_it_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(HostError, match=r"needs root .* uid 1000\n  try: sudo .* lab hosts=2"):
+    with pytest.raises(HostError, match=r"needs root .* uid 1000\n  try: sudo .* lab --hosts 2"):
         labs.up(root, 2)
 
 

@@ -60,7 +60,7 @@ def test_a_plain_name_that_the_hosts_own_configuration_leads_elsewhere_is_named(
     with pytest.raises(HostError, match=r"node0 can't log in to node1 .*: `ssh \S+`: .*port 2222") as hit:
         mesh.demand_all(made, checked_only=True)
     assert "on node0: its ssh configuration changes what 'ssh " in str(hit.value)
-    assert "without check=1" not in str(hit.value)
+    assert "without --check" not in str(hit.value)
 
 
 def test_undo_leaves_what_was_there_before_and_what_came_since(hosts: Lab) -> None:
@@ -109,7 +109,7 @@ def test_undo_with_a_damaged_record_takes_the_access_back_and_says_what_it_could
     on(hosts, "node0", "echo null > ~/.ssh/paceline-mesh.json")
     with pytest.raises(HostError, match=r"node0: its ~/\.ssh/paceline-mesh\.json, .* is damaged") as hit:
         mesh.connect(cluster(hosts))
-    assert "try: doit mesh undo=1 with the same words" in str(hit.value)
+    assert "try: doit mesh --undo with the same words" in str(hit.value)
     undone = mesh.undo(cluster(hosts))
     assert [(one.keys, one.hosts, one.key_removed) for one in undone] == [(2, 0, False), (2, 4, True)]
     assert on(hosts, "node0", "cat ~/.ssh/authorized_keys").stdout == f"{OWN_KEY}\n"

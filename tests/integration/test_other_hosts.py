@@ -41,7 +41,7 @@ def test_what_a_killed_command_left_on_another_host_is_ended_and_gone_on_with(pr
     assert [*ranks(key)], "they train on under their lease"
     asked = by_key.doit("stop", f"run={key}")
     assert f"run {key} was started with cluster.ssh_config, which is never taken from a run folder" in asked.stdout
-    assert re.search(rf"doit stop run={key} .*{re.escape(str(lab.ssh_config))}.* cluster=pssh", asked.stdout)
+    assert re.search(rf"doit stop {key} .*{re.escape(str(lab.ssh_config))}.* cluster=pssh", asked.stdout)
     by_key.words = [reached]
 
     cut(lab, "node0")

@@ -38,7 +38,7 @@ def test_a_run_of_a_read_only_clone_is_trained_and_found_again(clone: Checkout, 
     why = f"MLflow at sqlite:///{clone.root}/mlflow.db took no (more) records: Read-only file system"
     assert why in trained or (busy() > 1 and "not recorded in MLflow yet: " in trained)  # its recorder had no turn
     (key,) = {line.split()[1].rstrip(":") for line in trained.splitlines() if line.startswith("FINISHED")}
-    assert f"  try: doit record run={key} tracking.uri=sqlite:///<a file that you can write to>" in trained
+    assert f"  try: doit record {key} tracking.uri=sqlite:///<a file that you can write to>" in trained
     assert f"{key} is finished" in clone.doit("train", *RUN, *where)
     runs = Path(where[0].partition("=")[2].strip("'"))
     assert {"composed.json", "imports.json"} <= {path.name for path in (runs / ".paceline").iterdir()}

@@ -94,7 +94,7 @@ def test_a_run_with_a_secret_is_made_again_with_the_secret_told_anew(
     ((key, _),) = checkout.runs().items()
     refused = checkout.doit("reproduce", f"run={key}", code=1)
     assert "was told secrets, which no file keeps; to be told anew: ++cluster.env.API_TOKEN=***" in refused
-    assert f"try: doit reproduce run={key} ++cluster.env.API_TOKEN='${{oc.env:API_TOKEN}}', with the value" in refused
+    assert f"try: doit reproduce {key} ++cluster.env.API_TOKEN='${{oc.env:API_TOKEN}}', with the value" in refused
     monkeypatch.setenv("API_TOKEN", another)
     child = checkout.start("reproduce", f"run={key}")
     while child.poll() is None:

@@ -41,7 +41,7 @@ def test_a_damaged_record_stops_mesh_and_undo_takes_what_carries_the_mark(
     ssh.mkdir()
     (ssh / "authorized_keys").write_text(f"ssh-ed25519 AAAAown me\n{OURS}\n")
     (ssh / "paceline-mesh.json").write_text(text)
-    with pytest.raises(SystemExit, match=r"its ~/\.ssh/paceline-mesh\.json, .* is damaged .*doit mesh undo=1"):
+    with pytest.raises(SystemExit, match=r"its ~/\.ssh/paceline-mesh\.json, .* is damaged .*doit mesh --undo"):
         mesh.mesh_offer(OFFER)
     mesh.mesh_undo({})
     assert said == {

@@ -27,7 +27,8 @@ HEAVY = ("doit", "hydra", "omegaconf", "yaml", "numpy", "pipeline.config.schema"
         ("doit train ++optimizer.nest", ["++optimizer.nesterov="]),
         ("doit train trainer.compile=", ["trainer.compile=false", "trainer.compile=true"]),
         ("doit plan format=", ["format=dot", "format=mermaid", "format=text"]),
-        ("doit lab ", ["down=", "hosts="]),
+        ("doit lab ", ["down=", "hosts=", "json="]),
+        ("doit lab --", ["--down", "--hosts", "--json"]),
         ("doit train exp", ["experiment="]),
         ("doit runs state=F", ["state=FAILED", "state=FINISHED"]),
         ("doit clean exp", ["experiment="]),
@@ -48,6 +49,7 @@ def test_runs_and_sweeps_are_offered_by_name(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert candidates("doit logs run=", tmp_path) == ["run=ab12"]
     assert candidates("doit logs ab", tmp_path) == ["ab12"]
+    assert candidates("doit evaluate ab", tmp_path) == ["ab12"]
     assert candidates("doit train ab", tmp_path) == []
     assert candidates("doit logs paths.runs=elsewhere run=", tmp_path) == ["run=cd34"]
     assert candidates("doit report sweep=f", tmp_path) == ["sweep=first"]

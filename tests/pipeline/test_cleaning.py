@@ -98,7 +98,7 @@ def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_remove
     assert any(line.endswith("digits small_cnn sgd  3.0 MB  failed") for line in lines)
     assert any(line.endswith(f"superseded by {new.key}") for line in lines)
     assert lines[3].startswith("nothing was removed; to remove 2 runs, 3.0 MB: doit clean paths.runs=")
-    assert lines[3].endswith(" yes=1")
+    assert lines[3].endswith(" --yes")
     assert all(folder.path.is_dir() for folder in (failed, old, new, other))
 
 
@@ -170,7 +170,7 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
     said = clean("older_than=5", "yes=1").splitlines()
     assert f"{swept.key} stays: the sweep grid names its result" in said
     assert f"{held.key} stays: its result was accepted for {accepted.short}" in said
-    assert f"{pending.key} stays: MLflow hasn't all of it yet: doit record run=KEY" in said
+    assert f"{pending.key} stays: MLflow hasn't all of it yet: doit record KEY" in said
     assert [folder.path.is_dir() for folder in (swept, held, pending, recorded, plain)] == [True] * 3 + [False] * 2
 
 
@@ -272,7 +272,10 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Printed, words: tuple[str
     ("words", "said"),
     [
         ("clean keep_bst=3", "unknown key 'keep_bst'; did you mean keep_best=3?"),
-        ("clean train", "doit clean takes no 'train'; valid: by=, checkpoints=, hosts=, keep_best=, older_than="),
+        (
+            "clean train",
+            "doit clean takes no 'train'; valid: by=, checkpoints=, hosts=, json=, keep_best=",
+        ),
         ("clean state", "doit clean takes no 'state'; did you mean state=?"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli import help as pages
+from pipeline.cli.verb_flags import spelt
 from pipeline.cli.verbs import VERBS
 from pipeline.config.group_texts import about
 from pipeline.config.groups import groups
@@ -34,7 +35,7 @@ def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples
 def test_every_verb_option_group_and_choice_is_explained() -> None:
     for name, verb in VERBS.items():
         page = pages.verb_page(name)
-        assert all(f"  {word}={option.value}" in page and option.meaning for word, option in verb.options.items())
+        assert all(f"  {spelt(*pair)}" in page and pair[1].meaning for pair in verb.options.items())
         assert all(f"  doit {example}" in page and example.split()[0] == name for example in verb.examples)
         assert "<function" not in page
     assert [group.name for group in groups() if not about(group) or not all(group.options.values())] == []
@@ -65,7 +66,7 @@ def test_help_of_nothing_that_exists_names_what_there_is() -> None:
     ("words", "code", "said"),
     [
         (["--version"], 0, "Paceline 0."),
-        (["lab", "-h"], 0, "  doit lab [OPTION=VALUE …]\n"),
+        (["lab", "-h"], 0, "usage: doit lab [--OPTION …]\n"),
         (["train", "-a"], 3, "ERROR: doit's own options come before the verb: doit -a train\n  try: doit help run"),
     ],
 )

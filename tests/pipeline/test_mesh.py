@@ -46,7 +46,7 @@ def test_a_pair_that_does_not_connect_is_named_with_the_reason_and_the_command()
     text = str(caught.value)
     assert "1 of 2 connections can't be made" in text
     assert "a can't log in to b (ann@10.0.0.2 port 22): ann@10.0.0.2: Permission denied (publickey)." in text
-    assert "doit mesh with the same words, without check=1" in text
+    assert "doit mesh with the same words, without --check" in text
 
 
 def test_a_host_with_a_port_of_its_own_tells_which_entry_the_plain_name_needs() -> None:

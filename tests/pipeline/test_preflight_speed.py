@@ -26,7 +26,7 @@ def found(measured: list[Figure], baseline: dict[str, float] | None = None) -> l
     return [f"{check.state} {lines([check])[0]}" for check in wrong]
 
 
-LOOK = "doit preflight deep=1 shows limits, heat and who computes there"
+LOOK = "doit preflight --deep shows limits, heat and who computes there"
 
 
 def test_a_host_a_fifth_slower_than_the_others_is_named() -> None:

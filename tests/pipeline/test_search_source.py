@@ -153,5 +153,5 @@ def test_where_a_run_goes_can_not_be_searched(tmp_path: Path) -> None:
 
 
 def test_what_lists_trials_beforehand_sends_a_search_to_doit_sweep() -> None:
-    with pytest.raises(UsageError, match=r"can't be listed beforehand\n  try: doit sweep .* dry_run=1"):
+    with pytest.raises(UsageError, match=r"can't be listed beforehand\n  try: doit sweep .* --dry-run"):
         jobs(["search=tpe", SPACE[0]])

@@ -51,7 +51,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_whatever_sqlite_calls_it
         _, said = child.communicate(timeout=HANG_S)
     assert child.returncode == 1
     assert re.search(rf"records: the disk of {disk} is full, [\d,]+ bytes are free: make room on it", said), said
-    assert f"try: doit record run={run.name}, once that is fixed" in said
+    assert f"try: doit record {run.name}, once that is fixed" in said
 
 
 def test_on_a_full_disk_of_runs_that_is_the_reason_and_no_piece_of_the_recorders_log(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_why_another_process_keeps_a_run_from_being_recorded_stands_before_its_h
     (run / "recorder.log").write_text(f"{refused.value}\n")  # as the recorder's process leaves it
     waits = DestinationRecorder(run, Destination(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment=EXPERIMENT))
     assert waits.why() == f"another process is recording {run.name}; see {run}/recorder.log"
-    assert waits.hint() == f"doit record run={run.name}, when it is done"
+    assert waits.hint() == f"doit record {run.name}, when it is done"
 
 
 def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:

@@ -168,11 +168,11 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
     assert recorder.returncode == 1
     assert set(seen) == {"Basic " + base64.b64encode(b"ann:hunter2").decode()}
     assert "*** is not welcome" in err
-    assert f"try: doit record run={folder.KEY}, once that is fixed" in err
+    assert f"try: doit record {folder.KEY}, once that is fixed" in err
     assert (
         DestinationRecorder(run, Destination(uri=uri, experiment=EXPERIMENT))
         .hint()
-        .endswith(f"run={folder.KEY}, once that is fixed")
+        .endswith(f"record {folder.KEY}, once that is fixed")
     )
     assert "Traceback" not in err
     assert not [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]

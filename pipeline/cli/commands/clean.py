@@ -181,7 +181,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
     if row.state == index.NEWER:
         return "a newer Paceline wrote it"
     if row.state == index.ACCEPTED:
-        return "it is a person's word, which doit accept undo=1 takes back"
+        return "it is a person's word, which doit accept --undo takes back"
     if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():
@@ -191,7 +191,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
     missing = [name or "MLflow" for name in _trackers_of(folder) if not _recorded(folder, name)]
-    return f"{' and '.join(missing)} hasn't all of it yet: doit record run=KEY" if missing else ""
+    return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
 
 
 def _trackers_of(folder: RunFolder) -> list[str | None]:
@@ -251,7 +251,7 @@ def clean() -> None:
 def agreed(amount: str) -> bool:
     """Whether the person wants it removed; without one at a terminal, how to say so is said."""
     if not (os.isatty(0) and os.isatty(1)):
-        say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], 'yes=1'])}")
+        say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
         return False
     print(f"remove {amount}? [y/N] ", end="", flush=True)
     wanted = sys.stdin.readline().strip().lower() in ("y", "yes")

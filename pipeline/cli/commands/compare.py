@@ -264,7 +264,7 @@ def _of_sweep(current: Session) -> _Subject:
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
-        raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
+        raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
     absent = _absent(sweep, {run.key for run in runs})
     missing = about.total - len(runs) - len(absent)
     return _Subject(

@@ -83,7 +83,7 @@ def _pack(*, fetches: bool) -> PackSource | None:
     if current.pack is None and fetches:
         train.fetch()
     if current.pack is None:
-        say("the data pack isn't here yet: doit fetch, or doit sync without check=1")
+        say("the data pack isn't here yet: doit fetch, or doit sync without --check")
         return None
     if current.pack.path is None:  # a script that names no data
         return None
@@ -150,7 +150,7 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
         return
     if checked_only:
         what = f"{', '.join(hosts)}: not everything is there as it is here"
-        raise HostError(what, hint="the same command without check=1 brings it")
+        raise HostError(what, hint="the same command without --check brings it")
     what = f"{', '.join(hosts)}: what was brought isn't what is here any more"
     raise HostError(what, hint="the same command, while nothing changes these files here or there")
 
@@ -160,7 +160,7 @@ def mesh() -> None:
     options = session().invocation.options
     check, undo = is_on(options, "check"), is_on(options, "undo")
     if check and undo:
-        raise UsageError("check=1 and undo=1 exclude each other; give one of them")
+        raise UsageError("--check and --undo exclude each other; give one of them")
     cluster = session().config.cluster
     if undo:
         with waiting(note, "taking back what doit mesh added"):
@@ -211,7 +211,7 @@ def _under_way(runs_dir: Path) -> RunFolder | None:
     """The one run whose journal has no end. Raises UsageError: there are several."""
     keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
     if len(keys) > 1:
-        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop run={keys[-1]}")
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
     return RunFolder(runs_dir / keys[0]) if keys else None
 
 
@@ -222,14 +222,14 @@ def lab() -> None:
         raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
     if "down" in options:
         if options["down"].lower() not in ("1", "true", "yes"):
-            raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
+            raise UsageError(f"down={options['down']}: doit lab --down removes the lab")
         with waiting(note, "removing the lab"):
             removed = labs.down(ROOT)
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
         if not is_count(options["hosts"]):
-            raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
+            raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab --hosts 2")
         with waiting(note, "raising the lab"):
             labs.up(ROOT, int(options["hosts"]))
     raised = labs.status(ROOT)
@@ -239,4 +239,4 @@ def lab() -> None:
         return
     for host in raised.hosts:
         say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
-    say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab down=1")
+    say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab --down")

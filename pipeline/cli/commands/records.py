@@ -161,7 +161,7 @@ def _finished(folder: RunFolder) -> Published:
     key, result = folder.read_key(), folder.read_result()
     if key is None or result is None:
         raise UsageError(
-            f"run {folder.key} isn't finished, so it has no final weights", hint=f"doit status run={folder.key}"
+            f"run {folder.key} isn't finished, so it has no final weights", hint=f"doit status {folder.key}"
         )
     check_parts(folder, key, result, ROOT)
     if (stale := folder.stale_because(key.digest)) is not None:

@@ -79,8 +79,8 @@ def _accept(current: Session, run: Run) -> None:
     say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:
         say(f"  {item}")
-    say(f"  prove it      doit reproduce run={run.key.short}")
-    say("  take it back  doit accept undo=1 with the same words")
+    say(f"  prove it      doit reproduce {run.key.short}")
+    say("  take it back  doit accept --undo with the same words")
     _record(current, base)
 
 
@@ -91,7 +91,7 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
         base = index.find(runs_dir, named)
         chain = acceptance.read(base)
         if chain is not None and not base.result.exists():
-            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept run={chain.run} with the same words")
+            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept {chain.run} with the same words")
     else:
         parts = {key: known for key, known in index.finished_parts(runs_dir).items() if key != run.key.short}
         same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
@@ -211,7 +211,7 @@ def _verify(current: Session, path: Path) -> None:
     if wrong:
         who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
         lines = "\n".join(f"  {line}" for line in wrong)
-        hint = f"doit status run={here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
+        hint = f"doit status {here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
         raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
     if here:
         who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(certified), 'run')} are"
@@ -270,7 +270,7 @@ def export() -> None:
     except PacelineError as error:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
-    again = f"doit reproduce {shlex.quote(f'run={to}')}"
+    again = f"doit reproduce {shlex.quote(str(to))}"
     if made_of.commit is None:
         say(f"  not from a commit: made again in this project by  {again}")
     elif git.has_commit(ROOT, made_of.commit):
@@ -283,7 +283,7 @@ def reproduce() -> None:
     invocation = session().invocation
     named = invocation.options.get("run")
     if named is None:
-        raise UsageError("which run? doit reproduce run=KEY, an MLflow run id, or an exported archive; doit runs")
+        raise UsageError("which run? doit reproduce KEY, an MLflow run id, or an exported archive; doit runs")
     for word in invocation.overrides:
         if not word.lstrip("+~").startswith(again.WHERE):
             raise UsageError(

@@ -171,7 +171,7 @@ def runs() -> None:
         table, left_out = _table(rows, sizes, differing, ENDLESS if is_on(options, "wide") else width())
         say(table)
         if left_out:
-            note(f"no room here for {', '.join(left_out)}: doit runs wide=1 shows all, json=1 as JSON")
+            note(f"no room here for {', '.join(left_out)}: doit runs --wide shows all, --json as JSON")
 
 
 def _table(

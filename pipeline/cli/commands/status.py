@@ -40,7 +40,7 @@ def status() -> None:
         trials.show(sweep)
         return
     if sweep is not None:
-        say(f"{trials.standing(sweep)}: doit status watch=1 follows it; its newest trial:")
+        say(f"{trials.standing(sweep)}: doit status --watch follows it; its newest trial:")
     if watches:
         watch(folder)
         if not index.is_run(folder):
@@ -63,7 +63,7 @@ def watch(folder: RunFolder) -> None:
         with screen(lambda: RunPicture(state, folder.path)) as shown:
             follow_run(folder, shown)
     except KeyboardInterrupt:
-        note(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+        note(f"no longer watched; the run goes on: doit status {folder.key} --watch")
         leave_if_interrupted()
 
 
@@ -75,7 +75,7 @@ def watch_sweep(folder: SweepFolder) -> None:
         with of_sweep(lambda: state, folder.path.parent.parent) as shown:
             follow_sweep(folder, files, shown)
     except KeyboardInterrupt:
-        note("no longer watched; the sweep goes on: doit status watch=1")
+        note("no longer watched; the sweep goes on: doit status --watch")
         leave_if_interrupted()
 
 

@@ -239,7 +239,7 @@ def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
     return PacelineError(
         f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
         f"trial {failed[0].number}: {failed[0].detail}",
-        hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
+        hint="fix it, then the same command with --retry-failed (finished trials are not run again)",
     )
 
 
@@ -276,7 +276,7 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
         return "done", str(trial.run.accepted or "")
     known = entries.get(trial.run.key.short)
     if known is not None and known.state is State.FAILED and known.cause in DECIDED and not retry_failed:
-        return "failed", f"{known.detail} (retry_failed=1 tries again)"
+        return "failed", f"{known.detail} (--retry-failed tries again)"
     if known is not None and known.state is not State.FINISHED:
         return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"
     return "to run", reason
@@ -332,7 +332,7 @@ def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     if folder.about().has_begun and not (folder.path / STUDY).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search",
-            hint="another sweep.name, or fork=1",
+            hint="another sweep.name, or --fork",
         )
     return folder
 

@@ -79,7 +79,7 @@ def attach() -> None:
         if run is not None and folder.key != run.key.short:
             raise UsageError(
                 f"run {folder.key} was started with other code, data or versions than are here now",
-                hint=f"doit why run={folder.key}, which shows them; or doit stop run={folder.key}",
+                hint=f"doit why {folder.key}, which shows them; or doit stop {folder.key}",
             )
         if current.pack is None:
             raise UsageError(
@@ -126,7 +126,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
         note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual("  compare  doit ui")
-    say_usual(f"  prove    doit reproduce run={run.key.short}")
+    say_usual(f"  prove    doit reproduce {run.key.short}")
     answer_with(result, run.folder)
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")

@@ -74,7 +74,9 @@ class PsshTransport(Transport):
             of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
             raise UsageError(
                 f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
-                hint="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
+                hint="doit lab --hosts 2"
+                if of_a_lab
+                else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
             )
         program, ssh = process.find("pssh", "parallel-ssh"), process.find("ssh")
         if program is None or ssh is None:

@@ -143,7 +143,7 @@ def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | Non
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()
     values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
-    hint = "doit preflight deep=1 again; what it says of ssh"
+    hint = "doit preflight --deep again; what it says of ssh"
     silent = [
         Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", hint=hint)
         for host, answer in answers.items()

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.cluster.preflight.judgement import ALL, Check, State
 
 ENOUGH = 0.8  # of its own baseline, or of the others' median
-_LOOK = "doit preflight deep=1 shows limits, heat and who computes there"
+_LOOK = "doit preflight --deep shows limits, heat and who computes there"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def remote(cluster: Cluster) -> AgentLauncher:
     raise UsageError(
         f"doit sync brings files to hosts over ssh, and cluster.launcher={cluster.launcher} "
         + ("has the ranks read them here, or where all share them" if shares else "reaches hosts in another way"),
-        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab hosts=2",
+        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab --hosts 2",
     )
 
 

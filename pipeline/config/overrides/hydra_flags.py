@@ -56,7 +56,7 @@ def read(argv: Sequence[str]) -> HydraFlags:
     if args.experimental_rerun is not None:
         raise UsageError(
             f"--experimental-rerun {args.experimental_rerun}: a run is not made again from a pickle",
-            hint="doit reproduce run=KEY",
+            hint="doit reproduce KEY",
         )
     if args.shell_completion:
         _refuse_no_shell(args.overrides)

@@ -55,7 +55,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
                 if any(word.startswith("search=") for word in words):
                     raise UsageError(
                         f"{override.input_line}: what a search will choose can't be listed beforehand",
-                        hint="doit sweep with the same words and dry_run=1, which shows its space and trials so far",
+                        hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
                     )
                 raise UsageError(
                     f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "

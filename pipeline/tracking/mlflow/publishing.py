@@ -92,7 +92,7 @@ class Published:
 def refuse_names(name: str | None, alias: str | None) -> None:
     """Raises UsageError: MLflow doesn't take them, or an address of the model couldn't hold them."""
     if name is None:
-        raise UsageError("which name is the model registered under?", hint="doit publish run=KEY name=NAME alias=ALIAS")
+        raise UsageError("which name is the model registered under?", hint="doit publish KEY name=NAME alias=ALIAS")
     if not _NAME.fullmatch(name) or not name.strip("."):
         raise UsageError(
             f"name={name!r} can't be registered: letters, digits, '_', '.', '-' and spaces inside make a name, "

@@ -249,7 +249,7 @@ def read_record() -> Json:
 
 def damaged_record(why: str) -> str:
     return (
-        f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh undo=1 with "
+        f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh --undo with "
         f"the same words, which takes back the keys that carry the mark {MARK}"
     )
 

@@ -1,0 +1,71 @@
+"""Flags of a verb, and a run by its bare key, are the words that the verb has always taken."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import verb_flags
+from pipeline.cli.verbs import VERBS
+from pipeline.core.errors import UsageError
+from pipeline.runs import index
+from tests.integration import preloaded
+from tests.pipeline import finished_folder as folder
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stop cf0848", "stop run=cf0848"),
+        ("evaluate last --json", "evaluate run=last json=1"),
+        ("reproduce 495e1d.tar.gz --keep", "reproduce run=495e1d.tar.gz keep=1"),
+        ("status cf0848 --watch", "status cf0848 watch=1"),
+        ("plot --metric train/loss --output=x.pdf", "plot metric=train/loss file=x.pdf"),
+        ("export cf0848 --output x.tar.gz", "export run=cf0848 to=x.tar.gz"),
+        ("sync --no-data --to /x notebooks", "sync data=0 to=/x notebooks"),
+        ("clean --older-than 30 --yes", "clean older_than=30 yes=1"),
+        ("preflight --baseline", "preflight baseline=save"),
+        ("train --preflight-deep seed=1", "train preflight.deep=1 seed=1"),
+        ("train --force seed=1", "-a train seed=1"),
+        ("train --dry-run seed=1", "plan seed=1"),
+        ("step clean -n 4", "-n 4 step clean"),
+        ("train --epochs 3 beef=1", "train --epochs 3 beef=1"),
+        ("torchrun --nproc-per-node 2 train.py --json --run x", "torchrun --nproc-per-node 2 train.py --json --run x"),
+        ("plan torchrun train.py --json", "plan torchrun train.py --json"),
+        ("list --all", "list --all"),
+    ],
+)
+def test_flags_and_a_bare_key_become_words(line: str, words: str) -> None:
+    assert verb_flags.as_words(shlex.split(line)) == shlex.split(words)
+
+
+def test_every_option_of_every_verb_has_a_flag() -> None:
+    for name, verb in VERBS.items():
+        for option, about in verb.options.items():
+            flag = verb_flags.spelt(option, about).partition(" ")[0]
+            known = verb_flags.named_by(flag, name)
+            assert known == (option, about), (name, flag)
+
+
+def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
+    with pytest.raises(UsageError, match=r"^--metric of doit plot needs a value: --metric NAME\n  try: doit help plot"):
+        verb_flags.as_words(["plot", "--metric", "--log"])
+
+
+@pytest.mark.slow
+def test_a_command_with_flags_does_what_the_words_do(tmp_path: Path) -> None:
+    where = f"paths.runs={tmp_path}"
+    flags, words = (preloaded.doit("runs", where, *typed) for typed in (("--state", "FAILED"), ("state=FAILED",)))
+    assert (flags.returncode, flags.stdout) == (words.returncode, words.stdout) == (0, words.stdout)
+    unknown = preloaded.doit("runs", where, "--stat", "FAILED", "--wid")
+    assert unknown.returncode == 3
+    assert "--stat is no option of doit runs, which has --state, --sort, --wide, --json; " in unknown.stdout
+
+
+def test_last_is_the_newest_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no runs under .* yet"):
+        index.find(tmp_path, "last")
+    keys = [folder.finished(tmp_path, config={**folder.CONFIG, "seed": seed}).key for seed in (5, 6)]
+    assert index.find(tmp_path, "last").key == keys[1] != keys[0]
