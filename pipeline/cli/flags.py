@@ -14,6 +14,7 @@ from pipeline.cli import verb_flags
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
 from pipeline.cli.verbs import VERBS
+from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process
 
@@ -84,11 +85,18 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
             continue
         if "=" not in word and after and after not in VERBS and not after.startswith("-") and "=" not in after:
             value = after
-        meant = _meant(name[2:].replace("-", "_"), value, invocation.verb)
+        meant = _of_script(name, value, invocation) or _meant(name[2:].replace("-", "_"), value, invocation.verb)
         hint = f"doit {invocation.verb} {meant}" if meant else f"doit help {invocation.verb}"
         own = ", ".join(verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[invocation.verb].options.items())
         what = f"{name} is no option of doit {invocation.verb}, which has {own}; overrides have no dashes"
         raise UsageError(what, hint=hint)
+
+
+def _of_script(flag: str, value: str, invocation: Invocation) -> str | None:
+    """``program.args.lr=0.1`` where a script is named, whose option a flag is; None where there is none."""
+    if not any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in invocation.overrides):
+        return None
+    return f"{' '.join(map(shlex.quote, invocation.overrides))} program.args.{flag[2:]}={value or 'true'}"
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:

@@ -11,6 +11,7 @@ import gc  # noqa: E402
 import re  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
 
@@ -90,7 +91,11 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if isinstance(cmd, Run):
             if verb is not None or not _takes_words(tasks, pos_args):
-                refuse_unknown(tasks, pos_args, self._invocation.verb)
+                try:
+                    refuse_unknown(tasks, pos_args, self._invocation.verb, sys.argv[1:])
+                except InvalidCommand as error:
+                    answers.refuse(UsageError(str(error)), str(error))
+                    raise
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._outlive()
@@ -130,15 +135,21 @@ def _start_with_overrides() -> None:
         raise Left(doit_cmd.DoitMain().run(words))
 
 
-def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None) -> None:
-    """Raises InvalidCommand: no task or target has such a name, with what may have been meant."""
+def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: Sequence[str] = ()) -> None:
+    """Raises InvalidCommand: no task or target has such a name, with what may have been meant.
+
+    Args:
+        argv: all words after ``doit``, where there are more than ``words``.
+    """
     names = {task.name for task in tasks}
-    for word, after in zip(words, [*words[1:], ""], strict=False):  # a bare `doit` has none
+    for word in words:
         of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or of_late_task or _is_target(tasks, word):
             continue
-        if verb is not None and (meant := flags.without_equals(word, "" if after in names else after, verb)):
-            raise invalid(f"{word!r} is no command; a field is set by =: doit {verb} {meant}")
+        from pipeline.cli import wrong_words  # the groups of conf/: for this error alone
+
+        if meant := wrong_words.meant(word, argv or words, verb):
+            raise invalid(f"{word!r} is no command; {meant}")
         raise invalid(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
 
 

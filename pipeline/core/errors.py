@@ -86,7 +86,9 @@ def os_reason(error: OSError) -> str:
 def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
     """The option most like ``word``, or None where nothing is alike."""
 
-    matches = difflib.get_close_matches(word, list(options), n=1, cutoff=likeness)
+    known = list(options)
+    same = [option for option in known if option.casefold() == word.casefold()]
+    matches = same or difflib.get_close_matches(word, known, n=1, cutoff=likeness)
     return matches[0] if matches else None
 
 

@@ -58,7 +58,7 @@ def refuse_without_lab(cluster: Cluster, root: Path) -> None:
         state = "isn't up" if raised is None else "is down"
         raise UsageError(
             f"the lab of this project {state}, and {config} leads to its hosts",
-            hint=f"doit lab hosts={len(raised.hosts) if raised else len(cluster.hosts)}; or hosts of your own: "
+            hint=f"doit lab --hosts {len(raised.hosts) if raised else len(cluster.hosts)}; or hosts of your own: "
             "cluster=pssh cluster.hosts=[HOST1,HOST2]",
         )
 

@@ -38,7 +38,7 @@ def up(root: Path, hosts: int) -> Lab:
             if len(lab.hosts) != hosts:
                 raise UsageError(
                     f"lab: one of {len(lab.hosts)} hosts runs here, hosts={hosts} was asked for",
-                    hint=f"doit lab --down && doit lab hosts={hosts}",
+                    hint=f"doit lab --down && doit lab --hosts {hosts}",
                 )
             return _repaired(lab)
         _remove(root)

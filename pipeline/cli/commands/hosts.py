@@ -235,7 +235,7 @@ def lab() -> None:
     raised = labs.status(ROOT)
     if raised is None or not raised.running:
         state = "no lab is up here" if raised is None else "the lab's hosts are down"
-        say(f"{state}; raise it: doit lab hosts={len(raised.hosts) if raised else 2}")
+        say(f"{state}; raise it: doit lab --hosts {len(raised.hosts) if raised else 2}")
         return
     for host in raised.hosts:
         say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")

@@ -47,6 +47,7 @@ _NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
 _A_LIST = "Cannot merge DictConfig with ListConfig"
 _NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
 _BLANK = re.compile(r"\s")
+_STEPS = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, as other languages write a range
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
 _HOSTS_ARE = (
     "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
@@ -150,6 +151,10 @@ def _other_form(culprit: str, text: str) -> str:
             "step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
             "doit why and doit logs take step=NAME"
         )
+    if match := _STEPS.fullmatch(value):
+        return f"the trials of a sweep are written {key}='range({match[1]},{int(match[2]) + 1})'"
+    if value.startswith("[") and "of type 'list'" in text:
+        return f"one value is wanted; the trials of a sweep are written {key}={value[1:-1].replace(' ', '')}"
     if _A_LIST in text or "to Dict[" in text:
         return f"it has fields of its own; write {key}.NAME=VALUE"
     return (

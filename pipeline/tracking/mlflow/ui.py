@@ -172,7 +172,8 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     ]
     missing = [key for key in wanted.keys if not any(run.key.startswith(key) for run in chosen)]
     if missing:
-        hint = f"doit record {missing[0]}"
+        is_port = missing[0].isdecimal() and len(missing[0]) in (4, 5)
+        hint = f"doit ui --port {missing[0]}" if is_port else f"doit record {missing[0]}"
         raise PacelineError(f"no run {missing[0]} in the MLflow experiment {experiment!r}", hint=hint)
     state = view(chosen, wanted.charts, only=bool(wanted.keys))
     name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"

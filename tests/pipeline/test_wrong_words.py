@@ -1,0 +1,75 @@
+"""Words that beginners type, and the command or override that the answer names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import wrong_words
+from tests.integration import preloaded
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "meant"),
+    [
+        ("train quickstart", "quickstart", "a choice is written with its group: doit train experiment=quickstart"),
+        ("plan resnet18", "resnet18", "a choice is written with its group: doit plan model=resnet18"),
+        ("train experiment/digits.yaml", "experiment/digits.yaml", "with its group: doit train experiment=digits"),
+        ("train digits", "digits", "doit train dataset=digits or experiment=digits"),
+        ("train two_node", "two_node", "doit train cluster=two_node"),
+        ("delete cf0848", "delete", "did you mean doit clean?"),
+        ("ls", "ls", "did you mean doit runs?"),
+        ("show last", "show", "did you mean doit status?"),
+        ("test", "test", "did you mean doit evaluate?"),
+        ("fit", "fit", "did you mean doit train?"),
+        ("kill", "kill", "did you mean doit stop?"),
+        ("tune", "tune", "did you mean doit sweep?"),
+        ("resume cf0848", "resume", "the same doit train goes on where its run was"),
+        ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
+        ("train optimizer.lr 0.1", "optimizer.lr", "a field is set by =: doit train optimizer.lr=0.1"),
+        ("train my/net.py", "my/net.py", "a field is set by =: doit train program.script=my/net.py"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_no_command_is_answered_with_what_was_meant(line: str, word: str, meant: str) -> None:
+    argv = line.split()
+    verb = argv[0] if argv[0] in ("train", "plan") else None
+    assert meant in (wrong_words.meant(word, argv, verb) or "")
+
+
+def test_a_path_with_a_blank_is_answered_with_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my dir").mkdir()
+    (tmp_path / "my dir" / "my net.py").touch()
+    monkeypatch.chdir(tmp_path)
+    argv = ["train", "program.script=my", "dir/my", "net.py", "seed=1"]
+    assert wrong_words.meant("dir/my", argv, "train") == (
+        "a shell splits words at blanks: \"program.script='my dir/my net.py'\""
+    )
+
+
+def test_a_word_that_means_nothing_has_no_answer() -> None:
+    assert wrong_words.meant("xyzzy", ["xyzzy"], None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "program.script=examples/train.py", "--lr", "0.1"), "program.args.lr=0.1"),
+        (("train", "optimizer=AdamW"), "did you mean adamw?"),
+        (("sweep", "optimizer.lr=[0.1, 0.2]"), "the trials of a sweep are written optimizer.lr=0.1,0.2"),
+        (("sweep", "seed=0..3"), "the trials of a sweep are written seed='range(0,4)'"),
+        (("train", "lr=0.1"), "did you mean optimizer.lr=0.1?"),
+        (("train", "gpus=2"), "did you mean cluster.nproc_per_node=2?"),
+        (("train", "batch_size=64"), "did you mean trainer.global_batch_size=64?"),
+        (("train", "model=resnet19"), "did you mean resnet18?"),
+        (("train", "cluster=two_nodes"), "did you mean two_node?"),
+        (("train", "--epochs=3"), "try: doit train trainer.epochs=3"),
+        (("status", "--wach"), "which has --run, --watch, --json"),
+    ],
+)
+def test_a_wrong_value_or_flag_is_answered_with_the_right_one(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = preloaded.doit(words[0], f"paths.runs={tmp_path}", *words[1:])
+    assert (done.returncode, said in done.stdout) == (3, True), done.stdout
