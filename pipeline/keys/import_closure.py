@@ -94,6 +94,7 @@ class Closure(NamedTuple):
     ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
     they import, and ``absent`` for a module that is missing and that the code can do without. ``unresolved`` are those
     of the missing ones that a script imports without such provision, ``left_out`` data of packages that is too large.
+    ``names`` are texts of a script's sources that may name files.
     """
 
     digests: Mapping[str, str]
@@ -101,6 +102,7 @@ class Closure(NamedTuple):
     versions: Mapping[str, str]
     unresolved: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class ScriptEntry(NamedTuple):
@@ -156,6 +158,7 @@ def import_closure(
         versions=walk.versions(),
         unresolved=tuple(sorted(walk.unresolved)),
         left_out=data.left_out,
+        names=tuple(sorted({name for reading in walk.readings_by_path.values() for name in reading.names})),
     )
 
 

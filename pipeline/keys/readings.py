@@ -19,16 +19,18 @@ _MOST = 256  # sources remembered, and at least twice as many as were just read;
 
 
 _OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
+_JOIN = ("join", "joinpath", "Path", "PurePath")
 _FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
 
 
 class Reading(NamedTuple):
-    """``digest`` is that of ``pipeline.keys.imports``; ``files`` are names of files in its text, if it looks beside
-    itself."""
+    """``digest`` is that of ``pipeline.keys.imports``; ``names`` are texts that may name files, ``files`` the same of a
+    source that finds files from its own place."""
 
     digest: str
     imports: tuple[Import, ...]
     files: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class Readings:
@@ -58,7 +60,8 @@ class Readings:
             imports=tuple(
                 Import(name, line, kind) for kind, lines in known["imports"].items() for name, line in lines.items()
             ),
-            files=tuple(known["files"]),
+            files=tuple(known["names"] if known["from_own_place"] else ()),
+            names=tuple(known["names"]),
         )
 
     def keep(self) -> None:
@@ -88,12 +91,28 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     kinds: dict[str, dict[str, int]] = {}
     for item in imported:
         kinds.setdefault(item.kind, {})[item.name] = item.line
-    return {"digest": imports.digest(tree, source), "imports": kinds, "files": _files(tree, source)}
+    from_own_place = _OWN_PLACE.search(source) is not None
+    digest = imports.digest(tree, source)
+    return {"digest": digest, "imports": kinds, "names": _names(tree), "from_own_place": from_own_place}
 
 
-def _files(tree: ast.Module, source: bytes) -> list[str]:
-    """Texts that may name files, of a source that finds them from its own place."""
-    if not _OWN_PLACE.search(source):
-        return []
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+def _names(tree: ast.Module) -> list[str]:
+    """Texts that may name files: constants, and paths that are joined of them."""
+    texts = {text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text}
     return sorted(text for text in texts if _FILE.fullmatch(text))
+
+
+def _constant(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _joined(node: ast.AST) -> str:
+    """``configs/a.yaml`` for ``folder / "configs" / "a.yaml"`` and ``os.path.join(folder, "configs", "a.yaml")``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        left = _joined(node.left) or _constant(node.left)
+        return "/".join(filter(None, (left, _constant(node.right)))) if _constant(node.right) else ""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _JOIN:
+        parts = [_constant(item) for item in node.args]
+        known = parts[len(parts) - next((at for at, part in enumerate(reversed(parts)) if not part), len(parts)) :]
+        return "/".join(known)
+    return ""

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
 from pipeline.core.places import MODULES
+from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
-from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
+from pipeline.keys.import_closure import LARGEST_BYTES, Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
 from trainers.script.settings import data_paths, words
@@ -85,6 +86,7 @@ class ScriptFiles(NamedTuple):
     workdir: str
     inputs: tuple[str, ...]
     data: tuple[DataPath, ...]
+    outputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,6 +120,8 @@ class ScriptFiles(NamedTuple):
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
+        for path in self._read_by_name(imported.names, sources):
+            digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
         self._refuse_other_workdir(sources)
         return Closure(
             digests=dict(sorted(digests.items())),
@@ -148,6 +152,23 @@ class ScriptFiles(NamedTuple):
                 raise UsageError(f"program.inputs: {pattern!r} matches no file in {places}")
             yield from paths
 
+    def _read_by_name(self, names: Sequence[str], sources: Mapping[str, Path]) -> list[Path]:
+        """Files of the project that the script's code names, from where it starts, from its folder or the project's:
+        ``open("configs/default.txt")``. They are small, git tracks them, and the script doesn't write them."""
+        taken, found = {*sources.values()}, dict[Path, None]()
+        for name in names:
+            for folder in dict.fromkeys((self.root / self.workdir, self.folder, self.root)):
+                path = folder / name
+                if ".." in path.parts or not path.is_file():
+                    continue
+                is_ours = path.is_relative_to(self.root) and path not in taken
+                inside = path.relative_to(self.root).as_posix() if is_ours else ""
+                is_output = any(fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs)
+                if is_ours and not is_output and path.stat().st_size <= LARGEST_BYTES:
+                    found[path] = None
+                break
+        return _tracked([*found], self.root)
+
     def _matches(self, pattern: str) -> Iterator[Path]:
         """Those in the script's folder; where there is none, in the project."""
         for folder in dict.fromkeys((self.folder, self.root)):
@@ -164,6 +185,17 @@ class ScriptFiles(NamedTuple):
                 "program.inputs",
                 hint=f"program.inputs=['{self.workdir}/*'], or a folder that has one of these files",
             )
+
+
+def _tracked(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Those that git tracks; all of them where the project is in no repository."""
+    if not paths:
+        return []
+    listed = git.answer(root, "ls-files", "-z", "--", *(str(path.relative_to(root)) for path in paths))
+    if listed is None:
+        return [*paths]
+    tracked = {root / name for name in listed.split("\0") if name}
+    return [path for path in paths if path in tracked]
 
 
 def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
@@ -230,6 +262,7 @@ def find(
         is_python=bool(script),
         workdir="" if workdir == "." else workdir,
         inputs=tuple(inputs),
+        outputs=tuple(outputs),
         data=tuple(DataPath("program.data", place("program.data", name)) for name in data_paths(data)),
     )
 

@@ -34,7 +34,8 @@ def links(markdown: str) -> set[str]:
 
 def test_the_chinese_readme_has_the_commands_words_and_links_of_the_english_one() -> None:
     english, chinese = text("README.md"), text("README.zh-CN.md")
-    assert len(blocks(english)) > 10
+    assert len(blocks(english)) > 5
+    assert english.count("\n") <= 130  # a page that is read at once; docs/tour.md has the rest
     for what in (blocks, words, links):
         assert what(chinese) == what(english), "README.zh-CN.md has to be changed as README.md was"
     assert english.count("\n## ") == chinese.count("\n## ")

@@ -89,7 +89,7 @@ def test_changed_host_key_is_removed_from_the_file_that_ssh_names(lab: Lab, tmp_
 
 
 def test_missing_ssh_config_of_a_lab_says_how_to_raise_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"ssh_config does not exist: no lab is up here\n  try: doit lab hosts=2"):
+    with pytest.raises(UsageError, match=r"ssh_config does not exist: no lab is up here\n  try: doit lab --hosts 2"):
         check(tmp_path / ".lab" / "ssh_config", Host(name="node0"))
 
 

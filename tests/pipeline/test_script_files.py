@@ -17,6 +17,7 @@ from pipeline.keys import script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from tests.pipeline.composed import composed
+from tests.pipeline.git_folders import git
 from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, names
 
@@ -428,3 +429,32 @@ def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(fold
     files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
     section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
     assert script_files.lacking(files, files.closure().sources, section) == ["configs/a.yaml", "d.json"]
+
+
+READS = """
+from os.path import join
+from pathlib import Path
+open("configs/a.yaml"), Path("configs") / "b.txt", join("configs", "sub", "c.csv"), "d.json", "e.bin", "../f.txt"
+"""
+
+
+def test_files_that_a_script_names_and_git_tracks_are_in_its_key(repository: Path) -> None:
+    for name in ("configs/a.yaml", "configs/b.txt", "configs/sub/c.csv", "d.json", "exp/d.json", "e.bin", "f.txt"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("1")
+    (repository / "e.bin").write_bytes(bytes(2 << 20))  # too large to be taken along unasked
+    for name in ("trainers", "paceline.py"):
+        (repository / name).symlink_to(ROOT / name)
+    (repository / "exp" / "train.py").write_text(f"{READS}open('new.txt')")
+    git(repository, "add", "-A")
+    (repository / "exp" / "new.txt").touch()  # git doesn't track it
+
+    def files(**settings: Any) -> dict[str, str]:
+        digests = found(repository, "exp/train.py", workdir="exp", **settings).closure().digests
+        return {name: digest for name, digest in digests.items() if not name.endswith(".py")}
+
+    before = files()
+    assert [*before] == ["configs/a.yaml", "configs/b.txt", "configs/sub/c.csv", "exp/d.json"]
+    assert "exp/d.json" not in files(outputs=["d.json"])
+    (repository / "configs/b.txt").write_text("2")
+    assert {name for name, digest in files().items() if digest != before[name]} == {"configs/b.txt"}

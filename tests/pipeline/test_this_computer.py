@@ -52,7 +52,7 @@ def test_a_lab_that_is_not_up_is_refused_at_once_with_the_command_that_raises_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_lab = cluster(tmp_path, "cluster=two_node")
-    with pytest.raises(UsageError, match=r"the lab of this project isn't up, and .*\n  try: doit lab hosts=2; or"):
+    with pytest.raises(UsageError, match=r"the lab of this project isn't up, and .*\n  try: doit lab --hosts 2; or"):
         this_computer.refuse(of_lab, root=tmp_path, local_gpus=0)
     raised: Any = SimpleNamespace(running=True, hosts=(1, 2))
     monkeypatch.setattr(lab, "status", lambda _: raised)

@@ -24,12 +24,39 @@ _SPLITS = {
     "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval",
 }  # fmt: skip
 _SPLIT = rf"(?P<split>\b(?:{'|'.join(_SPLITS)})\b)"
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
+_QUALIFIERS = {
+    *(
+        "best",
+        "cls",
+        "box",
+        "obj",
+        "reg",
+        "kl",
+        "ce",
+        "bce",
+        "dice",
+        "aux",
+        "gen",
+        "disc",
+        "generator",
+        "discriminator",
+    ),
+    *("macro", "micro", "weighted", "balanced", "f1", "top1", "top5", "top-1", "top-5"),
+}
+"""Words in front of a name that make another metric of it: ``Best acc: 0.91`` is ``best_acc``."""
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+\.\d+|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = re.compile(
-    rf"(?:{_SPLIT}[ ]+)?['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)"
-    rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w)",
+    rf"(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
+    # a name begins where no other could: a long line without blanks is read once
+    rf"(?<![\w/.@-])['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?"
+    rf"(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)(?:['\"]|(?:tensor|array|[\w.]*float\d+)\()?"
+    rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/)",
     re.IGNORECASE,
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LONGEST = 4_000  # characters; what is longer is no line for people
+_FRACTIONS = {"acc", "accuracy", "score", "precision", "recall", "top1", "top5"}
+_BITS = {"8", "16", "32", "64"}
 _FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
 _COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
 _EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
@@ -37,6 +64,7 @@ _STEP = re.compile(rf"\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COU
 _OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
 """``[640/60000 (1%)]`` behind an epoch, or the counter of tqdm."""
 _MOST_ROWS = 200_000
+_MOST_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +88,7 @@ def rows(log_dir: Path, begun_s: float) -> list[Row]:
     found: list[Row] = []
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
         try:
-            end_s, lines = path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace").split("\n")
+            end_s, lines = path.stat().st_mtime, _end(path).split("\n")
         except OSError:
             continue
         numbered = [(at, line) for at, text in enumerate(lines, 1) if (line := parse(text.split("\r")[-1])).metrics]
@@ -72,11 +100,26 @@ def rows(log_dir: Path, begun_s: float) -> list[Row]:
     return found[:_MOST_ROWS]
 
 
+def _end(path: Path) -> str:
+    """The last part of a log, which may be larger than memory. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _MOST_BYTES))
+        return file.read(_MOST_BYTES).decode(errors="replace")
+
+
 def parse(text: str) -> _Line:
-    """The metrics of one line, and the epoch and step that it names."""
+    """The metrics of one line, and the epoch and step that it names. A name that stands there twice with different
+    values is left out."""
+    if len(text) > _LONGEST:
+        return _Line({})
+    text = _COLOURS.sub("", text)
     first = _FIRST.match(text)
     split = _SPLITS[first["split"].lower()] if first else ""
-    metrics = {_name(match, split): _value(match) for match in _PAIR.finditer(text) if _is_metric(match)}
+    values: dict[str, set[float]] = {}
+    for match in _PAIR.finditer(text):
+        if _is_metric(match):
+            values.setdefault(_name(match, split), set()).add(_value(match))
+    metrics = {name: found.pop() for name, found in values.items() if len(found) == 1}
     epoch, step = _EPOCH.search(text), _STEP.search(text)
     at, of = (step["at"], step["of"]) if step else (None, None)
     if step is None and (inner := _OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
@@ -85,22 +128,29 @@ def parse(text: str) -> _Line:
 
 
 def _is_metric(match: re.Match[str]) -> bool:
-    parts = re.split(r"[/_.@-]+", match["name"].lower())
+    parts, number = re.split(r"[/_.@-]+", match["name"].lower()), match["number"]
+    if _KINDS.isdisjoint(parts) or ("precision" in parts and number in _BITS):  # precision: 16
+        return False
+    if match["whole"] is not None and (not number.isdecimal() or _FRACTIONS.isdisjoint(parts)):
+        return False  # loss: 3/4 batches
     if match["between"].strip():
-        return not _KINDS.isdisjoint(parts)
-    return not _KINDS.isdisjoint(parts) and all(part in _KINDS or part in _SPLITS for part in parts)  # train_loss 0.2
+        return True
+    is_name = all(part in _KINDS or part in _SPLITS or part.isdecimal() for part in parts)  # train_loss 0.2, Acc@1 76.1
+    return is_name and (not number.isdecimal() or match["whole"] is not None)  # and not: map 3 workers
 
 
 def _name(match: re.Match[str], split: str) -> str:
     """``Loss`` behind ``Test`` is ``test/loss``; a name that has a split in it stays as it is."""
     name = match["name"].lower() if match["name"].istitle() or match["name"].isupper() else match["name"]
-    split = _SPLITS[match["split"].lower()] if match["split"] else split
+    qualifier = (match["qualifier"] or "").lower()
+    name = f"{qualifier}_{name}" if qualifier in _QUALIFIERS else name
+    split = _SPLITS[match["split"].lower()] if match["split"] else _SPLITS.get(qualifier, split)
     return name if not split or not _SPLITS.keys().isdisjoint(re.split(r"[/_.-]+", name.lower())) else f"{split}/{name}"
 
 
 def _value(match: re.Match[str]) -> float:
     """``9908/10000`` is a fraction."""
-    number, whole = float(match["number"]), match["whole"]
+    number, whole = float(match["number"].replace(",", "")), match["whole"]
     return number / int(whole) if whole and int(whole) else number
 
 

@@ -37,6 +37,16 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("Epoch 1:  45%|####  | 45/100 [00:03<00:04, 12.30it/s, loss=0.31]", {"loss": 0.31}, (1, 45, 100)),
         ("│         test_acc          │    0.9134    │", {"test_acc": 0.9134}, (None, None, None)),
         ("[Epoch 5] train_loss 0.23 val_loss 0.25", {"train_loss": 0.23, "val_loss": 0.25}, (5, None, None)),
+        ("\x1b[1mLoss\x1b[0m: \x1b[32m0.31\x1b[0m", {"loss": 0.31}, (None, None, None)),
+        ("{'loss': '0.3115', 'epoch': '2'}", {"loss": 0.3115}, (None, None, None)),
+        ("loss: tensor(0.31, device='cuda:0', grad_fn=<Nll>)", {"loss": 0.31}, (None, None, None)),
+        ("Epoch: [0][ 10/5005]\tLoss 6.9e+00 (7.0)\tAcc@1 76.13 (75.0)", {"loss": 6.9, "acc@1": 76.13}, (0, 10, 5005)),
+        ("Best acc: 0.91, acc: 0.85", {"best_acc": 0.91, "acc": 0.85}, (None, None, None)),
+        ("Total loss: 0.5  cls loss: 0.2  f1 score: 0.8", {"loss": 0.5, "cls_loss": 0.2, "f1_score": 0.8}, (None,) * 3),
+        ("loss: 1,234.5", {"loss": 1234.5}, (None, None, None)),
+        ("loss: 0,31 loss: 3/4 score: 12:30 map: 2024-01-01 losses: 1,2,3", {}, (None, None, None)),  # no wrong number
+        ("loss 0.5 then loss 0.4; precision: 16; map 3 workers", {}, (None, None, None)),
+        ("saved epoch=3-val_loss=0.31.ckpt", {}, (3, None, None)),
         ("took 3.2 s, 12 images/s; score_file=3.txt; 2 errors", {}, (None, None, None)),
         ("Loading checkpoint: loss function 3, map of 2 hosts", {}, (None, None, None)),
     ],
@@ -46,6 +56,12 @@ def test_a_line_shows_metrics_and_where_they_stand(
 ) -> None:
     found = parse(line)
     assert (dict(found.metrics), (found.epoch, found.step, found.steps)) == (metrics, place)
+
+
+@pytest.mark.parametrize("part", ["a", "a-", "loss ", "loss: ", "test ", "1", "1,111"])
+def test_a_line_of_any_length_is_read_once(part: str) -> None:
+    assert len(parse((part * 4_000)[:3_999]).metrics) == 0
+    assert parse(part * 1_000_000).metrics == {}
 
 
 def test_a_script_that_only_prints_has_them_recorded_at_steps_that_grow(run: ScriptRun) -> None:
