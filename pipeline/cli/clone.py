@@ -17,7 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 
 INIT = "paceline init my_project, then cd my_project"
-_STARTED_IN = "PACELINE_STARTED_IN"
+STARTED_IN = "PACELINESTARTED_IN"
 
 
 _typed_in: list[str] = []
@@ -25,7 +25,7 @@ _typed_in: list[str] = []
 
 def started_in() -> Path:
     """The folder where the command was typed: doit leaves it for that of the dodo.py."""
-    folders = [os.environ.get(_STARTED_IN), *_typed_in, get_initial_workdir()]
+    folders = [os.environ.get(STARTED_IN), *_typed_in, get_initial_workdir()]
     return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
 
 
@@ -36,7 +36,7 @@ def start_here() -> None:
 
 def start_elsewhere(folder: Path) -> None:
     """Leave the folder where the command was typed, before the command starts anew in another one."""
-    os.environ[_STARTED_IN] = str(started_in())
+    os.environ[STARTED_IN] = str(started_in())
     os.chdir(folder)
 
 

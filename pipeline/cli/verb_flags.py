@@ -41,6 +41,8 @@ def as_words(argv: Sequence[str]) -> list[str]:
             before.append("-a")  # doit's own: do it although it is done
         elif word == "--dry-run" and verb == "train":
             verb = "plan"
+        elif word == "-f" and verb == "logs":
+            words.append("follow=1")
         elif word == "-n" and verb in ("step", "sweep") and rest:
             before += ["-n", rest.pop(0)]  # doit's own: so many at once
         elif word.startswith("--") and (named := named_by(word, verb)):

@@ -190,7 +190,9 @@ RECORDING: Mapping[str, Verb] = {
     ),
 }
 
+_DETACH = Option("1", "start it and return: it goes on without this terminal; doit status, wait, logs and stop find it")
 _SWEEP_FLAGS = {
+    "detach": _DETACH,
     "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
     "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
     "fork": Option("1", "if a sweep of that name differs, start another one (NAME-2)"),
@@ -287,6 +289,7 @@ _VERBS: Mapping[str, Verb] = {
         "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
             "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
+            "detach": _DETACH,
         },
         examples=(
             "train experiment=quickstart",
@@ -403,6 +406,19 @@ _VERBS: Mapping[str, Verb] = {
         examples=("status", "status cf0848", "status --watch"),
         shows_groups=False,
     ),
+    "wait": Verb(
+        module="status",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="wait until a run or a sweep has ended; exit code 0: it finished",
+        options={
+            "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
+            "sweep": Option("NAME", "this sweep instead of a run"),
+        },
+        examples=("wait", "wait cf0848", "wait --sweep 5bb242 --json"),
+        shows_groups=False,
+    ),
     "logs": Verb(
         module="status",
         answers=True,
@@ -413,8 +429,9 @@ _VERBS: Mapping[str, Verb] = {
             "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
             "host": Option("NAME", "only this host"),
             "step": Option("NAME", "the output of this step of yours instead of a run"),
+            "follow": Option("1", "the newest lines, and further ones until the run has ended"),
         },
-        examples=("logs", "logs cf0848 --host node1", "logs --step clean"),
+        examples=("logs", "logs cf0848 --host node1", "logs --follow", "logs --step clean"),
         shows_groups=False,
     ),
     "reproduce": Verb(

@@ -55,7 +55,7 @@ def test_an_option_of_other_verbs_is_not_taken_for_a_field_that_is_written_alike
     assert "it is an option of doit why, accept, attach, evaluate, record, " in (said := _said("run=2d9f31", "clean"))
     assert "paths.runs" not in said
     assert "did you mean" not in (said := _said("lines=3", "logs"))
-    assert said.endswith("; of doit logs: host, json, run, step")
+    assert said.endswith("; of doit logs: follow, host, json, run, step")
 
 
 @pytest.mark.slow

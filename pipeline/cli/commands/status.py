@@ -14,13 +14,20 @@ from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_log
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.specs import LogLine, State
+from pipeline.core.tables import counted
+from pipeline.execution.attempting import shown as as_line
 from pipeline.live.pictures import RunPicture, first_state
-from pipeline.live.watching import SweepFiles, follow_run, follow_sweep, is_under_way
+from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
 from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
+from pipeline.sweep import folder as sweeps
 from pipeline.sweep.folder import SweepFolder
 from trainers.contract import run_folder
+
+_LOOK_S = 0.5
 
 
 def status() -> None:
@@ -79,6 +86,53 @@ def watch_sweep(folder: SweepFolder) -> None:
         leave_if_interrupted()
 
 
+def wait() -> None:
+    """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials of it failed."""
+    name = session().invocation.options.get("sweep")
+    if name is not None:
+        _wait_for_sweep(sweeps.find(session().config.runs_dir, name))
+        return
+    folder = _named_or_newest()
+    with waiting(note, f"waiting for run {folder.key}"):
+        _until_over(folder)
+    row = index.row(folder)
+    ended_well = row.state in (State.FINISHED, index.ACCEPTED)
+    error = None if ended_well else PacelineError(f"run {folder.key} is {row.state}", hint=f"doit logs {folder.key}")
+    if answers.wanted():
+        answers.answer({**asdict(row), "folder": str(folder.path)}, error=error)
+    if error is not None:
+        raise error
+    say(f"run {folder.key} is {row.state}")
+
+
+def _wait_for_sweep(folder: SweepFolder) -> None:
+    with waiting(note, f"waiting for sweep {folder.name}"):
+        _until_over(folder)
+    trials.show(folder, as_json=answers.wanted())
+    bad = [trial.number for trial in trials.results_of(folder) if trial.state not in (State.FINISHED, State.PRUNED)]
+    if bad:
+        what = f"{counted(len(bad), 'trial')} of sweep {folder.name} didn't finish, the first is trial {bad[0]}"
+        raise PacelineError(what, hint="the sweep's command again; it goes on where it was")
+
+
+def _until_over(folder: RunFolder | SweepFolder) -> None:
+    while is_under_way(folder):
+        time.sleep(_LOOK_S)
+
+
+def _follow_logs(folder: RunFolder, host: str | None) -> None:
+    """The newest lines of the run's newest attempt, and all further ones."""
+    files = AttemptFiles(folder)
+    while True:
+        over = not is_under_way(folder)
+        for event in files.look():
+            if isinstance(event, LogLine) and host in (None, event.host):
+                say_log(as_line(event))
+        if over:
+            return
+        time.sleep(_LOOK_S)
+
+
 def logs() -> None:
     """What the hosts of a run have written, or a step."""
     if "step" in session().invocation.options:
@@ -86,6 +140,9 @@ def logs() -> None:
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
     folder = _named_or_newest()
+    if is_on(session().invocation.options, "follow"):
+        _follow_logs(folder, session().invocation.options.get("host"))
+        return
     for line in run_status.logs(folder, session().invocation.options.get("host")):
         say_log(line)
     if why := run_status.altered(folder):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli import answers
-from pipeline.cli.commands import progress
+from pipeline.cli.commands import detached, progress
 from pipeline.cli.commands.train import refuse_unfit
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import at_once, is_on
@@ -50,6 +51,9 @@ def sweep() -> None:
     )
     if dry_run:
         current.refuse_data()
+    elif is_on(current.invocation.options, "detach"):
+        detached.start(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
+        return
     if current.searches:
         search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run)
     elif dry_run:

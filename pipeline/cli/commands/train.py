@@ -109,6 +109,11 @@ def _train(current: Session, *, attach: bool = False) -> None:
     cluster = current.config.cluster
     if not attach:
         refuse_unfit(cluster)
+    if is_on(current.invocation.options, "detach"):
+        from pipeline.cli.commands import detached  # for this option alone
+
+        detached.start(run.key.short, run.folder.lock)
+        return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     with progress.of_run(run) as screen, progress.notices_of_run(run, screen.say) as notices:
         screen.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
