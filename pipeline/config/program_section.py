@@ -23,7 +23,8 @@ from trainers.script.settings import ScriptConfig, names, placeholder_of_data
 _PATH = re.compile(r"(?P<name>[^/=]*=)?(?P<path>(?:/|~/).*[^/].*)", re.DOTALL)
 _WRITTEN = re.compile(
     r"\b(artifacts|cache|checkpoints?|ckpts?|dest|destination|export|(log|out|output|save|run|work)(s|dir|file)?|logging|"
-    r"results?|scratch|te?mp|tensorboard|tb|wandb)\b"
+    r"results?|scratch|te?mp|tensorboard|tb|wandb|exps?|experiments?|snapshots?|workspace|project|o|"
+    r"(model|target) dir)\b"
 )
 """In the name of an option: the script writes there."""
 _READ = re.compile(r"\b(from|init|input|load|pretrained|resume)\b")

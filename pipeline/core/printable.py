@@ -75,6 +75,9 @@ _IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # what takes a backsla
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")  # backslashes in front of one count double
+
+
 def hydra_value(text: str) -> str:
     """Bare where Hydra would take it for nothing else, else in single quotes (where only a quote ends a backslash)."""
     return text if _BARE.fullmatch(text) else hydra_quoted(text)
@@ -82,7 +85,7 @@ def hydra_value(text: str) -> str:
 
 def hydra_quoted(text: str) -> str:
     """In single quotes, whatever it holds; ``${`` is no interpolation."""
-    literal = text.replace("${", "\\${")
+    literal = _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", text)
     return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
 
 

@@ -138,6 +138,7 @@ _NAME = re.compile(
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of where a secret lies
+_OPTION = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)=")
 _REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
 
 Rule = tuple[str, str]
@@ -323,7 +324,9 @@ def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: fr
     if isinstance(value, Mapping):
         return {name: _shown(inner, (*path, str(name)), names, values) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_shown(inner, path, names, values) for inner in value]
+        placed = _in_list(value, path)
+        return [f"{begin}{_shown(inner, at, names, values)}" if begin else _shown(inner, at, names, values)
+                for begin, at, inner in placed]  # fmt: skip
     if not isinstance(value, str):
         return value
     if _is_whole(path, value, names):
@@ -354,7 +357,23 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         for name, inner in value.items():
             yield from _leaves(inner, (*path, str(name)))
     elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, path)
+        for _, at, inner in _in_list(value, path):
+            yield from _leaves(inner, at)
     else:
         yield path, value
+
+
+def _in_list(items: Sequence[Any], path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Each item of a list that may be a command line: what stands before its value (``--token=``), the path with the
+    option's name (also for the item behind ``--token``), and the value."""
+    name = ""
+    for item in items:
+        if not isinstance(item, str):
+            yield "", path, item
+            name = ""
+        elif option := _OPTION.match(item):
+            yield option[0], (*path, option[1]), item[option.end() :]
+            name = ""
+        else:
+            yield "", (*path, name) if name and not item.startswith("-") else path, item
+            name = item.lstrip("-") if item.startswith("-") else ""

@@ -31,7 +31,8 @@ def test_a_detached_training_is_found_waited_for_and_finished(project: Project) 
 def test_waiting_for_a_run_that_was_stopped_fails_with_its_state(project: Project) -> None:
     started = project.doit("train", *WORDS, "trainer.epochs=500", "detach=1", "json=1", apart=True)
     data = json.loads(started.stdout)["data"]
-    wait_until(lambda: '"step": 20,' in _text(project.only_run() / "metrics.jsonl"))
+    metrics = project.folder / "runs" / data["name"] / "metrics.jsonl"
+    wait_until(lambda: '"step": 20,' in _text(metrics))
     assert f"{data['name']} is stopped on localhost" in project.doit("stop", f"run={data['name']}").stdout
     waited = project.doit("wait", data["name"])
     assert waited.returncode == 1

@@ -154,6 +154,21 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
         of_the_run(resolved, redact.secret_values(resolved))
 
 
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["a", "--token", "value123", "b"], ["a", "--token", "***", "b"]),
+        (["--token=value123", "x"], ["--token=***", "x"]),
+        (["--api_key=value123", "token=value123"], ["--api_key=***", "token=***"]),
+        (["--token", "--lr", "0.1", "--tokens=12"], ["--token", "--lr", "0.1", "--tokens=12"]),
+    ],
+)
+def test_a_secret_among_words_of_a_command_line_is_known_by_its_option(args: list[str], shown: list[str]) -> None:
+    config = {"program": {"args": args}}
+    assert redact.without_secrets(config) == {"program": {"args": shown}}
+    assert redact.secret_values(config) == ({"value123"} if "***" in str(shown) else set())
+
+
 def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
     values = {"API_TOKEN": "'${oc.env:API_TOKEN}'"}
     assert redact.restored("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"

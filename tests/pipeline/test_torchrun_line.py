@@ -11,7 +11,8 @@ from pipeline.cli.verbs import VERBS
 from pipeline.config.overrides import torchrun_line
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
-from trainers.script.settings import words
+from tests.pipeline.composed import composed
+from trainers.script.settings import filled, words
 
 
 @pytest.fixture
@@ -86,6 +87,28 @@ def test_a_path_in_an_argument_is_data_or_a_file_of_the_snapshot(line: str, over
     found = translated(line, folder)
     assert override.format(folder=folder) in [word.replace("'", "") for word in found]
     assert any(word.startswith("program.inputs=[") for word in found) == ("small.json" in line)
+
+
+@pytest.mark.parametrize(
+    "word", ["{{y}}", "{y}", "${seed}", "{{ x }}", "{{}}", "x" * 3_000, "\\${x}", "a\\b${c}", "${d}"]
+)
+def test_a_word_reaches_the_script_as_it_is(word: str, folder: Path) -> None:
+    line = torchrun_line.translated(["run", "train.py", "--text", word], folder, ROOT, VERBS)[0]
+    (text,) = [found.partition("=")[2] for found in line if found.startswith("program.args.text=")]
+    value = composed([f"program.args.text={text}", "program.script=train.py"])["program"]["args"]["text"]
+    assert filled(value, {"seed": "0"}) == word
+
+
+def test_a_script_of_the_project_by_its_whole_path_starts_where_it_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    typed = ["run", f"{tmp_path}/sub/train.py"]
+    assert "program.script=train.py" in torchrun_line.translated(typed, tmp_path / "sub", tmp_path, VERBS)[0]
+
+
+@pytest.mark.parametrize("flag", ["-o", "--exp_dir", "--snapshot-dir", "--model-dir", "--workspace", "--project"])
+def test_a_folder_behind_the_name_of_an_output_is_no_data(flag: str, folder: Path) -> None:
+    (folder / "images" / "old.txt").touch()
+    assert f"program.args.{flag.lstrip('-')}=images" in translated(f"run train.py {flag} images", folder)
 
 
 def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:

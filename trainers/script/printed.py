@@ -46,15 +46,38 @@ _QUALIFIERS = {
 """Words in front of a name that make another metric of it: ``Best acc: 0.91`` is ``best_acc``."""
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+\.\d+|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = re.compile(
-    rf"(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
+    rf"(?:(?P<best>\bbest)[ ]+)?(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
     # a name begins where no other could: a long line without blanks is read once
-    rf"(?<![\w/.@-])['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?"
+    rf"(?<![\w/.@?&-])['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?"
     rf"(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)(?:['\"]|(?:tensor|array|[\w.]*float\d+)\()?"
-    rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/)",
+    rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/|\s*(?:%\s*\||->|→|=>))",
     re.IGNORECASE,
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 4_000  # characters; what is longer is no line for people
+_OF_SETTINGS = {
+    *(
+        "steps",
+        "size",
+        "scale",
+        "grad",
+        "min",
+        "max",
+        "weight",
+        "weights",
+        "coef",
+        "fn",
+        "function",
+        "type",
+        "smoothing",
+    ),
+    *("threshold", "every", "freq", "interval", "patience", "target", "py", "txt", "json", "yaml", "yml", "csv", "log"),
+    *("pt", "pth", "ckpt", "md", "so", "cpp", "cu"),
+}
+"""Parts of a name that make it a setting or a file: ``grad_acc``, ``map_size``, ``loss.py``."""
+_SETTINGS = re.compile(
+    r"\bNamespace\(|\b(?:config|args|arguments|hparams|hyper-?parameters|settings)\b\W{0,3}[:=({]", re.IGNORECASE
+)
 _FRACTIONS = {"acc", "accuracy", "score", "precision", "recall", "top1", "top5"}
 _BITS = {"8", "16", "32", "64"}
 _FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
@@ -113,6 +136,8 @@ def parse(text: str) -> _Line:
     if len(text) > _LONGEST:
         return _Line({})
     text = _COLOURS.sub("", text)
+    if _SETTINGS.search(text):  # printed before the training
+        return _Line({})
     first = _FIRST.match(text)
     split = _SPLITS[first["split"].lower()] if first else ""
     values: dict[str, set[float]] = {}
@@ -120,6 +145,8 @@ def parse(text: str) -> _Line:
         if _is_metric(match):
             values.setdefault(_name(match, split), set()).add(_value(match))
     metrics = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless it stands beside a result
+        metrics = {}
     epoch, step = _EPOCH.search(text), _STEP.search(text)
     at, of = (step["at"], step["of"]) if step else (None, None)
     if step is None and (inner := _OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
@@ -129,6 +156,8 @@ def parse(text: str) -> _Line:
 
 def _is_metric(match: re.Match[str]) -> bool:
     parts, number = re.split(r"[/_.@-]+", match["name"].lower()), match["number"]
+    if not _OF_SETTINGS.isdisjoint(parts) or match["whole"] == "0":
+        return False
     if _KINDS.isdisjoint(parts) or ("precision" in parts and number in _BITS):  # precision: 16
         return False
     if match["whole"] is not None and (not number.isdecimal() or _FRACTIONS.isdisjoint(parts)):
@@ -144,6 +173,7 @@ def _name(match: re.Match[str], split: str) -> str:
     name = match["name"].lower() if match["name"].istitle() or match["name"].isupper() else match["name"]
     qualifier = (match["qualifier"] or "").lower()
     name = f"{qualifier}_{name}" if qualifier in _QUALIFIERS else name
+    name = f"best_{name}" if match["best"] and not name.startswith("best_") else name
     split = _SPLITS[match["split"].lower()] if match["split"] else _SPLITS.get(qualifier, split)
     return name if not split or not _SPLITS.keys().isdisjoint(re.split(r"[/_.-]+", name.lower())) else f"{split}/{name}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,17 @@ def names(text: str) -> list[str]:
 def filled(text: str, values: Mapping[str, str]) -> str:
     """The text with placeholders replaced by ``values``, and {{x}} by {x}. Raises KeyError: one that has no value."""
     return _MARK.sub(lambda match: values[match["name"]] if match["name"] else f"{{{match['literal']}}}", text)
+
+
+def escaped(text: str, kept: Callable[[str], bool]) -> str:
+    """The text such that ``filled`` gives it again, but for the placeholders whose name is ``kept``. ``${seed}`` of a
+    shell or a template is none."""
+
+    def braced(match: re.Match[str]) -> str:
+        is_placeholder = match["name"] and kept(match["name"]) and text[match.start() - 1 : match.start()] != "$"
+        return match[0] if is_placeholder else f"{{{match[0]}}}"
+
+    return _MARK.sub(braced, text)
 
 
 def words(args: Any) -> list[str]:

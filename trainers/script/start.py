@@ -228,6 +228,12 @@ class Attempt:
             "starts over (what is there is kept)"
         )
 
+    @property
+    def is_later_attempt(self) -> bool:
+        """True if another attempt of the run came before, by the number in the run id (KEY-ATTEMPT-RANDOM)."""
+        number = os.environ.get(variables.NODE, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
+        return number.isdecimal() and int(number) > 1
+
     def places(self) -> Places:
         """Where is looked for what the key lacks."""
         return Places(
@@ -326,6 +332,8 @@ class Attempt:
                     f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(found[:_SHOWN])}"
                     f"{', …' if len(found) > _SHOWN else ''} (program.metrics=off leaves them)"
                 )
+                if self.is_later_attempt:
+                    say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
             for note in recorder.notes(ended_well=code == 0):
                 say(f"{WARNING}{note}")
         return code

@@ -18,6 +18,7 @@ from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.data import store
 from pipeline.execution import complete, this_computer
+from pipeline.execution.run import Run
 from pipeline.runs import status
 
 
@@ -133,8 +134,24 @@ def _train(current: Session, *, attach: bool = False) -> None:
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce {run.key.short}")
     answer_with(result, run.folder)
+    if folders := _changed_meanwhile(current, run):
+        note(
+            f"WARNING: {folders}, which is data in the key, was changed while the run went on, so the same command "
+            "trains anew; a folder that the script writes to: program.args.NAME={run}/NAME"
+        )
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+
+
+def _changed_meanwhile(current: Session, run: Run) -> str:
+    """The data of a script that isn't what the run began with, or ''."""
+    if current.config.script is None or not current.config.script.data:
+        return ""
+    before = run.pack.digest
+    current.forget_pack()
+    if current.pack is None or current.pack.digest == before:
+        return ""
+    return ", ".join(str(item.path) for item in current.config.script.data)
 
 
 def refuse_unfit(cluster: Cluster) -> None:

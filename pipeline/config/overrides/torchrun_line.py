@@ -25,7 +25,7 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
 from pipeline.core.printable import hydra_value
 from pipeline.core.processes.process import python_answer
-from trainers.script.settings import PLACEHOLDERS, is_resume, names, words
+from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
@@ -131,18 +131,20 @@ def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
     program = HOME / "trainers/torchrun_options.py"
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
     try:
-        made_from = [[*typed], defaults, metadata.version("torch"), sha256_file(program)]
+        made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
         kept, name = Remembered(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
         answer: dict[str, Any] | None = kept[name]
         if answer is None:
             answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
+            # without the script's arguments, among which a secret may stand
+            answer = {**answer, "args": len(answer["args"])} if "args" in answer else answer
             kept.keep({name: answer})
     except (metadata.PackageNotFoundError, PacelineError) as error:
         raise UsageError(
             f"torch reads torchrun's options, and that doesn't work here: {error}",
             hint="doit train program.script=train.py program.args.lr=0.1 needs no torch on this computer",
         ) from error
-    return {**answer}
+    return {**answer, "args": [*typed[len(typed) - answer["args"] :]]} if "args" in answer else answer
 
 
 def _of_run(typed: Sequence[str]) -> _Line:
@@ -186,7 +188,8 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     if line.no_python:
         yield f"program.command=[{hydra_value(line.script)}]"
     else:
-        yield f"program.{'module' if line.module else 'script'}={hydra_value(line.script)}"
+        script = line.script if line.module else _from_here(line.script, folder, root)
+        yield f"program.{'module' if line.module else 'script'}={hydra_value(script)}"
     if not line.with_torchrun:
         yield "program.torchrun=false"
     placed = [_placed(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
@@ -198,6 +201,12 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     if inputs:
         yield f"program.inputs=[{','.join(map(hydra_value, inputs))}]"
     yield from line.overrides
+
+
+def _from_here(script: str, folder: Path, root: Path) -> str:
+    """A script of the project as it would be typed without the folders above: it starts in ``folder`` then."""
+    is_ours = script.startswith("/") and Path(script).is_relative_to(root)
+    return os.path.relpath(script, folder) if is_ours else script
 
 
 def _nodes(line: _Line) -> Iterator[str]:
@@ -304,8 +313,8 @@ def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
     option, equals, path = word.rpartition("=")
     flag = option if equals else before if before.startswith("-") else ""
     place = folder / path
-    is_path = path and not path.startswith(("/", "~", "-")) and ("/" in path or bool(flag) or place.is_file())
-    if not is_path or not place.exists() or is_written(flag):
+    is_path = path and not path.startswith(("/", "~", "-")) and ("/" in path or bool(flag) or os.path.isfile(place))  # noqa: PTH113
+    if not is_path or not os.path.exists(place) or is_written(flag):  # noqa: PTH110  (no error for a long text)
         return _literal(word), None
     is_small = place.is_file() and place.stat().st_size <= _SMALL_BYTES
     if is_small and place.resolve().is_relative_to(folder.resolve()):
@@ -315,7 +324,6 @@ def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
 
 def _literal(word: str) -> str:
     """With the braces that hold no placeholder of Paceline's doubled, so that they stay as they are."""
-    for name in names(word):
-        if not (name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name)):
-            word = word.replace(f"{{{name}}}", f"{{{{{name}}}}}")
-    return word
+    return escaped(
+        word, lambda name: name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name) is not None
+    )

@@ -46,6 +46,11 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("loss: 1,234.5", {"loss": 1234.5}, (None, None, None)),
         ("loss: 0,31 loss: 3/4 score: 12:30 map: 2024-01-01 losses: 1,2,3", {}, (None, None, None)),  # no wrong number
         ("loss 0.5 then loss 0.4; precision: 16; map 3 workers", {}, (None, None, None)),
+        ("val acc: 100%|####| 40/40 [00:00<00:00]", {}, (None, 40, 40)),  # a bar of that name
+        ("Epoch 3: val acc 0.6 (best val acc 0.9)", {"val/acc": 0.6, "val/best_acc": 0.9}, (3, None, None)),
+        ("src/loss.py:12: UserWarning: x", {}, (None, None, None)),
+        ("Namespace(lr=0.1, loss=2.0)", {}, (None, None, None)),
+        ("grad_acc: 4 acc_steps=4 map_size=1024 loss_scale: 2.0 acc: 5/0 lr: 0.1 acc 0.5 -> 0.6", {}, (None,) * 3),
         ("saved epoch=3-val_loss=0.31.ckpt", {}, (3, None, None)),
         ("took 3.2 s, 12 images/s; score_file=3.txt; 2 errors", {}, (None, None, None)),
         ("Loading checkpoint: loss function 3, map of 2 hosts", {}, (None, None, None)),
