@@ -27,7 +27,7 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import answers, clone, flags, invocation, verb_flags  # noqa: E402
 from pipeline.cli.invocation import taken_out  # noqa: E402
-from pipeline.cli.output import as_typed, note_usual, outlive_reader  # noqa: E402
+from pipeline.cli.output import as_typed, inked, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -243,5 +243,5 @@ def leave(error: BaseException) -> NoReturn:
         raise Left(unexpected.EXIT_UNREAD)
     message = as_typed(unexpected.error_message(error))
     answers.refuse(error, message)
-    sys.stderr.write(f"ERROR: {message}\n")
+    sys.stderr.write(inked(f"ERROR: {message}\n", sys.stderr))
     raise Left(unexpected.exit_code(error))

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
@@ -23,6 +24,24 @@ _OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a ran
 _GOES_ON = "doit status shows how it stands"
 
 
+_INKS = {
+    "FINISHED ": "32",
+    "REPRODUCED ": "32",
+    "ERROR: ": "1;31",
+    "WARNING: ": "33",
+    "warning: ": "33",
+    "KILLED ": "36",
+}
+
+
+def inked(text: str, stream: TextIO) -> str:
+    """The text with its first word in colour, where that says how something stands and a terminal shows colours."""
+    word = next((word for word in _INKS if text.startswith(word)), None)
+    if word is None or not takes_colours(stream, os.environ):
+        return text
+    return f"\x1b[{_INKS[word]}m{word.rstrip()}\x1b[0m{text[len(word.rstrip()) :]}"
+
+
 def say(text: str, *, painted: bool = False) -> None:
     """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
 
@@ -36,7 +55,7 @@ def say(text: str, *, painted: bool = False) -> None:
         answers.LINES.extend(text.splitlines())
         note(text)
         return
-    print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
+    print(text if painted or not sys.stdout.isatty() else inked(printable_lines(text), sys.stdout), flush=True)
 
 
 def say_log(text: str) -> None:
@@ -51,7 +70,7 @@ def say_log(text: str) -> None:
 def note(text: str) -> None:
     """Progress and warnings, on stderr: what a program reads from stdout is the result alone."""
     text = as_typed(text)
-    print(printable_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    print(inked(printable_lines(text), sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def say_usual(text: str) -> None:

@@ -10,7 +10,7 @@ from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
 from pipeline.cli.invocation import QUIET, verbosity
-from pipeline.cli.output import as_typed
+from pipeline.cli.output import as_typed, inked
 from pipeline.core.printable import printable_lines
 
 
@@ -55,7 +55,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
             self.outstream.flush()
             if not error.message:  # what was found stands in the verb's own output
                 return
-            self.write(f"ERROR: {as_typed(printable_lines(error.message))}\n")
+            self.write(inked(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
         else:
             super()._write_failure(result, write_exception)
 

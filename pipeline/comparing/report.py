@@ -115,10 +115,7 @@ def report(
 
     ``goals``: of metrics that a search aimed at whether it made them large or small.
     """
-    groups = grouped(runs)
-    by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
-    direction = direction_of(by, goals)
-    groups = _ranked(groups, by, direction)
+    groups, by, direction = best_first(grouped(runs), by, goals)
     wanted = _charted(curving.names(rows.values()), by)
     bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
     axes, lines = _parallel(groups, by)
@@ -137,6 +134,24 @@ def report(
         lines=lines,
         absent=tuple(absent),
     )
+
+
+def best_first(
+    groups: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[Group], str, str | None]:
+    """Return the configurations in the order of every view that chooses its runs by itself, and why it is that.
+
+    Args:
+        by: the metric that decides, if any has it; else the first whose name tells whether more or less is better.
+        goals: of metrics that a search aimed at whether it made them large or small.
+
+    Returns:
+        The configurations, the best first and labelled in that order; the metric; ``maximize`` or ``minimize``, None
+        where the metric's name doesn't tell.
+    """
+    by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
+    direction = direction_of(by, goals)
+    return _ranked(groups, by, direction), by, direction
 
 
 def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:

@@ -62,6 +62,11 @@ def text(comparison: Comparison, width: int) -> str:
     """For a terminal of ``width`` columns: tables of more groups than fit continue below."""
     runs = sum(len(group.runs) for group in comparison.groups)
     lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
+    lines += ["", *_metrics(comparison, width)]
+    for against in comparison.against:
+        lines += ["", *_differences(comparison.groups[0].label, against, width)]
+    if any(larger(against) for against in comparison.against):
+        lines += ["", *wrapped(RULE, width)]
     for group in comparison.groups:
         lines += ["", *_about(group, width)]
     for part in PARTS:
@@ -74,11 +79,6 @@ def text(comparison: Comparison, width: int) -> str:
         lines += ["", *wrapped(f"the same in all: {', '.join(same)}", width)]
     for against in comparison.against:
         lines += _code(comparison.groups[0].label, against)
-    lines += ["", *_metrics(comparison, width)]
-    for against in comparison.against:
-        lines += ["", *_differences(comparison.groups[0].label, against, width)]
-    if any(larger(against) for against in comparison.against):
-        lines += ["", *wrapped(RULE, width)]
     return "\n".join(lines)
 
 

@@ -14,7 +14,6 @@ from pipeline.comparing import curves, drawing, tables
 from pipeline.comparing.charts import FORMATS
 from pipeline.comparing.differing import Comparison as Differences
 from pipeline.comparing.differing import compare as compared
-from pipeline.comparing.groups import grouped
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import write_atomic
 from pipeline.notebook.run import Run
@@ -77,7 +76,8 @@ def compare(*runs: Run | str, metric: str | None = None) -> Comparison:
     Raises:
         UsageError: no run is chosen, or none has the metric.
     """
-    groups = grouped(choosing.chosen(*_chosen("compare", runs)))
+    current, keys = _chosen("compare", runs)
+    groups = choosing.in_order(choosing.chosen(current, keys), keys)
     return Comparison(compared(groups, [] if metric is None else [metric]))
 
 
@@ -95,7 +95,8 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
     """
     if x not in curves.AXES:
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
-    name, bands, _ = choosing.bands_of(choosing.chosen(*_chosen("plot", runs)), metric, x)
+    current, keys = _chosen("plot", runs)
+    name, bands, _ = choosing.bands_of(choosing.chosen(current, keys), metric, x, named_runs=keys)
     return Plot(tuple(curves.above_0(band) if log else band for band in bands), name, x, log)
 
 

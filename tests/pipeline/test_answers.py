@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import answers
-from pipeline.cli.output import say
+from pipeline.cli.output import inked, say
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.specs import LogLine, MetricsLine
@@ -90,3 +91,19 @@ def test_without_the_word_nothing_is_answered(
 
 def test_every_verb_that_ends_by_itself_takes_json() -> None:
     assert {name for name, verb in VERBS.items() if "json" not in verb.options} == {"torchrun", "ui", "server"}
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_how_something_stands_is_in_colour_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert inked("FINISHED cf0848: loss 1", _Terminal()) == "\x1b[32mFINISHED\x1b[0m cf0848: loss 1"
+    assert inked("ERROR: no host", _Terminal()) == "\x1b[1;31mERROR:\x1b[0m no host"
+    assert inked("a FINISHED run", _Terminal()) == "a FINISHED run"
+    assert inked("ERROR: no host", io.StringIO()) == "ERROR: no host"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert inked("ERROR: no host", _Terminal()) == "ERROR: no host"

@@ -61,6 +61,21 @@ def test_runs_that_differ_in_nothing_but_the_seed_are_one_configuration(tmp_path
     assert [found["differs"][part] for part in ("data", "environment", "topology", "hosts")] == [[]] * 4
 
 
+def test_where_no_key_is_named_the_best_configuration_is_the_first(tmp_path: Path, compared: Printed) -> None:
+    worse = [trained(tmp_path, seed, 0.1, accuracy=0.5 + seed / 100) for seed in range(2)]
+    for seed in range(2):
+        trained(tmp_path, seed, 0.01, accuracy=0.9 + seed / 100)
+    chosen = data(compared, tmp_path, "optimizer=sgd")["configurations"]
+    assert [(group["label"], group["words"]) for group in chosen] == [
+        ("A", ["optimizer.lr=0.01"]),
+        ("B", ["optimizer.lr=0.1"]),
+    ]
+    named = data(compared, tmp_path, worse[0].key, chosen[0]["runs"][0]["key"])
+    assert named["configurations"][0]["words"] == ["optimizer.lr=0.1"]
+    lines = compared(tmp_path, "optimizer=sgd").splitlines()
+    assert lines[2].startswith("metric ")
+
+
 def test_a_difference_is_claimed_where_welchs_interval_leaves_out_zero(tmp_path: Path, compared: Printed) -> None:
     from scipy import stats  # here: collecting the tests would take every worker a second more
 

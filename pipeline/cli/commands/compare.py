@@ -23,7 +23,7 @@ from pipeline.comparing import report as reports
 from pipeline.comparing.charts import FORMATS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import compare as compared
-from pipeline.comparing.groups import grouped, metrics_of
+from pipeline.comparing.groups import Group, grouped, metrics_of
 from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.report import Absent, Report, of_nearest
 from pipeline.core import masking
@@ -99,7 +99,7 @@ def compare() -> None:
     """Raises UsageError: no run is meant, or none has a metric that was asked for."""
     current = session()
     options = current.invocation.options
-    groups = grouped(chosen(current, current.invocation.paths))
+    groups = in_order(chosen(current, current.invocation.paths), current.invocation.paths)
     wanted = [name for name in options.get("metric", "").split(",") if name]
     known = metrics_of(groups)
     for name in wanted:
@@ -112,6 +112,11 @@ def compare() -> None:
         say(tables.markdown(differences))
     else:
         say(tables.text(differences, shutil.get_terminal_size().columns))
+
+
+def in_order(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
+    """The runs as configurations: as they were ``named``, else the best first, as in a report."""
+    return grouped(runs) if named else reports.best_first(grouped(runs))[0]
 
 
 _METRIC = "val/accuracy"
@@ -127,7 +132,7 @@ def plot() -> None:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
     log, target = is_on(options, "log"), _picture_file(options.get("file"))
     runs = chosen(session(), session().invocation.paths)
-    metric, bands, more = bands_of(runs, options.get("metric"), axis)
+    metric, bands, more = bands_of(runs, options.get("metric"), axis, named_runs=session().invocation.paths)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
         _write_picture(target, bands, metric, axis, log=log)
@@ -140,8 +145,14 @@ def plot() -> None:
     say(folded(f"{terminal_plot.NOTE}{more_of_them}", columns))
 
 
-def bands_of(runs: Sequence[ComparedRun], named: str | None, axis: str) -> tuple[str, list[Band], int]:
+def bands_of(
+    runs: Sequence[ComparedRun], named: str | None, axis: str, *, named_runs: Sequence[str] = ()
+) -> tuple[str, list[Band], int]:
     """Return the metric, the first configurations that have its curve, and how many more there are.
+
+    Args:
+        named: the metric that was asked for.
+        named_runs: keys of the runs in the order in which they were named; without them the best is the first.
 
     Raises:
         UsageError: none of the runs has such a curve.
@@ -153,7 +164,7 @@ def bands_of(runs: Sequence[ComparedRun], named: str | None, axis: str) -> tuple
     for run in runs:
         if run.state == ALTERED:
             note(f"left out: {run.key} is {run.reservation}")
-    bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
+    bands = [curves.band(group, rows, metric, axis) for group in in_order(runs, named_runs)]
     drawable = [band for band in bands if band.points]
     if not drawable:
         which = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
