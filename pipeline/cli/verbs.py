@@ -144,6 +144,22 @@ RECORDING: Mapping[str, Verb] = {
         examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000"),
         shows_groups=False,
     ),
+    "predict": Verb(
+        module="predict",
+        answers=True,
+        takes_paths=True,
+        bare="KEY IMAGE",
+        summary="classify image files with the network of a finished run",
+        details="The network is that of doit publish, with the run's own normalisation. Images are turned, cut and "
+        "resized as doit fetch does it for dataset=folder. The first word is the run's key, or last.",
+        options={
+            "run": Option("KEY", "the run; default: the first word, or the newest"),
+            "top": Option("N", "how many classes of each image are shown (3)"),
+        },
+        examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json"),
+        shows_groups=False,
+        shares_batch=False,
+    ),
     "publish": Verb(
         module="records",
         summary="register the final weights of a run as a model in MLflow",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,12 +10,9 @@ from torch.nn import Module as Module
 
 from pipeline.core.errors import PacelineError
 from pipeline.runs import index
-from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.mlflow.publishing import EXPORTED_FILE, export_model
+from pipeline.tracking.mlflow.publishing import exported_file
 from trainers.contract import run_folder
-
-_EXPORTED = ".exported"
 
 
 def state_dict(folder: RunFolder) -> dict[str, Tensor]:
@@ -30,21 +25,5 @@ def state_dict(folder: RunFolder) -> dict[str, Tensor]:
 
 def model(folder: RunFolder) -> Module:
     """The exported network. Raises PacelineError: it can't be exported."""
-    path = exported(folder)
-    program: Any = torch.export.load(path)
+    program: Any = torch.export.load(exported_file(folder))
     return cast("Module", program.module())
-
-
-def exported(folder: RunFolder) -> Path:
-    """The run's network as a file of torch.export, made once for its weights. Raises PacelineError."""
-    result = folder.read_result()
-    if result is None:
-        raise PacelineError(f"run {folder.key} has no result")
-    target = folder.path.parent / _EXPORTED / f"{folder.key}-{str(result.fields['weights_sha256'])[:12]}.pt2"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        export_model(folder.path, Path(temporary), python_path(folder.read_json(run_folder.CONFIG) or {}))
-        Path(temporary, EXPORTED_FILE).replace(target)
-    return target

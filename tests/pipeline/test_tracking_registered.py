@@ -105,5 +105,5 @@ def test_a_name_is_asked_for() -> None:
 def test_a_run_of_a_script_is_refused_with_what_takes_a_network_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"program": {"name": "script"}}')
     with pytest.raises(UsageError, match="is that of a script, whose network nobody here knows") as error:
-        records._finished(RunFolder(tmp_path))
+        records.finished_classifier(RunFolder(tmp_path))
     assert "mlflow.pytorch.log_model takes a network of your own" in str(error.value.hint)

@@ -125,7 +125,7 @@ def publish() -> None:
     name, alias = current.invocation.options.get("name"), current.invocation.options.get("alias")
     refuse_names(name, alias)
     folder = holder(current.folder())
-    model = _finished(folder)
+    model = finished_classifier(folder)
     if model.synthetic:
         note("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
     run_id = _recorded(current, folder)
@@ -150,12 +150,12 @@ def publish() -> None:
     _say_published(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
 
 
-def _finished(folder: RunFolder) -> Published:
+def finished_classifier(folder: RunFolder) -> Published:
     """The run as a model. Raises UsageError: it isn't finished, or no classifier's; PacelineError: it was altered."""
     if not folder.program.is_ours:
         raise UsageError(
-            f"run {folder.key} is that of a script, whose network nobody here knows: doit publish takes the runs of "
-            "Paceline's own trainer",
+            f"run {folder.key} is that of a script, whose network nobody here knows: doit publish and predict take the "
+            "runs of Paceline's own trainer",
             hint=f"its files lie in {folder.path / 'outputs'}; mlflow.pytorch.log_model takes a network of your own",
         )
     key, result = folder.read_key(), folder.read_result()

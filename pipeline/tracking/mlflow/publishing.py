@@ -23,6 +23,8 @@ from pipeline.core.files import system_temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
+from pipeline.runs.contents import python_path
+from pipeline.runs.folder import RunFolder
 from pipeline.tracking.description import describe
 from trainers.contract import run_folder
 
@@ -160,6 +162,7 @@ def _tensor(dtype: str, shape: list[int]) -> str:
 
 
 _EXPORTER = HOME / "trainers" / "exporting.py"
+_EXPORTED = ".exported"
 _LOCK = ".publish.lock"
 _WAIT_S = 600.0
 _EXPORT_S = 1800.0  # a large network on a busy computer
@@ -249,6 +252,26 @@ def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]
     about = documents.read(target / "about.json")
     (target / "about.json").unlink()
     return about
+
+
+def exported_file(folder: RunFolder) -> Path:
+    """Return the run's network as a file of torch.export, made once for its weights (runs/.exported).
+
+    Raises:
+        PacelineError: as ``export_model``; or the run has no result.
+    """
+    result = folder.read_result()
+    if result is None:
+        raise PacelineError(f"run {folder.key} has no result")
+    weights = str(result.fields["weights_sha256"])
+    target = folder.path.parent / _EXPORTED / f"{folder.key}-{weights[:12]}.pt2"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        export_model(folder.path, Path(temporary), python_path(folder.read_json(run_folder.CONFIG) or {}))
+        Path(temporary, EXPORTED_FILE).replace(target)
+    return target
 
 
 def _complete(folder: Path, text: str, about: dict[str, Any]) -> None:
