@@ -422,6 +422,17 @@ _VERBS: Mapping[str, Verb] = {
         examples=("status", "status cf0848", "status --watch"),
         shows_groups=False,
     ),
+    "triage": Verb(
+        module="triage",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="what failed of a run, where, the evidence and the next command",
+        details="At most a thousand tokens, for people and for agents (--json).",
+        options={"run": Option("KEY", "the run; default: the newest")},
+        examples=("triage", "triage cf0848 --json"),
+        shows_groups=False,
+    ),
     "wait": Verb(
         module="status",
         answers=True,

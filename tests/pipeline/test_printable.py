@@ -100,6 +100,7 @@ def test_a_command_line_is_printable_and_a_shell_reads_the_same_words(word: str)
 
 
 def test_a_line_for_people_is_folded_at_a_terminals_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     for stdout, expected in (
         (Terminal(), "FINISHED 1: loss\n    0.5, 1 rank\n"),
         (io.StringIO(), "FINISHED 1: loss 0.5, 1 rank\n"),

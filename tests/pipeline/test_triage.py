@@ -1,0 +1,54 @@
+"""What `doit triage` says of a failed run: what, where, the evidence and the next command."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.commands import triage
+from tests.pipeline.comparing_folders import failed
+from tests.pipeline.conftest import Printed
+from tests.pipeline.finished_folder import finished
+
+TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no such column"
+
+
+@pytest.fixture
+def triaged(printed: Printed) -> Printed:
+    return partial(printed, triage.triage)
+
+
+def data(triaged: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(triaged(runs_dir, *words, "json=1"))["data"]
+    return value
+
+
+def ended(folder: Path, host: str, rank: int, unix_time: float, traceback: str) -> None:
+    error = {"rank": rank, "unix_time": unix_time, "message": "x", "traceback": traceback}
+    (folder / f"{host}.exit.json").write_text(json.dumps({"host": host, "code": 1, "errors": [error]}))
+
+
+def test_the_first_error_of_all_hosts_is_named_with_its_traceback_and_log(tmp_path: Path, triaged: Printed) -> None:
+    run = failed(tmp_path)
+    attempt = run.path / "attempts" / "1"
+    attempt.mkdir(parents=True, exist_ok=True)
+    ended(attempt, "node0", 0, 20.0, "a later one")
+    ended(attempt, "node1", 3, 10.0, TRACEBACK)
+    (attempt / "node1.log").write_text("3 | epoch 1\n" * 10_000 + "3 | the end\n")
+    found = data(triaged, tmp_path, run.key[:6])
+    assert (found["key"], found["state"]) == (run.key, "FAILED")
+    assert found["where"] == "node1 rank 3, node0 rank 0"
+    assert found["evidence"]["traceback"] == TRACEBACK
+    assert found["evidence"]["log of node1"].endswith("3 | the end")
+    assert found["next"].startswith("fix it, then doit train ")
+    assert len(json.dumps(found)) < 4_000  # about a thousand tokens
+
+
+def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
+    run = finished(tmp_path)
+    found = data(triaged, tmp_path)
+    assert (found["key"], found["failed"], found["next"]) == (run.key, "", "nothing: it is FINISHED")
