@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -160,3 +161,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(["checkpoints", "finish", "log", "run_dir", "should_stop", *_NOTEBOOK])
+
+
+if __name__ == "__main__":  # python -m paceline, where the command paceline isn't on PATH
+    sys.exit(importlib.import_module(".".join((_PACKAGE[0], "cli", "main"))).main())

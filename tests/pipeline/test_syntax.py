@@ -30,6 +30,7 @@ RUNS = (
     ("classifier", "data.encoded"),
     ("data.torchvision_images",),
     ("exporting",),
+    ("predicting",),
     ("ranks",),
     ("torchrun_options",),
     ("script.stored_logs",),

@@ -38,6 +38,8 @@ def translated(line: str, folder: Path) -> list[str]:
         ("run train.py --on true --zip 007", ["program.args.on='true'", "program.args.zip='007'"]),
         ("run train.py fit --lr=0.1 model=x", ["program.args=[fit,'--lr=0.1','model=x']"]),
         ("run train.py --a 1 --a 2", ["program.args=['--a',1,'--a',2]"]),
+        ("run train.py --lr 0.1 --z 1", ["program.args=['--lr',0.1,'--z',1]"]),
+        ("run train.py --b 1 --lr=0.1", ["program.args=['--b',1,'--lr=0.1']"]),
         ("run train.py --resume {resume} --name {x}", ["program.args.resume='{resume}'", "program.args.name='{{x}}'"]),
         ("run tracking=none train.py tracking=none", ["program.args=['tracking=none']", "tracking=none"]),
         ("run -m package.train --lr 0.1", ["program.module=package.train", "program.args.lr=0.1"]),

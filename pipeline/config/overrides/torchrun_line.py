@@ -29,6 +29,7 @@ from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
+_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: none that a mapping would write
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
 """Numbers that Python prints as they were typed; others are passed on as texts."""
 _IMPORT_S = 120.0  # of torch, on a busy computer
@@ -250,7 +251,7 @@ def _named(args: Sequence[str]) -> dict[str, Any] | None:
             if name in given:
                 return None
             values = given[name] = []
-        elif values is None:
+        elif values is None or _LIKE_A_FLAG.match(word):
             return None
         else:
             values.append(word)
