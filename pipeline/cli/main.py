@@ -25,11 +25,13 @@ from pipeline.cli.output import TYPED, as_typed  # noqa: E402
 from pipeline.core import places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, os_reason  # noqa: E402
 from pipeline.core.files import temporary_prefix  # noqa: E402
+from pipeline.core.processes import git  # noqa: E402
 
 TEMPLATE = places.HOME / "pipeline" / "template"
 """The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
 
 NAME_THERE = "my_project"
+_WITHOUT_GIT = ("git=false", "--no-git")
 _TAKEN = {"conf", "data", "dodo", "runs", "tests"}
 
 
@@ -67,10 +69,15 @@ def _without_project(words: list[str]) -> int:
 def init(words: Sequence[str]) -> str:
     """Make the project that the words behind ``init`` name, whole or not at all; what to say of it.
 
+    It is a git repository with one commit, unless ``git=false`` (``--no-git``) is among the words, it lies in another
+    repository, or git isn't there: a run is made again from its commit.
+
     Raises:
         UsageError: not one word, a name that can't be a package's, or a folder that holds something.
         PacelineError: the folder can't be written.
     """
+    without_git = [word for word in words if word in _WITHOUT_GIT]
+    words = [word for word in words if word not in _WITHOUT_GIT]
     if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
     folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
@@ -81,9 +88,18 @@ def init(words: Sequence[str]) -> str:
     except OSError as error:
         hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
         raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
+    if not without_git:
+        _make_repository(folder)
     there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
     steps = [*there, "paceline train experiment=example", "paceline ui"]
     return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
+
+
+def _make_repository(folder: Path) -> None:
+    if git.answer(folder, "rev-parse", "--is-inside-work-tree") is not None:
+        return
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
+        git.git(folder, *words)  # without a name and an address of the user git makes no commit, which is no error
 
 
 def _refuse_taken(folder: Path) -> None:

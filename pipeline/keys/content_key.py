@@ -6,6 +6,7 @@ file's syntax tree; the digest of the data pack; the environment (Python and wha
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -64,9 +65,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
-    """Of finished runs (key → parts) the one with the fewest differing fields; of two as near, the smaller key."""
+    """Of finished runs (key → parts) the one with the fewest differing fields; then the one whose numbers are closer,
+    then the smaller key."""
     compared = [(key, differences(parts, new)) for key, parts in finished.items()]
-    return min(compared, key=lambda pair: (len(pair[1]), pair[0]), default=None)
+    return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
+
+
+def _distance(difference: Difference) -> float:
+    """0 to 1; 1 for what is no number."""
+    old, new = difference.old, difference.new
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (old, new)):
+        return 1.0
+    return float(abs(old - new) / ((abs(old) + abs(new)) or 1))
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

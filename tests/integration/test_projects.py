@@ -91,8 +91,8 @@ def run(environment: Path, *argv: str, cwd: Path) -> subprocess.CompletedProcess
 
 @pytest.fixture
 def project(environment: Path, tmp_path: Path, fetched: Path) -> Path:
-    """One that `paceline init` has just made, with the images of digits in place."""
-    done = run(environment, "paceline", "init", "acme", cwd=tmp_path)
+    """One that `paceline init` has just made, in no repository, with the images of digits in place."""
+    done = run(environment, "paceline", "init", "acme", "--no-git", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     shutil.copytree(fetched, tmp_path / "acme/data")
     return tmp_path / "acme"

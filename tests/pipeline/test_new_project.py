@@ -28,7 +28,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: Path) -> None:
-    names = sorted(path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file())
+    files = (path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file())
+    names = sorted(name for name in files if not name.startswith(".git/"))
     assert names == [
         *(".gitignore", "README.md", "acme/__init__.py", "acme/nets.py", "acme/script.py"),
         *("conf/experiment/example.yaml", "conf/model/my_net.yaml", "dodo.py", "pyproject.toml", "tests/test_nets.py"),
@@ -42,6 +43,17 @@ def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: 
 def _umask() -> int:
     text = Path("/proc/self/status").read_text() if Path("/proc/self/status").exists() else "Umask:\t0022\n"
     return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Umask:")), 8)
+
+
+def test_a_new_project_is_a_repository_unless_that_is_unwanted_or_it_lies_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main.init(["with_it"])
+    main.init(["without", "--no-git"])
+    assert [(tmp_path / name / ".git").is_dir() for name in ("with_it", "without")] == [True, False]
+    main.init(["with_it/inside"])
+    assert not (tmp_path / "with_it" / "inside" / ".git").exists()
 
 
 def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

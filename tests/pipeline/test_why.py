@@ -52,6 +52,13 @@ def test_the_nearest_run_has_the_fewest_differences_and_then_the_smaller_key() -
     assert nearest({}, OLD) is None
 
 
+def test_of_runs_with_as_many_differences_the_one_whose_number_is_closer_is_the_nearest() -> None:
+    runs = {"a": changed(config={"lr": 0.01}), "b": changed(config={"lr": 0.1})}
+    found = nearest(runs, changed(config={"lr": 0.2}))
+    assert found is not None
+    assert found[0] == "b"
+
+
 def test_a_key_of_another_version_says_so_instead_of_naming_every_file() -> None:
     old = changed(version=1, environment={"torch": "2.13.0"})
     assert [
