@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_type_hints
 
-from pipeline.cli import verb_flags
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words import verb_flags
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT

@@ -12,10 +12,10 @@ from doit.cmd_base import DodoTaskLoader
 from doit.plugin import PluginDict
 from doit.version import VERSION
 
-from pipeline.cli import verb_flags
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
+from pipeline.cli.words import verb_flags
 from pipeline.config.group_texts import about, installed
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError, suggestion

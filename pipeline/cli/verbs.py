@@ -145,7 +145,7 @@ RECORDING: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "predict": Verb(
-        module="predict",
+        module="records",
         answers=True,
         takes_paths=True,
         bare="KEY IMAGE",
@@ -423,7 +423,7 @@ _VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "triage": Verb(
-        module="triage",
+        module="status",
         answers=True,
         takes_paths=True,
         bare="KEY",

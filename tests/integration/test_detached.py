@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.commands import detached
+from pipeline.cli.commands.train import ended_at_once
 from pipeline.core.errors import PacelineError
 from tests.integration.commands import ALONE, Project
 from tests.waiting import wait_until
@@ -45,7 +45,7 @@ def test_a_detached_command_that_fails_at_once_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         PacelineError, match=r"it ended at once, with 3:\nstill composing\nERROR: no hosts\n  try: less /"
     ):
-        detached.ended(3, log)
+        ended_at_once(3, log)
 
 
 def _text(path: Path) -> str:

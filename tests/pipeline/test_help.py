@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli import help as pages
-from pipeline.cli.verb_flags import spelt
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words.verb_flags import spelt
 from pipeline.config.group_texts import about
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError

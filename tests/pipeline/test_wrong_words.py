@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import wrong_words
+from pipeline.cli.words import wrong_words
 from tests.integration import preloaded
 
 

@@ -1,34 +1,43 @@
-"""`doit evaluate`, `record`, `publish`, `ui` and `server`: a run's report, and what MLflow has of the run."""
+"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report and network, and what MLflow has."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli import answers
+from pipeline.cli import answers, clone
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import note, say
+from pipeline.cli.output import note, say, say_folded
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
+from pipeline.core.places import HOME
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.core.specs import UNDER_WAY
-from pipeline.core.tables import is_count
+from pipeline.core.specs import LAST, UNDER_WAY
+from pipeline.core.tables import aligned, is_count
+from pipeline.data.manifest import MANIFEST
 from pipeline.evaluation.table import format_report
 from pipeline.execution import complete
-from pipeline.runs import acceptance, journal
+from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.mlflow import server as team_server
 from pipeline.tracking.mlflow import ui as web_ui
-from pipeline.tracking.mlflow.publishing import Published, refuse_names
+from pipeline.tracking.mlflow.publishing import Published, exported_file, refuse_names
 from trainers.contract import run_folder
+
+_PREDICTOR = HOME / "trainers" / "predicting.py"
+_TOP = 3
+_TIMEOUT_S = 3600.0
 
 
 def evaluate() -> None:
@@ -214,3 +223,85 @@ def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: 
         say(f"  alias    {alias} meant version {answer['alias_before']} until now")
     address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{answer['version']}"
     say(f"  load     mlflow.pytorch.load_model({address!r})")
+
+
+# ------------------------------------------------------------------------------------------- predictions
+def predict() -> None:
+    """Raises UsageError: no finished classifier, or no image is named; PacelineError: an image can't be read."""
+    folder, images = _named_images()
+    top = session().invocation.options.get("top", str(_TOP))
+    if not is_count(top) or int(top) < 1:
+        raise UsageError(f"top={top} must be a whole number from 1 on")
+    model = finished_classifier(folder)
+    with waiting(note, "exporting the network, once for its weights"):
+        network = exported_file(folder)
+    answer = _classified(folder, network, images, int(top))
+    rows = [{**item, "top": _with_names(item.get("top", []), model)} for item in answer]
+    broken = [item for item in answer if "error" in item]
+    first = f"{broken[0]['image']} can't be read: {broken[0]['error']}" if broken else ""
+    error = PacelineError(f"{first}; {len(broken)} of {len(answer)} images") if broken else None
+    if answers.wanted():
+        answers.answer({"key": folder.key, "images": rows}, error=error)
+    say(aligned([(_typed(row["image"]), _classes_of(row)) for row in rows]))
+    if model.synthetic:
+        say_folded("SYNTHETIC DATA: the network was trained on noise, so this means nothing")
+    if error is not None:
+        raise error
+
+
+def _named_images() -> tuple[RunFolder, list[Path]]:
+    """The run, by ``run=``, the first bare word or the newest; and the image files, from the folder of the command."""
+    invocation = session().invocation
+    words, runs_dir = [*invocation.paths], session().config.runs_dir
+    named = invocation.options.get("run")
+    if named is None and words and not _image(words[0]).is_file():
+        named = words.pop(0)
+    if not words:
+        raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
+    return holder(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
+
+
+def _typed(path: str) -> str:
+    """As it is called from the folder of the command."""
+    here = clone.started_in()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def _image(word: str) -> Path:
+    return clone.started_in() / Path(word).expanduser()
+
+
+def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) -> list[dict[str, Any]]:
+    manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}")
+    if manifest is None:
+        raise PacelineError(f"the data pack of run {folder.key} isn't here, which tells the size of its images")
+    dataset = (folder.read_json(run_folder.CONFIG) or {}).get("dataset") or {}
+    request = {
+        "model": str(network),
+        "images": [str(path) for path in images],
+        **{name: manifest[name] for name in ("height", "width", "channels")},
+        "resize": dataset.get("resize"),
+        "top": top,
+    }
+    code = {**os.environ, "PYTHONPATH": str(HOME), "CUDA_VISIBLE_DEVICES": ""}
+    argv = [sys.executable, "-P", str(_PREDICTOR)]
+    with waiting(note, "classifying"):
+        done = process.run(argv, input=json.dumps(request).encode(), env=code, timeout_s=_TIMEOUT_S)
+    if done.code != 0:
+        raise PacelineError(f"the network of run {folder.key} can't be used here: {done.why.splitlines()[-1]}")
+    answer: list[dict[str, Any]] = json.loads(done.stdout)
+    return answer
+
+
+def _with_names(top: list[list[float]], model: Published) -> list[dict[str, Any]]:
+    names = model.classes
+    return [
+        {"class": names[int(number)] if int(number) < len(names) else str(int(number)), "probability": value}
+        for number, value in top
+    ]
+
+
+def _classes_of(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"can't be read: {row['error']}"
+    return "  ".join(f"{item['class']} {item['probability']:.3f}" for item in row["top"])

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli import answers
-from pipeline.cli.commands import detached, progress
-from pipeline.cli.commands.train import refuse_unfit
+from pipeline.cli.commands import progress
+from pipeline.cli.commands.train import refuse_unfit, start_detached
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import at_once, is_on
 from pipeline.cli.output import note, say, width
@@ -52,7 +52,7 @@ def sweep() -> None:
     if dry_run:
         current.refuse_data()
     elif is_on(current.invocation.options, "detach"):
-        detached.start(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
+        start_detached(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
     if current.searches:
         search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run)

@@ -1,10 +1,15 @@
-"""`doit fetch`, `doit train` and `doit attach`: the data set made, the run trained to its result."""
+"""`doit fetch`, `train` and `attach`: the data set made, the run trained to its result, also without a terminal."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
+from pipeline.cli import answers, clone
 from pipeline.cli.commands import progress
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import at_once, is_on
@@ -12,7 +17,9 @@ from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import without_use
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core import locks
+from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
@@ -20,6 +27,11 @@ from pipeline.data import store
 from pipeline.execution import complete, this_computer
 from pipeline.execution.run import Run
 from pipeline.runs import status
+
+_DETACHED = ".detached"
+_START_S = 120.0  # until it works: imports, the check of hosts
+_LOOK_S = 0.1
+_LAST_WORDS = 2_000  # characters of what a command said that has ended at once
 
 
 def fetch() -> None:
@@ -111,9 +123,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if not attach:
         refuse_unfit(cluster)
     if is_on(current.invocation.options, "detach"):
-        from pipeline.cli.commands import detached  # for this option alone
-
-        detached.start(run.key.short, run.folder.lock)
+        start_detached(run.key.short, run.folder.lock)
         return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     with progress.of_run(run) as screen, progress.notices_of_run(run, screen.say) as notices:
@@ -158,3 +168,51 @@ def refuse_unfit(cluster: Cluster) -> None:
     """Raises UsageError, before there is a run, where that is known without a host; warns of what will be slow."""
     if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)
+
+
+# ------------------------------------------------------------------------------- without a terminal
+def start_detached(name: str, lock: Path | None = None) -> None:
+    """Start the command that was typed, without ``--detach``, in a session of its own.
+
+    Args:
+        name: of the run or sweep; its log is ``runs/.detached/NAME.log``.
+        lock: what the command holds while it works. None: it is known to work once it has lived for two seconds.
+
+    Raises:
+        PacelineError: it can't be started, or ended badly at once.
+    """
+    log = session().config.runs_dir / _DETACHED / f"{name}.log"
+    env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})
+    words = [word for word in sys.argv[1:] if not _asks_to_detach(word)]
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = process.background([sys.executable, "-m", "doit", *words], env=env, log=log)
+    except OSError as error:
+        what = f"{log} can't be written: {os_reason(error)}"
+        raise PacelineError(what, hint="the command without --detach") from error
+    with waiting(note, "starting it without this terminal"):
+        until = time.monotonic() + (_START_S if lock is not None else 2.0)
+        while child.poll() is None and time.monotonic() < until and not (lock is not None and locks.is_held(lock)):
+            time.sleep(_LOOK_S)
+    if child.poll() is not None:
+        ended_at_once(child.returncode, log)
+        return
+    if answers.wanted():
+        answers.answer({"name": name, "pid": child.pid, "log": str(log)})
+    say(f"{name} goes on without this terminal (process {child.pid}); what it says: {relative(log)}")
+
+
+def _asks_to_detach(word: str) -> bool:
+    name = word.partition("=")[0].removeprefix("train.").removeprefix("sweep.")
+    return name == "detach"
+
+
+def ended_at_once(code: int, log: Path) -> None:
+    """Raises PacelineError: it ended badly."""
+    said = log.read_text(encoding="utf-8", errors="replace").strip()
+    if code == 0:
+        say(said[-_LAST_WORDS:])
+        return
+    raise PacelineError(
+        f"it ended at once, with {code}:\n{said[-_LAST_WORDS:]}", hint=f"less {shlex.quote(os.fspath(log))}"
+    )

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
-from pipeline.cli import verb_flags
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words import verb_flags
 from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process

@@ -1,7 +1,7 @@
 """A verb's own options as flags, and a run by its bare key: ``stop cf0848 --json`` becomes ``stop run=cf0848 json=1``.
 
 The table of verbs says which options there are; overrides stay Hydra's words, and doit's own options stand before the
-verb. What isn't translated here is left for pipeline.cli.flags, which refuses it.
+verb. What isn't translated here is left for pipeline.cli.words.flags, which refuses it.
 """
 
 from __future__ import annotations

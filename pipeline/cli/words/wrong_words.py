@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cli import flags
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words import flags
 from pipeline.config.groups import groups
 
 _GOES_ON = "the same doit train goes on where its run was; doit attach takes over what still runs"

@@ -1,0 +1,1 @@
+"""Words of the command line that are no overrides: flags of a verb, of doit and of Hydra, and mistakes."""
