@@ -1,5 +1,5 @@
-"""What every other package stands on: specs, errors, files, processes, secrets, options.
+"""Foundations of the controller half: specs, errors, files, processes, secrets, options.
 
-Public face: ``specs`` (the vocabulary), ``errors``, ``files`` and ``documents`` (atomic, sealed), ``redact``, and in
-``processes`` the one place that starts processes, the one that starts threads, and ``signals``.
+Entry points: ``specs`` (shared data types), ``errors``, ``files`` and ``documents`` (atomic and sealed files),
+``redact``, and ``processes``, which starts all processes and threads and handles signals.
 """

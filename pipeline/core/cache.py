@@ -1,7 +1,7 @@
-"""What earlier calls worked out, each entry under a digest of everything that decides it.
+"""A persistent cache of computed results, keyed by a digest of everything that a result depends on.
 
-So an entry that is found is the answer, and losing the file costs nothing but the work. A file that was damaged is as
-good as lost: it begins with a digest of what follows.
+An entry that exists is therefore valid, and losing the file only costs recomputation. The file begins with a digest of
+its content, so a damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _places: dict[Path, Path] = {}
 
 
 def remember_in(root: Path, runs_dir: Path) -> None:
-    """From here on what is worked out for the project ``root`` lies with its runs: nothing else need be writable."""
+    """Place the cache of project ``root`` in ``runs_dir`` from now on, so that no other folder must be writable."""
     _places[root] = runs_dir
 
 
 class Remembered:
-    """The entries of one kind, in ``.paceline/<kind>.json`` of the folder that ``remember_in`` named, else of ``root``.
+    """The cache entries of one kind, in ``.paceline/<kind>.json`` below the folder set by ``remember_in``, else
+    ``root``.
 
-    Beyond ``most`` the oldest go first.
+    Beyond ``most`` entries the oldest are dropped.
     """
 
     def __init__(self, root: Path, kind: str, *, most: int) -> None:
@@ -36,11 +37,11 @@ class Remembered:
         self._most = most
 
     def __getitem__(self, name: str) -> Any:
-        """The entry, or None."""
+        """Return the entry, or None."""
         return self._entries.get(name)
 
     def keep(self, entries: Mapping[str, Any]) -> None:
-        """Of two commands that write at once the last one's stay; a folder that can't be written does without."""
+        """Add entries. If two commands write at once, the last one wins; an unwritable folder is ignored."""
         self.__dict__.pop("_entries", None)  # others may have written meanwhile
         with suppress(OSError):
             write_atomic(self._path, _written(dict([*self._entries.items(), *entries.items()][-self._most :])))
@@ -56,7 +57,7 @@ class Remembered:
 
 
 def _written(entries: Mapping[str, Any]) -> str:
-    """A list of two: the digest of all lines behind it, and the entries."""
+    """Serialize a list of two items: the digest of all following lines, and the entries."""
     lines = json.dumps(entries, indent=2) + _END
     return f"{_head(lines)}\n{lines}"
 
@@ -67,7 +68,10 @@ def _head(lines: str) -> str:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
-    """Once a version of the file; not to be changed. Raises OSError, ValueError."""
+    """Read the file, once per version (mtime, size, inode). Callers must not modify the result.
+
+    Raises OSError, ValueError.
+    """
     head, _, lines = path.read_text(encoding="utf-8").partition("\n")
     if head != _head(lines):
         return {}

@@ -1,7 +1,7 @@
-"""JSON objects of run folders: parsed within limits, and some sealed with a digest of their own text.
+"""JSON objects in run folders: parsed within limits, and optionally sealed with a digest of their own text.
 
-A seal is the last field, ``sha256``, of all text before it. It tells an edit by hand or a damaged disk, before anything
-is parsed; it is no signature: whoever alters a file on purpose can seal it anew.
+A seal is the last field, ``sha256``, computed over all text before it. It detects manual edits and damaged disks before
+anything is parsed. It is no signature: anyone can recompute it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pipeline.core.files import sha256_bytes, write_atomic
 from trainers.contract.seal import sealed_text
 
 _LARGEST_BYTES = 1 << 30
-_DEEPEST = 64  # objects and lists inside each other; ours have six
+_DEEPEST = 64  # nested objects and lists; Paceline's documents have six levels
 _SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 _BRACKETS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SEAL_BYTES = 96  # at most: what stands behind the sealed text
+_SEAL_BYTES = 96  # upper bound for the text from the seal to the end
 
 
 class DamagedError(ValueError):
-    """The text of a file can't be taken for what was written; ``str`` says why, in a few words."""
+    """The content of a file is not what was written; ``str`` gives the reason in a few words."""
 
 
 class UnsealedError(DamagedError):
-    """It has no seal."""
+    """The document has no seal."""
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises DamagedError."""
+    """Parse a JSON object. Raises DamagedError."""
     if _too_deep(data):
         raise DamagedError(f"is nested more than {_DEEPEST} deep")
     try:
@@ -43,7 +43,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise DamagedError(f"is not UTF-8 text (byte {error.start})") from error
     except (json.JSONDecodeError, RecursionError) as error:
         raise DamagedError(f"is cut off or no JSON ({error})") from error
-    except ValueError as error:  # Python reads no more
+    except ValueError as error:  # Python limits the digits of an integer
         raise DamagedError(f"holds a number of more than {sys.get_int_max_str_digits():,} digits") from error
     if not isinstance(value, dict):
         raise DamagedError(f"holds {json.dumps(value)[:40]}, not an object")
@@ -51,7 +51,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def _too_deep(data: bytes) -> bool:
-    """Counted only where there are so many brackets that it can be."""
+    """Return True if the nesting is too deep; counts levels only if there are enough brackets."""
     if data.count(b"{") + data.count(b"[") <= _DEEPEST:
         return False
     depth = 0
@@ -64,11 +64,11 @@ def _too_deep(data: bytes) -> bool:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file; none of a pipe or a device.
+    """Read the bytes of a regular file; a pipe or a device yields none.
 
-    Raises OSError, DamagedError: it is a directory, or far too large.
+    Raises OSError, DamagedError: a directory, or a file far too large.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not block
     try:
         about = os.fstat(descriptor)
         if stat.S_ISDIR(about.st_mode):
@@ -82,12 +82,12 @@ def content(path: Path) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises DamagedError, FileNotFoundError, OSError."""
+    """Read a JSON object. Raises DamagedError, FileNotFoundError, OSError."""
     return parse(content(path))
 
 
 def read_or_none(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is missing, can't be read or is damaged."""
+    """Read a JSON object; None if the file is missing, unreadable or damaged."""
     try:
         return read(path)
     except (OSError, DamagedError):
@@ -95,26 +95,29 @@ def read_or_none(path: Path) -> dict[str, Any] | None:
 
 
 def sealed(value: Mapping[str, Any]) -> str:
-    """The text of an object with its seal. ``value`` has fields, and none named ``sha256``."""
+    """Return the text of an object with its seal. ``value`` must not be empty or have a field ``sha256``."""
     return sealed_text(value, allow_nan=True)
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write it atomically. Raises OSError."""
+    """Write an object with its seal, atomically. Raises OSError."""
     write_atomic(path, sealed(value))
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The object without its seal. Raises DamagedError (UnsealedError: it has none), FileNotFoundError, OSError."""
+    """Read an object and remove its seal.
+
+    Raises DamagedError (UnsealedError if there is no seal), FileNotFoundError, OSError.
+    """
     return open_sealed(content(path))
 
 
 def open_sealed(data: bytes) -> dict[str, Any]:
-    """The same of bytes."""
+    """Check the seal of ``data`` and return the object without it. Raises DamagedError (UnsealedError if unsealed)."""
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if seal is None:
         if b'"sha256": "' not in data[-_SEAL_BYTES:]:
-            parse(data)  # says what is wrong with it where it is no JSON at all
+            parse(data)  # text that isn't JSON gets a more specific error
         raise UnsealedError("has no sha256 of its own text")
     if sha256_bytes(data[: seal.start()]) != seal[1].decode():
         raise DamagedError("doesn't agree with the sha256 of its own text")

@@ -1,4 +1,4 @@
-"""What goes wrong, said in one place: what failed, where, the value seen, the valid ones, the next command."""
+"""Errors that users can act on: what failed, where, the value seen, the valid values, and the next command."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 class PacelineError(Exception):
-    """An error that a person can act on. ``str(error)`` is the text that is shown, without a traceback.
+    """An error that a user can act on. ``str(error)`` is shown as it is, without a traceback.
 
     Args:
         what: what failed, with the field or host and the value seen.
-        hint: the command or edit that fixes it, shown on a line of its own as ``  try: …``.
+        hint: the command or edit that fixes it, shown on its own line as ``  try: …``.
 
     Attributes:
-        shown: its text stands on the screen already, so its first line will do at the end.
+        shown: the full text was already printed, so the final message shows only its first line.
     """
 
     shown = False
@@ -30,12 +30,14 @@ class UsageError(PacelineError):
 
 
 class DataError(PacelineError):
-    """A data set that is missing, partial, altered or unreachable."""
+    """A data set is missing, incomplete, altered or unreachable."""
 
 
 class HostError(PacelineError):
-    """One or more hosts that can't take part; the text names each with the value seen, ``hosts`` are their labels
-    where that is known of each."""
+    """One or more hosts can't take part. The text names each host with the value seen.
+
+    ``hosts`` are their labels, if all of them are known.
+    """
 
     def __init__(self, what: str, *, hint: str | None = None, hosts: Sequence[str] = ()) -> None:
         super().__init__(what, hint=hint)
@@ -43,18 +45,17 @@ class HostError(PacelineError):
 
 
 DECIDED = ("code", "config")
-"""The causes of a TrainingError that would end another attempt the same way."""
+"""Causes of a TrainingError that would end a retry the same way."""
 
 
 class TrainingError(PacelineError):
-    """Training started and ended badly; the text names host, rank and the first error.
+    """Training started and failed; the text names the host, the rank and the first error.
 
-    ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
-    little of it, or something killed a rank), ``disk`` (it is full), ``config`` (a value that can't work, code that
-    can't be read: not even a restart changes that), ``cancelled`` (somebody has ended the scheduler's job: neither),
-    ``outputs`` (it ended well, and what it left there can't be brought here, or not be written: another attempt would
-    repeat it) or ``code`` (it would end the same way again).
-    ``gone`` are hosts that neither the stream from them nor a fresh connection reached at the end.
+    A sweep decides by ``cause`` whether to retry: ``host`` (a node was lost), ``memory`` (out of memory, or a rank was
+    killed), ``disk`` (full), ``config`` (an invalid value or unparsable code, which not even a restart changes),
+    ``cancelled`` (the scheduler's job was cancelled; neither retry nor failure), ``outputs`` (the run ended well, but
+    its outputs can't be fetched or written; a retry would repeat that) or ``code`` (a retry would fail the same way).
+    ``gone`` are hosts that were reachable at the end neither through their stream nor through a new connection.
     """
 
     def __init__(self, what: str, *, hint: str | None = None, cause: str = "code", gone: Sequence[str] = ()) -> None:
@@ -62,16 +63,16 @@ class TrainingError(PacelineError):
         self.cause, self.gone = cause, tuple(gone)
 
 
-class Pruned(PacelineError):  # noqa: N818  (the word of the journal)
-    """A search ended the run early: not a failure, and not a result either."""
+class Pruned(PacelineError):  # noqa: N818  (named like the journal's state)
+    """A search ended the run early: neither a failure nor a result."""
 
 
-class Killed(PacelineError):  # noqa: N818  (the word of the journal)
-    """Stopped by Ctrl-C or a signal."""
+class Killed(PacelineError):  # noqa: N818  (named like the journal's state)
+    """The run was stopped by Ctrl-C or a signal."""
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says, on one line; of one whose ``__str__`` raises, why it says nothing."""
+    """Return the exception's text on one line; if its ``__str__`` raises, the reason for that."""
     try:
         return " ".join(str(error).split())
     except Exception as reason:
@@ -79,13 +80,12 @@ def text_of(error: BaseException) -> str:
 
 
 def os_reason(error: OSError) -> str:
-    """``No space left on device (/the/file)``: what the system said, and of which file where that is known."""
+    """Return ``No space left on device (/the/file)``: the system's message and the file, if known."""
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
 
 
 def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
-    """The option most like ``word``, or None where nothing is alike."""
-
+    """Return the option most similar to ``word``, or None if none is similar."""
     known = list(options)
     same = [option for option in known if option.casefold() == word.casefold()]
     matches = same or difflib.get_close_matches(word, known, n=1, cutoff=likeness)
@@ -93,7 +93,7 @@ def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | N
 
 
 def suggestion(word: str, options: Iterable[str]) -> str:
-    """``did you mean X? valid: A, B, C`` as one phrase (no 'did you mean' where nothing is alike)."""
+    """Return ``did you mean X? valid: A, B, C``; the question only appears if an option is similar."""
     known = sorted(options)
     close = nearest(word, known)
     start = f"did you mean {close}? " if close else ""

@@ -1,9 +1,9 @@
-"""Files that appear whole or not at all, their digests and stamps, and temporary files that say whose they are.
+"""Atomic file writes, digests, and temporary files that name their owner process.
 
-The name of a temporary file holds ``<computer>-<process>-<start time>``, each in hexadecimal: a killed process can't
-tidy up, and one that was given its number later has another start time. The computer part stands for host, boot and
-process namespace, so what a process elsewhere has in a shared folder isn't judged here (but for what is older than a
-day).
+A temporary file's name contains ``<computer>-<process>-<start time>`` in hexadecimal. A killed process can't tidy up,
+so later commands remove files of processes that no longer run; the start time distinguishes a reused process id. The
+computer part identifies host, boot and process namespace: files of processes elsewhere in a shared folder are left
+alone until they are a day old.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError that names a file."""
+    """Write a temporary file next to ``path``, fsync and rename it. Creates parent folders.
+
+    Raises OSError naming the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(prefix=temporary_prefix(f".{path.name}"), dir=path.parent)
@@ -45,17 +48,17 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a write to an open file doesn't say to which
+        if isinstance(error, OSError) and error.filename is None:  # errors of write() don't name the file
             error.filename = str(path)
         raise
 
 
 def write_json_in(folder: int, name: str, value: Any) -> None:
-    """``write_json`` into the folder that a descriptor is open on, whatever has its path by now.
+    """Like ``write_json``, into the folder open at a descriptor, even if another folder has its path by now.
 
     Raises:
         FileNotFoundError: the folder was removed.
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     temporary = f"{temporary_prefix(f'.{name}')}{os.urandom(4).hex()}"
     try:
@@ -72,7 +75,7 @@ def write_json_in(folder: int, name: str, value: Any) -> None:
 
 
 def expanded(path: str, option: str) -> Path:
-    """The path with the home that a leading ``~`` stands for. Raises UsageError: ``option`` names a user who isn't."""
+    """Expand a leading ``~``. Raises UsageError, which names ``option``, if the user is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -81,18 +84,18 @@ def expanded(path: str, option: str) -> Path:
 
 
 def replaceable_path(path: Path, option: str) -> Path:
-    """The path of a file that ``option`` names.
+    """Check that the file named by ``option`` may be replaced, and return its path.
 
-    A rename would put a file in the place of a device, a pipe or a link, and a misspelt folder would be made far away.
+    A rename would put a file in the place of a device, pipe or link, and a misspelt folder would be created.
 
     Raises:
-        UsageError: what stands there is no regular file, or its folder isn't there.
+        UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
     """
-    if not os.path.isdir(path.parent):  # noqa: PTH112  (False too where nobody may look)
+    if not os.path.isdir(path.parent):  # noqa: PTH112  (False also without permission)
         raise UsageError(
             f"{option}: there is no folder {path.parent}", hint=f"mkdir -p {shlex.quote(str(path.parent))}"
         )
-    with suppress(OSError):  # there is nothing yet, or writing says what is wrong
+    with suppress(OSError):  # no file yet, or the later write reports the problem
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode):
             kind = _KINDS.get(stat.S_IFMT(mode), "a device")
@@ -101,7 +104,7 @@ def replaceable_path(path: Path, option: str) -> Path:
 
 
 def fsync(path: Path) -> None:
-    """Make the bytes of a file, or the names in a folder, durable. Raises OSError."""
+    """Make the bytes of a file, or the entries of a folder, durable. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -110,33 +113,33 @@ def fsync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``write_atomic`` of indented JSON; keys keep their order."""
+    """Write indented JSON atomically; keys keep their order."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
 
 
 def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces; NaN is refused. What digests are taken of."""
+    """Serialize to one canonical text per value (sorted keys, no spaces, no NaN), for digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def sha256_text(text: str) -> str:
-    """Hex digest of the UTF-8 text."""
+    """Return the hex digest of the UTF-8 text."""
     return sha256_bytes(text.encode())
 
 
 def sha256_bytes(data: bytes) -> str:
-    """Hex digest of bytes in memory."""
+    """Return the hex digest of bytes in memory."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """Hex digest of a file's bytes, read in blocks. Raises OSError."""
+    """Return the hex digest of a file, read in blocks. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_hint(error: OSError, folder: Path) -> str:
-    """The hint for an error of writing below ``folder``, which holds runs."""
+    """Return the hint for a write error below ``folder``, which holds runs."""
     elsewhere = "then the same command; or paths.runs=<another folder>"
     if error.errno not in FULL:
         return f"make room or fix its permissions, {elsewhere}"
@@ -144,11 +147,11 @@ def write_hint(error: OSError, folder: Path) -> str:
 
 
 def _no_inodes(disk: os.statvfs_result) -> bool:
-    return disk.f_files > 0 and disk.f_favail == 0  # some file systems count none
+    return disk.f_files > 0 and disk.f_favail == 0  # f_files is 0 on file systems without inode counts
 
 
 def room_needed(folder: Path) -> str:
-    """The hint where the disk of ``folder``, which holds runs, is full: its free bytes, and who knows what may go."""
+    """Return the hint for a full disk of ``folder``, which holds runs: free bytes, and how to free more."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     disk, free = os.statvfs(there), f"{shutil.disk_usage(there).free:,} bytes are free"
     room = f"which has no inodes left for new files (df -i), though {free}" if _no_inodes(disk) else f"of which {free}"
@@ -158,16 +161,16 @@ def room_needed(folder: Path) -> str:
     )
 
 
-_TICK_NS = 20_000_000  # a file system's clock moves on in steps of up to 10 ms,
-_SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many a network's)
+_TICK_NS = 20_000_000  # file system clocks advance in steps of up to 10 ms,
+_SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many network file systems)
 
 
 def settles_in(changed_ns: int) -> float:
-    """For how many seconds from now a second writing may still leave the same stamp; 0: none can.
+    """Return the seconds during which another write could still leave the same stamp; 0 if none can.
 
     Args:
-        changed_ns: the file's change time (unix time in ns). One that is still to come is of another clock, of which
-            nobody knows how late it is: infinite.
+        changed_ns: the file's change time (unix time in ns). A time in the future comes from another clock, whose
+            offset is unknown: the result is infinite.
     """
     age_ns = time.time_ns() - changed_ns
     if age_ns < 0:
@@ -176,8 +179,10 @@ def settles_in(changed_ns: int) -> float:
 
 
 def refuse_odd_pattern(pattern: str, option: str) -> None:
-    """Raises UsageError, which begins with ``option``: no name at all, or ``**`` beside other letters, for which some
-    versions of pathlib raise ValueError and others take a single star."""
+    """Refuse empty glob patterns and ``**`` next to other characters. Raises UsageError, which begins with ``option``.
+
+    Some versions of pathlib raise ValueError for such a ``**``, others treat it as a single star.
+    """
     parts = PurePosixPath(pattern).parts
     if not parts or "\0" in pattern:
         raise UsageError(f"{option} names no file")
@@ -186,24 +191,24 @@ def refuse_odd_pattern(pattern: str, option: str) -> None:
 
 
 _TEMPORARY_NAME = re.compile(r"\.(?P<place>[0-9a-f]{7})-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)\.")
-_NAME_BYTES = 100  # bytes that are kept of a file's own name
+_NAME_BYTES = 100  # of the file's own name
 _PROC = Path("/proc")  # not on macOS
 _FOREIGN_S = 86_400.0
 
 
 def temporary_prefix(name: str) -> str:
-    """How a temporary file or folder for ``name`` begins; ``tempfile`` adds its own letters."""
+    """Return the prefix of a temporary file or folder for ``name``; ``tempfile`` adds random letters."""
     own = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
     return f"{own}.{_computer()}-{os.getpid():x}-{_process_start(os.getpid()) or 0:x}."
 
 
 def system_temporary_prefix(kind: str) -> str:
-    """The same for a folder in the system's place for temporary files."""
+    """Return the prefix of a temporary folder in the system's temporary directory."""
     return temporary_prefix(f"paceline-{kind}")
 
 
 def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
-    """Remove from these folders (not from those inside) what a process that is gone has left; what was removed."""
+    """Remove temporary files of ended processes from these folders (not recursively); return the removed paths."""
     left = [path for folder in folders for path in _of_mine(folder) if not _is_in_use(path)]
     for path in left:
         with suppress(OSError):
@@ -212,12 +217,12 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
 
 
 def remove_system_leftovers() -> list[Path]:
-    """The same where the system has temporary files: ``/tmp/paceline-*``."""
+    """Remove leftovers from the system's temporary directory: ``/tmp/paceline-*``."""
     return remove_leftovers({Path(tempfile.gettempdir()), Path("/tmp")})
 
 
 def _of_mine(folder: Path) -> Iterator[Path]:
-    """Temporary files of this user's."""
+    """Yield this user's temporary files."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _TEMPORARY_NAME.search(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
@@ -235,7 +240,7 @@ def _is_in_use(path: Path) -> bool:
 
 
 def _process_start(pid: int) -> int | None:
-    """When the process began, in the system's own unit; None: there is none (one that was not waited for has ended)."""
+    """Return the start time of a process in the system's unit; None if the process has ended, also as a zombie."""
     if _PROC.is_dir():
         try:
             fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -252,7 +257,7 @@ def _process_start(pid: int) -> int | None:
 
 @cache
 def _computer() -> str:
-    """This computer since it was started, as far as its processes can see each other."""
+    """Return a short id of host, boot and process namespace: processes with equal ids can see each other."""
     identity = [os.uname().nodename]
     for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Locks on files. The kernel frees a lock when its holder ends, however it ends."""
+"""File locks (flock). The kernel releases a lock when its holder ends, even by a crash."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _taken: set[FileLock] = set()
 
 
 class FileLock:
-    """An exclusive lock on a file that is made where it is missing, and never removed; held until ``release``.
+    """An exclusive lock on a file, held until ``release``. The file is created if missing and never removed.
 
-    Somebody else may remove the file (``rm -r`` of the folder), and the next command makes and locks another one. So a
-    holder has to ask, before it writes, whether the file at the path is still the one that it holds: ``lost``.
+    Someone else may remove the file (``rm -r`` of the folder), and the next command would create and lock a new one. So
+    before a holder writes, it must check with ``lost`` that the path still leads to the locked file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,21 +26,21 @@ class FileLock:
         self._held: int | None = None
 
     def take(self) -> bool:
-        """False: somebody else holds it. Raises OSError."""
+        """Try to take the lock; False if another process holds it. Raises OSError."""
         while (descriptor := _locked(self.path)) is not None:
             if _is_at(descriptor, self.path):
                 self._held = descriptor
                 _taken.add(self)
                 return True
-            os.close(descriptor)  # its file was removed meanwhile: this lock guards nothing
+            os.close(descriptor)  # the file was removed meanwhile, so this lock guards nothing
         return False
 
     def wait(self, *, timeout_s: float = math.inf, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Take it as soon as it is free; ``meanwhile`` is called about ten times a second.
+        """Take the lock as soon as it is free, calling ``meanwhile`` about ten times a second.
 
         Raises:
-            TimeoutError: somebody else held it for ``timeout_s``.
-            OSError: the file can't be made or opened.
+            TimeoutError: another process held the lock for ``timeout_s``.
+            OSError: the file can't be created or opened.
         """
         until = time.monotonic() + timeout_s
         while not self.take():
@@ -50,20 +50,20 @@ class FileLock:
             time.sleep(_POLL_S)
 
     def release(self) -> None:
-        """Does nothing where it isn't held."""
+        """Release the lock if held."""
         if self._held is not None:
-            fcntl.flock(self._held, fcntl.LOCK_UN)  # at once, though a copy of this process may have it open still
+            fcntl.flock(self._held, fcntl.LOCK_UN)  # explicitly, because a forked child may still have the file open
             self.leave()
 
     def leave(self) -> None:
-        """In a copy of the process that holds it, which goes on holding it. Does nothing where it isn't held."""
+        """Close the descriptor without unlocking: for a forked child, whose parent keeps the lock."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
             _taken.discard(self)
 
     def lost(self) -> bool:
-        """Whether the file at the path is no longer the one that is held."""
+        """Return True if the file at the path is no longer the locked one."""
         return self._held is None or not _is_at(self._held, self.path)
 
 
@@ -72,12 +72,12 @@ def _leave_all() -> None:
         lock.leave()
 
 
-os.register_at_fork(after_in_child=_leave_all)  # a copy that lives on would hold them for a command that has ended
+os.register_at_fork(after_in_child=_leave_all)  # else a surviving child keeps the locks of an ended command
 
 
 @contextmanager
 def held(path: Path, *, timeout_s: float = math.inf, meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """The block runs alone among all that name this file. Raises what ``FileLock.wait`` does."""
+    """Run the block under an exclusive lock on this file. Raises what ``FileLock.wait`` raises."""
     lock = FileLock(path)
     lock.wait(timeout_s=timeout_s, meanwhile=meanwhile)
     try:
@@ -87,7 +87,7 @@ def held(path: Path, *, timeout_s: float = math.inf, meanwhile: Callable[[], obj
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds it now; a look makes no file and needs no right to write. Raises OSError."""
+    """Return True if some process holds the lock. Creates no file and needs no write permission. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def is_held(path: Path) -> bool:
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file without waiting. False: somebody else holds it. Raises OSError."""
+    """Lock an open file without waiting; False if another process holds the lock. Raises OSError."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -108,7 +108,7 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _locked(path: Path) -> int | None:
-    """The file, made where it is missing, open and locked."""
+    """Open and lock the file, creating it if missing; None if another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if try_lock(descriptor):

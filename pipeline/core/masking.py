@@ -1,4 +1,4 @@
-"""What this process prints, without secrets: whoever formats a message needn't think of them."""
+"""Mask secrets in everything that this process prints, so that code that formats messages needn't handle them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _lost: list[Callable[[BaseException], bool]] = []
 
 
 def begin() -> None:
-    """From now on stdout and stderr hide what the command line, the environment and ``remember`` tell.
+    """Mask the secrets of the command line, the environment and ``remember`` on stdout and stderr from now on.
 
-    They also take any text: one that was closed (``doit train >&-``) takes it nowhere, and a character that the
-    locale's encoding lacks is written as its escape.
+    Both streams then also accept any text: a closed stream (``doit train >&-``) discards it, and a character that the
+    locale's encoding lacks is written as an escape.
     """
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -31,17 +31,20 @@ def begin() -> None:
 
 
 def shown(text: str) -> str:
-    """A text without what is known to be secret."""
+    """Return the text with known secrets masked."""
     return hide(text, _known)
 
 
 def remember(values: Iterable[str]) -> None:
-    """Texts that were found to be secret."""
+    """Add texts that are secret."""
     _known.update(values)
 
 
 def _open_closed() -> None:
-    """Or the next file that is opened gets the number of a standard stream, and children write their output into it."""
+    """Open closed standard streams on /dev/null.
+
+    Otherwise the next opened file would get a standard stream's number, and children would write their output into it.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -50,24 +53,27 @@ def _open_closed() -> None:
 
 
 def silence(number: int) -> None:
-    """Let that standard stream lead nowhere: what still waits to be written, too, or the interpreter's end fails."""
+    """Redirect a standard stream to /dev/null.
+
+    Buffered text goes there too; flushing it at exit would fail otherwise.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def outlive(lost: Callable[[BaseException], bool]) -> None:
-    """From now on ``lost`` is asked about a stream that takes no more: True where it has seen to it."""
+    """Set the handler of a stream that no longer accepts output; it returns True if it has handled the error."""
     _lost[:] = [lost]
 
 
 class OutputError(OSError):
-    """stdout takes no more, and no reader has left it: its disk is full, or its terminal is gone."""
+    """Writing to stdout failed, but not because its reader left: the disk is full, or the terminal is gone."""
 
 
 class _Masked:
-    """A stream that writes placeholders for secrets. Everything but writing text is the stream's own.
+    """A stream that masks secrets in written text and delegates everything else.
 
-    What can't be written is for ``outlive`` to see to, or raised; of the last one, stderr, it is dropped, as there is
-    nowhere to say so.
+    Write errors go to the handler of ``outlive``, or are raised. For stderr (``is_last``) they are dropped, because
+    there is no place left to report them.
     """
 
     def __init__(self, stream: TextIO, *, is_last: bool = False) -> None:
@@ -81,7 +87,7 @@ class _Masked:
         self._try(self._stream.flush)
 
     def close(self) -> None:
-        """It stays open: a person's function may close it, and this process has more to say."""
+        """Do nothing: user code may close the stream, but this process still has output."""
         self.flush()
 
     def _try(self, call: Callable[[], object]) -> None:

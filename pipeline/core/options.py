@@ -1,13 +1,13 @@
-"""Options by convention: option NAME of a group is the module NAME of the group's package, if it defines settings.
+"""Options by convention: option NAME of a group is the module NAME in the group's package that defines settings.
 
-Settings are a dataclass that derives from the group's base class, or from one of its derived ones. They are read out
-of the module's source without importing the module, because a model's imports torch, which the controller never does.
-So the class may use what the standard library, ``trainers.core.config``, ``pipeline.core.errors`` and its base's module
-offer, and constants of its module.
+Settings are a dataclass derived from the group's base class or from one of its ``derived`` classes. They are read from
+the module's source without importing the module, because a model's module imports torch, which the controller never
+does. So the class may only use the standard library, ``trainers.core.config``, ``pipeline.core.errors``, its base's
+module, and constants of its own module.
 
-Another installed package adds an option by an entry point: of the group ``paceline.models`` for what
-``trainers.models`` holds, ``paceline.launchers`` for ``pipeline.cluster.launchers``, and so on. Its value is the
-option's module. An option of the project goes before one of the same name.
+Another installed package adds an option through an entry point: group ``paceline.models`` for ``trainers.models``,
+``paceline.launchers`` for ``pipeline.cluster.launchers``, and so on. The entry point's value is the option's module. A
+project's option takes precedence over an installed one of the same name.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ from trainers.core.config import installed_options, option_names
 
 
 class Options:
-    """The options of one group. ``field`` is what names the choice: ``model``, ``cluster.launcher``; ``derived`` are
-    classes between the group's base and the settings of options that have fields in common."""
+    """The options of one group.
+
+    ``field`` names the choice in messages: ``model``, ``cluster.launcher``. ``derived`` are classes between the group's
+    base and the settings of options that share fields.
+    """
 
     def __init__(self, field: str, package: str, base: type[Any], *derived: type[Any]) -> None:
         self.field, self.package, self.base, self.bases = field, package, base, (base, *derived)
         self._classes: dict[str, type[Any]] = {}
 
     def names(self) -> list[str]:
-        """All options, sorted."""
+        """Return all options, sorted."""
         folder = HOME / self.package.replace(".", "/")
         return sorted({*self.installed(), *(name for base in self.bases for name in option_names(folder, base))})
 
     def installed(self) -> dict[str, str]:
-        """The options of other installed packages: name → module."""
+        """Return the options of other installed packages: name → module."""
         return installed_options(self.package)
 
     def is_own(self, name: str) -> bool:
-        """Whether the option is one of the project's."""
+        """Return True if the option belongs to the project."""
         return name.isidentifier() and self._own(name).is_file()
 
     def target(self, name: str) -> str:
-        """The dotted name of the option's module. Raises UsageError: no such option."""
+        """Return the dotted name of the option's module. Raises UsageError: no such option."""
         if self.is_own(name):
             return f"{self.package}.{name}"
         try:
@@ -57,23 +60,23 @@ class Options:
             raise self._unknown(name) from None
 
     def settings(self, name: str) -> type[Any]:
-        """The settings class of an option; read once in a process, as an import would be.
+        """Return the settings class of an option, evaluated once per process.
 
         Raises:
-            UsageError: no such option, or its settings can't be read without the rest of its module.
+            UsageError: no such option, or its settings depend on the rest of its module.
         """
         if name not in self._classes:
             self._classes[name] = self._evaluated(name)
         return self._classes[name]
 
     def module(self, name: str) -> ModuleType:
-        """The option's module, imported: for options of the controller half. Raises UsageError."""
+        """Import the option's module, for options of the controller half. Raises UsageError."""
         if self.target(name) not in sys.modules:
-            self.settings(name)  # says what is wrong with it
+            self.settings(name)  # reports invalid settings with a good message
         return import_module(self.target(name))
 
     def imported_settings(self, name: str) -> type[Any]:
-        """The settings class of an option that was chosen before, so its module can be imported: not read twice."""
+        """Return the settings class by importing the module: for options chosen before, without parsing the source."""
         module = import_module(self.target(name))
         values = (value for value in vars(module).values() if isinstance(value, type))
         return next(value for value in values if _is_settings(value, module.__name__, self.bases))
@@ -101,7 +104,7 @@ class Options:
 
 
 def source_of_installed(module: str) -> Path | None:
-    """The file of an installed module; neither it nor the packages around it are imported."""
+    """Return the file of an installed module without importing it or its parent packages."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     for part in rest:
@@ -110,11 +113,11 @@ def source_of_installed(module: str) -> Path | None:
 
 
 def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
-    """The settings class alone, with the imports and constants that it uses; None where there is none.
+    """Extract the settings class with the imports and constants that it uses; None if there is none.
 
     Raises:
         SyntaxError: the module can't be parsed.
-        ValueError: two such classes, one that is no dataclass, or one that uses more of its module than it may.
+        ValueError: there are two such classes, the class is no dataclass, or it uses other parts of its module.
     """
     tree = ast.parse(source)
     settings = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, bases)]
@@ -128,6 +131,7 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
         raise ValueError(f"{settings[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
     of_bases = (base.__module__ for base in bases)
     allowed = {"trainers.core.config", "pipeline.core.errors", *of_bases, *sys.stdlib_module_names}
+    # Keep only the statements that bind names the class uses.
     kept: list[ast.stmt] = []
     used = _names(settings[0])
     for item in tree.body:
@@ -148,7 +152,7 @@ def _derives(item: ast.ClassDef, bases: tuple[type[Any], ...]) -> bool:
 
 
 def _names(item: ast.ClassDef) -> set[str]:
-    """What the class refers to, after the annotations of its functions were taken out, which nobody needs."""
+    """Return the names that the class refers to. Removes the annotations of its functions, which aren't needed."""
     for part in ast.walk(item):
         if isinstance(part, ast.arg):
             part.annotation = None
@@ -158,7 +162,7 @@ def _names(item: ast.ClassDef) -> set[str]:
 
 
 def bound_names(item: ast.stmt) -> set[str]:
-    """The names that a statement of a module gives a meaning to."""
+    """Return the names that a module-level statement binds."""
     if isinstance(item, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in item.names}
     if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -184,11 +188,11 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...]) -> type[Any]:
-    """Evaluate what ``_settings`` returned, its annotations too: as texts they would be looked up in no module."""
+    """Execute the extracted statements. No deferred annotations: their names couldn't be resolved in any module."""
     space: dict[str, Any] = {"__name__": module}
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)
-    except Exception as error:  # whatever a class statement can raise
+    except Exception as error:  # a class statement can raise anything
         raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
     (settings,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
     return settings

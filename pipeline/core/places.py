@@ -1,7 +1,7 @@
-"""Where Paceline's own files lie, and the project that this process works on.
+"""The location of Paceline's own code, and the project that this process works on.
 
-A clone is a project of its own. A project that `paceline init` made has no code of Paceline's: it takes that of the
-environment, and its conf/ goes before Paceline's.
+A clone of the repository is itself a project. A project created by `paceline init` has no copy of Paceline's code and
+uses the installed one; its conf/ takes precedence over Paceline's.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
-"""The folder that ``pipeline`` and ``trainers`` lie in: a clone, or where packages are installed."""
+"""The folder that contains ``pipeline`` and ``trainers``: a clone, or site-packages."""
 
 PACKAGES = ("pipeline", "trainers")
 MODULES = frozenset({*PACKAGES, "paceline"})
-"""Paceline's own top-level modules, whose sources count in keys wherever they lie."""
+"""Paceline's own top-level modules, whose sources count in keys wherever they are installed."""
 
-IS_INSTALLED = (HOME / "pipeline" / "conf").is_dir()  # where a wheel has conf/
-_MARK = "pipeline.cli.project"  # what the dodo.py of a project imports
+IS_INSTALLED = (HOME / "pipeline" / "conf").is_dir()  # only a wheel has conf/ there
+_MARK = "pipeline.cli.project"  # the module that a project's dodo.py imports
 
 
 def enclosing(folder: Path) -> Path | None:
-    """The clone or project that ``folder`` lies in, or None."""
+    """Return the clone or project that contains ``folder``, or None."""
     return next((place for place in (folder, *folder.parents) if is_clone(place) or _is_project(place)), None)
 
 
@@ -29,12 +29,12 @@ def is_clone(folder: Path) -> bool:
 
 
 def code_of(root: Path) -> Path:
-    """Where the code lies that works on the project ``root``."""
+    """Return the folder of the code that works on the project ``root``."""
     return root if _has_code(root) else HOME
 
 
 def conf_dirs(root: Path) -> tuple[Path, ...]:
-    """The folders of configurations of the project ``root``: of two files of one name the first folder's counts."""
+    """Return the configuration folders of the project ``root``, highest precedence first."""
     code = code_of(root)
     packed, own = code / "pipeline" / "conf", root / "conf"
     ours = packed if packed.is_dir() else code / "conf"
@@ -61,4 +61,4 @@ def _root() -> Path:
 
 
 ROOT = _root()
-"""The project: the one that the process was started in, else the clone that this code is of."""
+"""The project: the one around the working directory, else the clone of this code."""

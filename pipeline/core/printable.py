@@ -1,4 +1,7 @@
-"""Others' text made safe for terminals and shells: control characters escaped, words and Hydra values quoted. Pure."""
+"""Make foreign text safe for terminals and shells: escape control characters, quote arguments and Hydra values.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,24 @@ from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-"""What sets colours, bold and dim (SGR), and moves nothing."""
+"""SGR escape sequences: colours, bold, dim; no cursor movement."""
 _RESET = "\x1b[0m"
 
 
 def printable(text: str) -> str:
-    """With escapes for what would move a terminal's cursor, set its colours or turn its direction."""
+    """Escape characters that would move a terminal's cursor, set its colours or change the text direction."""
     if text.isprintable():
         return text
     return "".join(char if _is_shown(char) else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text that has lines and tabs of its own."""
+    """Apply ``printable`` to each line and expand tabs."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
 
 
 def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether colours, bold and dim may go there: to a terminal that knows them, unless NO_COLOR says otherwise."""
+    """Return True if the stream is a terminal that supports colours and NO_COLOR isn't set."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") not in ("dumb", "unknown")
 
 
@@ -35,8 +38,10 @@ def without_colours(text: str) -> str:
 
 
 def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
-    """Lines of somebody else's program: of its control sequences its colours alone pass, where they may. What isn't for
-    a terminal keeps its tabs."""
+    """Make another program's output printable; colours pass if allowed.
+
+    Output not meant for a terminal keeps its tabs.
+    """
     return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
 
 
@@ -49,15 +54,14 @@ def _program_line(line: str, terminal: bool, colours: bool) -> str:
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """The command line of these words on one line, to be copied; what isn't printable as bash and zsh write it."""
+    """Quote arguments as one command line to copy; unprintable ones in the ``$'…'`` syntax of bash and zsh."""
     return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
 
 
 def _is_shown(char: str) -> bool:
     if char.isprintable():
         return True
-
-    return unicodedata.category(char) == "Zs"  # such as the wide space of Chinese text
+    return unicodedata.category(char) == "Zs"  # such as the ideographic space
 
 
 def _escaped(word: str) -> str:
@@ -66,32 +70,35 @@ def _escaped(word: str) -> str:
 
 
 def _code(point: int) -> str:
-    """A shell takes ``\\x9b`` for a byte, not for the character."""
+    r"""Escape a character as ``\u``: a shell takes ``\x9b`` for a byte, not for the character."""
     return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
 _BARE = re.compile(r"0|[1-9][0-9]*|(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w/.:-]*", re.IGNORECASE)
-_IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # what takes a backslash inside a shell's double quotes
+_IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # needs a backslash inside a shell's double quotes
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
-
-
 _INTERPOLATION = re.compile(r"(\\*)\$\{")  # backslashes in front of one count double
 
 
 def hydra_value(text: str) -> str:
-    """Bare where Hydra would take it for nothing else, else in single quotes (where only a quote ends a backslash)."""
+    """Return the value bare if Hydra would parse it as the same string, else in single quotes."""
     return text if _BARE.fullmatch(text) else hydra_quoted(text)
 
 
 def hydra_quoted(text: str) -> str:
-    """In single quotes, whatever it holds; ``${`` is no interpolation."""
+    """Quote any text for Hydra in single quotes, with ``${`` escaped.
+
+    Inside single quotes Hydra treats backslashes as escapes only in front of a quote.
+    """
     literal = _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", text)
     return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
 
 
 def shell_word(override: str) -> str:
-    """The override as one word of a shell: in double quotes where it holds a value in single ones, which is easiest to
-    read. Not where it has a ``!``, which an interactive shell replaces there."""
+    """Quote an override for a shell: in double quotes, for readability, if its value is in single quotes.
+
+    An override with ``!`` is quoted otherwise, because an interactive shell expands ``!`` inside double quotes.
+    """
     if "'" not in override or "!" in override or not override.isprintable():
         return shell_line([override])
     return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], override)}"'

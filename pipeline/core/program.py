@@ -1,4 +1,4 @@
-"""What torchrun starts on the nodes, as far as the pipeline has to know it: as data."""
+"""The programs that torchrun starts on the nodes (classifier, script), described as data for the pipeline."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pipeline.core import documents
 from trainers.contract import run_folder
 
 SECTION = "program"
-"""The section of config.json that says which it is; the classifier has none."""
+"""The section of config.json that names the program; the classifier's configuration has none."""
 
 TORCHRUN = "trainers.torchrun"
-"""The module of the node half that is torchrun; every snapshot has it."""
+"""The node half's module that runs torchrun; part of every snapshot."""
 
 TORCHRUN_FILE = "trainers/torchrun.py"
-"""Its path there."""
+"""The path of that module in the snapshot."""
 
 
 class Program(NamedTuple):
-    """``entry`` is a module of the node half: each rank runs it, or, where it ``starts_torchrun``, it is torchrun's
-    parent on each node.
+    """A program of the node half.
 
-    ``trained`` are the files of a run folder that a good end has left, ``folders`` those of which every file is one;
-    ``evaluated`` is what the report makes of them. Without ``is_ours`` nobody knows what ranks do: they share no batch
-    of a known size, and whether their runs come out equal is not known before ``doit reproduce``.
+    ``entry`` is its module: each rank runs it, or, if it ``starts_torchrun``, it is torchrun's parent on each node.
+    ``trained`` are the files that a successful run leaves in its folder, ``folders`` those whose files all belong to
+    the result, ``evaluated`` the files that the report adds. With ``is_ours`` false the ranks' behaviour is unknown:
+    they share no batch of a known size, and only ``doit reproduce`` shows whether runs are bitwise equal.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Program(NamedTuple):
     is_ours: bool = True
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
-        """What a finished run has in its folder besides what describes it, but for what can't be read and for links
-        that lead out of it."""
+        """List the result files in a finished run's folder, without unreadable files and links that leave the
+        folder."""
         top = os.path.realpath(run_dir)
         paths = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if _is_kept(path, top))
         return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in paths), *self.evaluated)
@@ -67,23 +67,23 @@ SCRIPT = Program(
 
 
 def of(config: Mapping[str, Any]) -> Program:
-    """That of a run, from its config.json."""
+    """Return the program of a run, from its config.json."""
     section = config.get(SECTION)
     return named(section.get("name") if isinstance(section, Mapping) else None)
 
 
 def of_run(run_dir: Path) -> Program:
-    """That of the run in this folder."""
+    """Return the program of the run in this folder."""
     return of(documents.read_or_none(run_dir / run_folder.CONFIG) or {})
 
 
 def named(name: object) -> Program:
-    """That of a run, from what its result.json says."""
+    """Return the program of a run, from the name in its result.json."""
     return SCRIPT if name == SCRIPT.name else CLASSIFIER
 
 
 def script_of(config: Mapping[str, Any]) -> str:
-    """What a person calls a script's run: ``examples/train.py``."""
+    """Return the user-facing name of a script's run: ``examples/train.py``."""
     section = config.get(SECTION)
     fields = section if isinstance(section, Mapping) else {}
     command = fields.get("command")

@@ -1,6 +1,6 @@
-"""Which values are secret, by their name or by their form, and the placeholder that takes their place. Pure.
+"""Find secret values by name or by form, and replace them with a placeholder. Pure.
 
-docs/secrets.md has the list for people. A secret reaches the ranks' environment and stands nowhere else.
+docs/secrets.md lists the rules for users. A secret reaches the ranks' environment and is stored nowhere else.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ _PAIR = re.compile(  # in Hydra's {…}
 
 
 def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
-    """A word of a command line as files and messages may hold it. ``${oc.env:NAME}`` is no secret, and stays
-    (unless ``by_environment`` made it: the variable is gone with its process).
+    """Mask an argument of a command line for files and messages. ``${oc.env:NAME}`` is no secret and stays.
+
+    A reference created by ``by_environment`` is masked: its variable disappears with the process.
 
     Args:
-        values: secrets that are known of the configuration.
-        names: what ``cluster.secrets`` names.
+        values: known secrets of the configuration.
+        names: the variables listed in ``cluster.secrets``.
     """
     return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
 
 
 def in_field(field: str, value: str) -> str:
-    """``field='value'`` as messages may hold it; a secret is left out whole, whatever else it holds."""
+    """Return ``field='value'`` for messages; a field with a secret is masked as a whole."""
     whole = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
     return f"{field}={HIDDEN if whole else hide(repr(value))}"
 
 
 def secrets_in(words: Iterable[str]) -> frozenset[str]:
-    """The secrets that stand in words of a command line, and parts of them that a parser's complaint may quote."""
+    """Return the secrets in command-line arguments, and parts of them that a parser's error message may quote."""
     listed = list(words)
     names = {name for word in listed for name in _secret_names(word)}
     values = {value for word in listed for value in _masked(word, names)[1]}
@@ -46,9 +47,9 @@ def secrets_in(words: Iterable[str]) -> frozenset[str]:
 
 
 def restored(word: str, values: Mapping[str, str]) -> str:
-    """A stored word with ``values`` (by name, as Hydra writes them) for the placeholders of these variables.
+    """Replace the placeholders in a stored override with ``values``: variable name → value in Hydra's syntax.
 
-    ``cluster.env.API_TOKEN=***`` is given again by API_TOKEN, ``cluster.env.PROXY=http://***@host`` by PROXY.
+    ``cluster.env.API_TOKEN=***`` takes the value of API_TOKEN, ``cluster.env.PROXY=http://***@host`` that of PROXY.
     """
     key, equals, value = word.partition("=")
     if not equals or HIDDEN not in value:
@@ -63,7 +64,10 @@ def restored(word: str, values: Mapping[str, str]) -> str:
 
 
 def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Words for the command line of a child, and what its environment has to hold: process lists show the former."""
+    """Move secrets of arguments into variables, because process lists show arguments.
+
+    Returns the arguments for a child's command line, and the variables that its environment needs.
+    """
     environment: dict[str, str] = {}
 
     def reference(value: str) -> str:
@@ -92,7 +96,7 @@ def _secret_names(word: str) -> list[str]:
 
 
 def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
-    """The word with placeholders for what its names say is secret, and what that was."""
+    """Mask values with secret names in an override; also return these values."""
     key, equals, value = word.partition("=")
     if not equals:
         return word, []
@@ -126,9 +130,9 @@ def _unquoted(value: str) -> str:
 
 
 HIDDEN = "***"
-_LEAST = 4  # characters: a shorter value would be cut out of half of all lines
-ANYWHERE = 8  # from this length on a value is hidden inside words too
-_TOKEN_LENGTH = 16  # a login without a password that is as long as this is a token
+_LEAST = 4  # characters: shorter values occur in too many lines
+ANYWHERE = 8  # characters from which a value is masked inside words too
+_TOKEN_LENGTH = 16  # a login of this length without a password is a token
 _SHORTEST_FORM = 14
 _SWITCHES = ("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto")  # AUTH=none is a setting
 
@@ -137,16 +141,16 @@ _NAME = re.compile(
     r"|(?:API|ACCESS|PRIVATE|ACCOUNT|SIGNING|ENCRYPTION)_?KEYS?(?![A-Z])"
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
-_PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of where a secret lies
+_PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of paths to secrets
 _OPTION = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)=")
 _REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
 
 Rule = tuple[str, str]
-"""A regular expression and what takes the place of what it finds (plain data: the hosts' agents get them too)."""
+"""A regular expression and its replacement. Plain data, because the agents on the hosts receive the rules too."""
 
-WEBHOOK = ("notify", "url")  # whoever knows a chat's webhook can write there: its path is the secret
+WEBHOOK = ("notify", "url")  # the path of a chat's webhook is the secret
 _LOGIN = r"(://)([^\s/?#'\"]+)(@)"  # greedy: a password may hold an unescaped @
-_QUERY = (  # the query of a signed URL opens what it names
+_QUERY = (  # the query of a signed URL grants access
     r"([?&](?i:[\w.-]*(?:token|password|passwd|secret|signature|credential|api[_-]?key)|sig|auth)=)([^&\s'\"#]+)"
 )
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^'\"]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=['\"])|\Z)"
@@ -165,13 +169,13 @@ FORMS: tuple[Rule, ...] = (
     (_TOKENS, HIDDEN),
     (_HEADER, rf"\1{HIDDEN}"),
 )
-"""What says secret by its form: a login in an address, signatures and tokens in its query, private keys, tokens."""
+"""Rules for secrets recognizable by form: logins in addresses, signed queries, private keys, tokens."""
 
 SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")
 
 
 class Secret(str):
-    """A text of the configuration that is secret whatever its name: ``parts`` come from ``${oc.env:API_TOKEN}``."""
+    """A configuration text that is secret regardless of its name: its ``parts`` come from ``${oc.env:API_TOKEN}``."""
 
     parts: frozenset[str] = frozenset()
 
@@ -179,25 +183,26 @@ class Secret(str):
 # ---------------------------------------------------------------------------------------- names and texts
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or field of this name holds a secret: ``API_TOKEN``, ``dbPassword``; not ``MAX_TOKENS``."""
+    """Return True if a variable or field of this name holds a secret: ``API_TOKEN``, ``dbPassword``; not
+    ``MAX_TOKENS``."""
     parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
     return _NAME.search(parts) is not None and _PLACE.search(parts) is None
 
 
 def tells(value: str) -> bool:
-    """Whether a value of such a name is worth hiding: no switch, and no number of less than four digits."""
+    """Return True if the value of a secret name needs masking: no switch, no number of less than four digits."""
     return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < _LEAST)
 
 
 def rules(values: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """What hides these values, and all that FORMS knows."""
+    """Return the rules that mask ``values``, followed by FORMS."""
     spelled = {text for value in values for text in _spellings(value) if len(text) >= _LEAST and text != HIDDEN}
     pattern = "|".join(_bounded(text) for text in sorted(spelled, key=lambda text: (-len(text), text)))
     return ((pattern, HIDDEN), *FORMS) if pattern else FORMS
 
 
 def hide(text: str, values: Collection[str] = ()) -> str:
-    """The text with the placeholder in place of these values and of what its form says is secret."""
+    """Mask ``values`` and secrets recognizable by form."""
     if _is_plain(text) and not values:
         return text
     for pattern, shown in _compiled(frozenset(values)):
@@ -206,25 +211,25 @@ def hide(text: str, values: Collection[str] = ()) -> str:
 
 
 def of_environment(environment: Mapping[str, str]) -> frozenset[str]:
-    """The secrets that a process has in its environment, which libraries may put into their messages."""
+    """Return the secrets in a process environment, which libraries may quote in messages."""
     named = {value for name, value in environment.items() if is_secret_name(name)}
     return frozenset(value for value in named if len(value) >= ANYWHERE)
 
 
 def in_forms(value: str) -> Iterator[str]:
-    """What a value holds that its form says is secret: of ``https://me:pw@host`` the login and the password alone."""
+    """Yield the secret parts recognizable by form: only login and password of ``https://me:pw@host``."""
     if _is_plain(value):
         return
     for match in re.finditer(_LOGIN, value):
         user, colon, password = match[2].partition(":")
-        if colon or len(user) >= _TOKEN_LENGTH:  # the name of a user alone is none
+        if colon or len(user) >= _TOKEN_LENGTH:  # a user name alone is no secret
             yield from (part for part in (match[2], password, unquote(password)) if part)
     yield from (match[2] for match in re.finditer(_QUERY, value))
     yield from (match[0] for pattern in (_PEM, _TOKENS) for match in re.finditer(pattern, value))
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it is too short to have any of FORMS: most fields are, and there are many of them."""
+    """Return True if the text is too short to match FORMS: a fast path, because most fields are."""
     return len(text) < _SHORTEST_FORM and "://" not in text
 
 
@@ -234,7 +239,7 @@ def _compiled(values: frozenset[str]) -> list[tuple[re.Pattern[str], str]]:
 
 
 def _spellings(value: str) -> set[str]:
-    """As it is, each of its lines, and as JSON, repr (of the text or its bytes), a URL and Hydra's quotes write it."""
+    """Return the value and its lines, plain and as written in JSON, repr (str and bytes), URLs and Hydra quotes."""
     plain = {value, *(line.strip() for line in value.splitlines())}
     written = {json.dumps(text)[1:-1] for text in plain} | {repr(text)[1:-1] for text in plain}
     encoded = {text.encode(errors="surrogateescape") for text in plain}
@@ -248,19 +253,19 @@ def _spellings(value: str) -> set[str]:
 
 
 def _bounded(text: str) -> str:
-    """A short one counts as a whole word alone."""
+    """Match a short value only as a whole word."""
     return re.escape(text) if len(text) >= ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
 # -------------------------------------------------------------------------------------------- configuration
 def referenced(raw: Any) -> set[str]:
-    """Of an unresolved configuration: the variables with secret names that it reads from the environment."""
+    """Return the variables with secret names that an unresolved configuration reads from the environment."""
     texts = (value for _, value in _leaves(raw, ()) if isinstance(value, str))
     return {name for text in texts for name in _REFERENCED.findall(text) if is_secret_name(name)}
 
 
 def marked(resolved: Any, values: Collection[str]) -> Any:
-    """The configuration with each text that holds one of ``values`` as a Secret."""
+    """Wrap each text of the configuration that contains one of ``values`` in Secret."""
     if isinstance(resolved, Mapping):
         return {name: marked(inner, values) for name, inner in resolved.items()}
     if isinstance(resolved, list):
@@ -276,7 +281,7 @@ def marked(resolved: Any, values: Collection[str]) -> Any:
 
 
 def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
-    """All secret texts of a resolved configuration, by name, by ``cluster.secrets``, by form and by reference."""
+    """Return all secret texts of a resolved configuration: by name, ``cluster.secrets``, form and reference."""
     names = _own_names(config)
     values: set[str] = set()
     for path, value in _leaves(config, ()):
@@ -289,11 +294,11 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = None) -> dict[str, Any]:
-    """A resolved configuration with placeholders for secrets, and without the query of the data's address.
+    """Mask the secrets of a resolved configuration, and drop the query of the data's address.
 
     Args:
         config: resolved.
-        values: its ``secret_values`` where they are known already.
+        values: its ``secret_values``, if already computed.
     """
     values = secret_values(config) if values is None else values
     shown: dict[str, Any] = _shown(config, (), _own_names(config), values)
@@ -304,7 +309,7 @@ def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = N
 
 
 def placeholders(config: Mapping[str, Any]) -> list[str]:
-    """The fields that hold a placeholder instead of a value: ``cluster.env.API_TOKEN``."""
+    """Return the fields that hold a placeholder instead of a value: ``cluster.env.API_TOKEN``."""
     return [".".join(path) for path, value in _leaves(config, ()) if isinstance(value, str) and HIDDEN in value]
 
 
@@ -314,7 +319,7 @@ def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
-    """Whether all of the value is secret, not only a part of it."""
+    """Return True if the whole value is secret, not only a part."""
     if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == WEBHOOK:
         return True
     return any(map(is_secret_name, path)) and tells(value)
@@ -337,13 +342,13 @@ def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: fr
 def split(
     env: Mapping[str, str], values: Collection[str], names: Collection[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment of a host with placeholders, and those of its variables that are secret, as they are."""
+    """Split a host's environment: all variables with secrets masked, and the secret variables with their values."""
     shown = {name: _shown(value, (name,), names, frozenset(values)) for name, value in env.items()}
     return shown, {name: value for name, value in env.items() if shown[name] != value}
 
 
 def hidden_by(shown: Mapping[str, str], secrets: Mapping[str, str]) -> frozenset[str]:
-    """What a host's ranks must not be heard to say: of ``split``'s two halves, the texts behind the placeholders."""
+    """Return the texts behind the placeholders of ``split``, which must be masked in the ranks' output."""
     whole = {part for name, value in secrets.items() if shown.get(name) == HIDDEN for part in _parts(value)}
     return frozenset(whole.union(*(in_forms(value) for value in secrets.values())))
 
@@ -364,8 +369,11 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _in_list(items: Sequence[Any], path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Each item of a list that may be a command line: what stands before its value (``--token=``), the path with the
-    option's name (also for the item behind ``--token``), and the value."""
+    """Yield each item of a list that may be a command line, as (prefix, path, value).
+
+    The prefix is ``--token=`` for ``--token=VALUE``. The path includes the option's name, also for a value that follows
+    ``--token`` as a separate item.
+    """
     name = ""
     for item in items:
         if not isinstance(item, str):

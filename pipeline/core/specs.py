@@ -1,4 +1,4 @@
-"""The controller's vocabulary: plain data that every other module speaks (standard library only)."""
+"""Plain data types shared by all modules of the controller half (standard library only)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from trainers.contract.beats import NodeBeat, NodeLook
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One node as the cluster configuration describes it; nothing of it was looked up yet.
+    """One node as configured; nothing has been looked up yet.
 
-    ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
-    nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
-    interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
-    only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
-    ``shared_by`` is how many runs share the node's cores. ``env`` has a placeholder for what is secret, ``secrets``
-    those variables as the ranks get them: no file and no message may hold them.
+    ``name`` is passed to ssh, so aliases of ssh_config work. ``address`` is where other nodes reach the host (None: the
+    address that ssh used). ``interface`` is the network interface for collectives (None: the one with ``address``).
+    ``placement`` is environment that only selects a part of the node (its GPUs) and so, unlike ``env``, doesn't count
+    in a run's key; ``shared_by`` is the number of runs that share the node's cores. ``env`` has placeholders for
+    secrets; ``secrets`` holds their values for the ranks, which no file or message may contain.
     """
 
     name: str
@@ -37,18 +36,18 @@ class Host:
 
     @property
     def label(self) -> str:
-        """``user@name:port`` as far as it is set: unique in a cluster and good in messages."""
+        """``user@name:port`` as far as set: unique in a cluster, used in messages."""
         user = f"{self.user}@" if self.user else ""
         port = f":{self.port}" if self.port else ""
         return f"{user}{self.name}{port}"
 
 
-_OF_SHELLS = frozenset("'\"`;&<>|(){}")  # ssh refuses them too: a ProxyCommand gets the names through a shell
-_OF_LISTS = frozenset("@/#[]")  # where pssh's host file splits, and what separates folders
+_OF_SHELLS = frozenset("'\"`;&<>|(){}")  # ssh refuses them too, because a ProxyCommand passes names through a shell
+_OF_LISTS = frozenset("@/#[]")  # separators of pssh's host file and of paths
 
 
 def unfit_name(host: Host) -> str | None:
-    """Why ssh and pssh can't be given the host's name or user, as words behind the value; None: they can."""
+    """Explain why ssh and pssh can't use the host's name or user, as words that follow the value; None if they can."""
     for kind, text, also, longest in (("host", host.name, "$\\,", 253), ("user", host.user or "user", "", 64)):
         unfit = _OF_SHELLS | _OF_LISTS | {" ", *also}
         bad = [mark for mark in text if mark in unfit or not mark.isprintable()]
@@ -62,19 +61,19 @@ def unfit_name(host: Host) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Topology plus the few numbers that the launch depends on. Times in seconds.
+    """The topology and the settings that the launch depends on. Times in seconds.
 
-    ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
-    extra ssh client configuration (None: the user's own). ``rendezvous`` is static or file (in
-    ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
-    and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
-    CPU, and a host with GPUs is refused, since the key couldn't know of them. ``tls_certificate``, ``tls_key`` and
-    ``tls_ca`` are files on the hosts with which gloo encrypts (None: it doesn't). ``settings`` is the whole section,
-    as the launcher's own settings class. ``spares`` take the places of hosts that
-    are gone; where none is left, ``min_nodes`` of the others may be enough (0: they aren't).
-    With ``warm`` ranks are forks of a process that has imported torch.
-    ``when_busy`` is refuse, wait, share, or auto: refuse on GPUs, else share.
-    ``checkpoint_mirror`` is an address to which checkpoints are copied (None: to none).
+    - ``workdir``: scratch folder on the nodes (None: ``~/.cache/paceline``).
+    - ``ssh_config``: additional ssh client configuration (None: the user's own).
+    - ``rendezvous``: static or file (in ``rendezvous_dir``, an absolute path shared by all hosts).
+    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's.
+    - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
+    - ``tls_certificate``, ``tls_key``, ``tls_ca``: files on the hosts for gloo's encryption (None: unencrypted).
+    - ``settings``: the whole section as the launcher's settings class.
+    - ``spares``: replace lost hosts; without spares, ``min_nodes`` of the others suffice (0: they don't).
+    - ``warm``: ranks are forks of a process that has imported torch.
+    - ``when_busy``: refuse, wait, share, or auto (refuse on GPUs, else share).
+    - ``checkpoint_mirror``: address to which checkpoints are copied (None: none).
     """
 
     launcher: str
@@ -108,7 +107,7 @@ class Cluster:
 
     @property
     def with_spares(self) -> Cluster:
-        """The same with the spares behind its hosts, for what is asked of all of them or brought to all of them."""
+        """The cluster with its spares among the hosts, for operations on all of them."""
         return replace(self, hosts=(*self.hosts, *self.spares), spares=())
 
     @property
@@ -117,33 +116,33 @@ class Cluster:
 
     @property
     def python_path(self) -> tuple[str, ...]:
-        """The folders that ``env`` of the hosts puts on PYTHONPATH; relative ones are of the project."""
+        """PYTHONPATH folders from the hosts' ``env``; relative ones start from the project."""
         entries = [entry for host in self.hosts for entry in host.env.get("PYTHONPATH", "").split(":")]
         return tuple(dict.fromkeys(entry for entry in entries if entry))
 
 
 LAST = "last"
-"""In place of a run's key: the newest run."""
+"""Stands for the key of the newest run."""
 
 
 class State(enum.StrEnum):
-    """The states of a run, as they stand in journal.jsonl and result.json."""
+    """The states of a run, as stored in journal.jsonl and result.json."""
 
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
-    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration continues it
     FAILED = "FAILED"
     KILLED = "KILLED"
 
 
 UNDER_WAY = (State.PLANNED, State.RUNNING)
-"""Of a run that hasn't ended, or whose command was killed."""
+"""States of a run that hasn't ended, or whose command was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What the agent's probe saw on one node. ``identity`` is equal for two names of one node."""
+    """What the agent's probe found on one node. ``identity`` is equal for two names of the same node."""
 
     host: str
     identity: str
@@ -160,14 +159,14 @@ class NodeFacts:
     free_port: int
     home: str
     unix_time: float
-    pack_path: str | None = None  # where the wanted data pack lies on that node, if it does
+    pack_path: str | None = None  # the requested data pack on that node, if present
     peers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """The exact command of one node: ``argv`` run with ``env`` added, in ``run_dir`` on that node."""
+    """The exact command of one node: ``argv`` with ``env`` added, run in ``run_dir`` on that node."""
 
     node_rank: int
     host: str  # Host.label
@@ -180,21 +179,23 @@ class NodePlan:
     state_dir: str  # the agent's own files on that node
     first_rank: int
     nproc_per_node: int
-    machine: str = ""  # equal for all addresses of the host; "" where its system doesn't tell
+    machine: str = ""  # equal for all addresses of the host; "" if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What rank 0 leaves in its run folder for the controller: glob patterns relative to it.
+    """The files of rank 0's run folder that the controller fetches, as glob patterns relative to that folder.
 
-    ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
-    ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
-    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be). A name of
-    ``whole`` is a folder of which nothing stays here that the node no longer has; such checkpoints are a script's, of
-    which nobody knows whether they are whole. What was written to after ``until_s`` (unix seconds of the node) isn't
-    brought. ``others`` are what every further node leaves, which lies in ``nodes/RANK`` here; ``work`` is what a script
-    wrote in its working directory. {rank} in a pattern is the node's. Of ``work`` nothing is brought where it is larger
-    than ``limit_bytes`` (None: any size): it stays on the node.
+    - ``resume``: input of a later attempt. ``final``: fetched after a successful end.
+    - ``needed``: files without which an end isn't successful. The last one is written last, so its presence implies the
+      others.
+    - ``pruned``: replaces ``needed`` if the controller ended the run early (None: not possible).
+    - ``whole``: folders mirrored exactly: local files that the node no longer has are removed. Such checkpoints belong
+      to a script, and nobody knows whether they are complete.
+    - ``until_s``: files modified later (unix seconds of the node) are not fetched.
+    - ``others``: outputs of every further node, stored in ``nodes/RANK``.
+    - ``work``: files that a script wrote in its working directory; {rank} is the node's rank. Above ``limit_bytes``
+      (None: any size) nothing of ``work`` is fetched and it stays on the node.
     """
 
     resume: tuple[str, ...] = ()
@@ -235,7 +236,7 @@ _NOT_RECORDED = tuple(
     f"{run_folder.WORK}/node0{name}"
     for name in (f"/{run_folder.LOGGED}", f"-{run_folder.LOGGED}", f"/{run_folder.EARLIER}")
 )
-"""What rank 0 has logged, and where its own files begin: of a killed attempt some isn't in metrics.jsonl yet."""
+"""Rank 0's log and the offsets of its own files: after a killed attempt metrics.jsonl may lack some of it."""
 SCRIPT_OUTPUTS = Outputs(
     resume=(*_OF_SCRIPT, *_NOT_RECORDED),
     final=(*_OF_SCRIPT, run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY, run_folder.DEPENDENCIES, run_folder.PRUNED),
@@ -245,15 +246,15 @@ SCRIPT_OUTPUTS = Outputs(
     others=("checkpoints", "outputs", run_folder.DEPENDENCIES),
     work=(f"{run_folder.WORK}/node{{rank}}/{run_folder.ABOVE}",),
 )
-"""Those of a script; the folders come with all that lies in them. ``work`` ends empty where an attempt ends well."""
+"""The outputs of a script; folders are fetched with all files in them. ``work`` is empty after a successful attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """Everything that one attempt will do, as data: what plan.json holds."""
+    """Everything that one attempt will do, as data: the content of plan.json."""
 
     run_key: str
-    run_id: str  # TORCHELASTIC_RUN_ID: fresh for each attempt, begins with the key
+    run_id: str  # TORCHELASTIC_RUN_ID: new for each attempt, begins with the key
     attempt: int
     launcher: str
     master_addr: str
@@ -262,11 +263,11 @@ class LaunchPlan:
     lease_s: float
     nodes: tuple[NodePlan, ...]
     outputs: Outputs = TRAINING_OUTPUTS
-    submission: str = ""  # what a batch scheduler was given
+    submission: str = ""  # the script given to a batch scheduler
     stall_s: float = 300.0
     collective_timeout_s: float = 600.0
     checkpoint_fetch_s: float = 0.0
-    warm: bool = False  # ranks are forks of a process that has imported torch; else exactly ``argv`` is run
+    warm: bool = False  # ranks are forks of a process that has imported torch; else ``argv`` is run as it is
 
     @property
     def nnodes(self) -> int:
@@ -275,7 +276,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """What a command waits for: words that follow "still", and for how long already."""
+    """What a command waits for (words that follow "still"), and for how long."""
 
     what: str
     for_s: float = 0.0
@@ -283,7 +284,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """The first thing that went wrong in one rank, as torch's error file tells it."""
+    """The first error of one rank, from torch's error file."""
 
     rank: int
     unix_time: float
@@ -293,7 +294,7 @@ class RankError:
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line of a node's output. ``rank`` is None for what torchrun itself says."""
+    """One line of a node's output. ``rank`` is None for torchrun's own lines."""
 
     host: str
     rank: int | None
@@ -309,8 +310,10 @@ class MetricsLine:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExit:
-    """torchrun on a node has ended and its whole process tree is gone. ``outlived`` names what a script had started and
-    had to be ended after it."""
+    """torchrun on a node and its whole process tree have ended.
+
+    ``outlived`` names processes started by a script that had to be killed afterwards.
+    """
 
     host: str
     code: int
@@ -321,7 +324,8 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, or its agent died without leaving an exit code (``answers``: the host told so)."""
+    """The node no longer answers, or its agent died without an exit code (``answers``: the host itself reported
+    that)."""
 
     host: str
     reason: str
@@ -330,7 +334,7 @@ class NodeLost:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSilent:
-    """Nothing has come from the node for some seconds; its ranks may train on, and the stream is tried again."""
+    """The node has sent nothing for some seconds; its ranks may keep training, and the stream is reopened."""
 
     host: str
     reason: str
@@ -338,7 +342,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAnswers:
-    """A node that was silent for ``silent_s`` answers again; nothing of what it had to say is lost."""
+    """A node that was silent for ``silent_s`` answers again; none of its output is lost."""
 
     host: str
     silent_s: float

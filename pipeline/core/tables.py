@@ -1,5 +1,4 @@
-"""Text in columns, numbers with their nouns and units, and whole numbers as they are typed. A character that takes two
-columns counts two."""
+"""Format text in columns, counts, sizes and durations. A character two columns wide counts as two."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from typing import Any
 from pipeline.core.printable import without_colours
 
 ENDLESS = 100_000
-"""Columns of what isn't a terminal: nothing wraps."""
+"""The width of output that isn't a terminal: nothing wraps."""
 _FILLER = "\0"  # the second column of a wide character, while lines are measured
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal it takes: a Chinese character two, a combining accent none."""
+    """Return the width in terminal columns: two for a Chinese character, none for a combining accent."""
     if text.isascii():
         return len(text)
     taken: int = _cells().cell_len(text)
@@ -23,12 +22,12 @@ def columns(text: str) -> int:
 
 
 def padded(text: str, width: int) -> str:
-    """With spaces up to so many columns."""
+    """Pad with spaces to ``width`` columns."""
     return text + " " * (width - columns(text))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, two spaces between. ``rows`` holds at least one row, and all are of one length."""
+    """Align cells in columns, two spaces apart. ``rows`` holds at least one row; all have the same length."""
     widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -36,22 +35,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """At most so many columns, with an ellipsis where it was longer."""
+    """Truncate to ``width`` columns, with an ellipsis."""
     if columns(text) <= width:
         return text
     return f"{_cells().set_cell_size(text, max(0, width - 1)).rstrip()}…"
 
 
 def _cells() -> Any:
-    from rich import cells  # not before: many a command shows nothing but ASCII
+    from rich import cells  # late, because many commands print only ASCII
 
     return cells
 
 
 def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of a table whose first row is its head, in a terminal of ``width`` columns.
+    """Lay out a table, whose first row is the header, in lines of at most ``width`` columns.
 
-    As many columns as fit, then the next ones below, each time with the first; where not even two fit, a block a row.
+    Columns that don't fit continue below, repeated with the first column; if not even two fit, each row is a block.
     """
     all_columns = [*zip(*rows, strict=True)]
     widths = [max(map(columns, column)) for column in all_columns]
@@ -78,13 +77,15 @@ def _blocks(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
 
 
 def folded(text: str, width: int) -> str:
-    """Each of its lines wrapped."""
+    """Wrap each line."""
     return "\n".join(part for line in text.split("\n") for part in wrapped(line, width))
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """In lines of so many columns; one that is too long loses its colours. Long words (a path, a key) are never
-    broken: they can be copied."""
+    """Wrap a line to ``width`` columns; a wrapped line loses its colours.
+
+    Long words (paths, keys) are never broken, so that they can be copied.
+    """
     if columns(without_colours(line)) <= width:
         return [line]
     line = without_colours(line)
@@ -97,28 +98,28 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def _filled(text: str) -> str:
-    """As many characters as it takes columns."""
+    """Pad wide characters so that the text has as many characters as columns."""
     return text if text.isascii() else "".join(char + _FILLER * (columns(char) - 1) for char in text)
 
 
 def is_count(word: str) -> bool:
-    """Whether it is a whole number from 1."""
+    """Return True for a whole number from 1."""
     return word.isascii() and word.isdecimal() and int(word) > 0
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Return ``1 rank``, ``2 ranks``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """``a, b and 3 more``: at most so many names of a list."""
+    """Return ``a, b and 3 more``: at most ``most`` names of a list."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
 
 def file_size(count_bytes: int) -> str:
-    """``950 B``, ``1.3 MB``, ``21.0 GB``; a kB is 1000 B."""
+    """Return ``950 B``, ``1.3 MB``, ``21.0 GB``; 1 kB is 1000 B."""
     if count_bytes < 1000:
         return f"{count_bytes} B"
     amount = float(count_bytes)
@@ -130,7 +131,7 @@ def file_size(count_bytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``1.5 s``, ``2 min 05 s``, ``3 h 12 min``."""
+    """Return ``1.5 s``, ``2 min 05 s``, ``3 h 12 min``."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -138,6 +139,6 @@ def duration(seconds: float) -> str:
 
 
 def some_names(shown: Sequence[str], count: int = 0) -> str:
-    """Names, with a sign that there are more where ``count`` says so; marks that no terminal shows are written out."""
+    """Join names, with an ellipsis if ``count`` is larger; names with unprintable characters are shown as repr."""
     names = ", ".join(name if name.isprintable() else repr(name) for name in shown)
     return f"{names}, …" if count > len(shown) else names

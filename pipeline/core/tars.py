@@ -1,8 +1,8 @@
-"""Plain files out of a tar whose sender need not be trusted: read as a stream, within bounds, and written by us.
+"""Extract plain files from an untrusted tar stream, within limits.
 
-tarfile alone reads whatever a header says that it has (a pax header of 4 GiB is read into memory), and its filters
-decide by paths that were resolved before anything is written. Here only plain files and folders with relative names
-pass, each name once, and a file is made where nothing is.
+tarfile alone believes the headers (a pax header of 4 GiB is read into memory), and its filters check paths that were
+resolved before anything is written. Here only regular files and folders with relative, unique names pass, and a file is
+only created where nothing exists.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 BLOCK_BYTES = 1 << 20
-_HEADER_BYTES = 1 << 20  # of one member, with all that tar knows of long names
+_HEADER_BYTES = 1 << 20  # of one member, including records for long names
 _MOST_MEMBERS = 100_000
 _LATEST = float(1 << 33)  # unix seconds
 
 DAMAGE = (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, RecursionError)
-"""What reading members may raise, besides OSError."""
+"""Exceptions that reading members may raise, in addition to OSError."""
 
 
 class UnfitError(ValueError):
-    """A member that no sender of ours writes; ``str`` says which, and why."""
+    """A member that no Paceline sender writes; ``str`` names it and the reason."""
 
 
 class Readable(Protocol):
-    """Anything that a tar can be read from; it may give less than was asked for, and nothing only at its end."""
+    """A source of tar bytes; ``read`` may return less than requested, and returns b"" only at the end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """``name`` is relative, without ``..``. ``content`` can be read until the next member is asked for."""
+    """One file or folder. ``name`` is relative, without ``..``.
+
+    ``content`` is valid until the next member is requested.
+    """
 
     name: str
     size: int
@@ -48,7 +51,7 @@ class Member:
     content: Readable
 
     def blocks(self) -> Iterator[bytes]:
-        """Its bytes. Raises UnfitError: there are fewer than its header says."""
+        """Yield the bytes. Raises UnfitError: fewer than the header says."""
         left = self.size
         while left:
             data = self.content.read(min(left, BLOCK_BYTES))
@@ -58,7 +61,7 @@ class Member:
             yield data
 
     def write(self, folder: Path) -> None:
-        """Lay it below ``folder``, which nobody else writes to, as a file that can't be executed. Raises OSError."""
+        """Create the file below ``folder``, which nobody else writes to, without execute permission. Raises OSError."""
         path = folder / self.name
         if self.is_folder:
             path.mkdir(parents=True, exist_ok=True)
@@ -70,18 +73,18 @@ class Member:
         with os.fdopen(descriptor, "wb") as file:
             for data in self.blocks():
                 file.write(data)
-        os.utime(path, (self.mtime, self.mtime))  # which of a script's checkpoints is the newest
+        os.utime(path, (self.mtime, self.mtime))  # decides which of a script's checkpoints is the newest
 
 
 def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
-    """The files and folders of a tar that isn't packed, in their order.
+    """Yield the files and folders of an uncompressed tar, in order.
 
     Args:
-        most_bytes: of the whole tar.
+        most_bytes: limit for the whole tar.
 
     Raises:
-        UnfitError: a member that isn't plain, or more than the bounds.
-        OSError, and those of ``DAMAGE``: it can't be read as a tar.
+        UnfitError: a member isn't plain, or a limit is exceeded.
+        OSError, or one of ``DAMAGE``: the stream is no valid tar.
     """
     source = _Bounded(stream, most_bytes)
     names = set[str]()
@@ -104,7 +107,7 @@ def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
                 content=source,
             )
             source.allowed = _HEADER_BYTES
-    if source.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a broken header for the end
+    if source.last != bytes(tarfile.BLOCKSIZE):  # tarfile treats a broken header as the end
         raise UnfitError("it is cut off")
 
 
@@ -119,7 +122,7 @@ def _refuse_unplain(member: tarfile.TarInfo) -> None:
 
 
 class _Bounded:
-    """What tarfile reads from: forward only, never more at once than is ``allowed`` before the next member."""
+    """Forward-only input of tarfile; ``allowed`` limits the bytes read before the next member."""
 
     def __init__(self, stream: Readable, most_bytes: int) -> None:
         self._stream, self._left, self._at = stream, most_bytes, 0
@@ -145,7 +148,7 @@ class _Bounded:
         return True
 
     def close(self) -> None:
-        """The stream is its opener's."""
+        """Do nothing: the stream belongs to its opener."""
 
     def _take(self, size: int) -> bytes:
         parts, left = list[bytes](), size

@@ -1,4 +1,4 @@
-"""Whether a text can be an address at all, and whether it is one of this computer."""
+"""Check addresses of web services, and bypass proxies for services on this host."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ if TYPE_CHECKING:
     from urllib.request import OpenerDirector
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""What this computer is called in an address that nobody else reaches."""
+"""Names of this host in addresses that only it can reach."""
 _NO_PROXY = "no_proxy"
 
 
 def is_here(url: str) -> bool:
-    """Whether its host is this computer, by name: no proxy can reach what answers there."""
+    """Return True if the address names this host, where no proxy may be used."""
     return urlsplit(url).hostname in (*LOOPBACK, os.uname().nodename.lower())
 
 
 def opener(url: str, *handlers: type) -> OpenerDirector:
-    """For requests to ``url``: by the proxy of the environment (``http_proxy``), but not to this computer."""
+    """Return an opener for requests to ``url``: through the environment's proxy (``http_proxy``), but not to this
+    host."""
     from urllib.request import ProxyHandler, build_opener  # each `doit train` loads this module
 
     return build_opener(*handlers, *([ProxyHandler({})] if is_here(url) else []))
 
 
 def past_proxies(url: str) -> dict[str, str]:
-    """What a process that asks ``url`` gets in its environment for the same."""
+    """Return the variables that make another process bypass proxies for ``url`` in the same way."""
     known = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
     return {_NO_PROXY: ",".join(filter(None, (known, urlsplit(url).hostname)))} if is_here(url) else {}
 
 
 def fault(url: str) -> str | None:
-    """Why no request can go to ``url``, without repeating it: it may hold a login; None: one can."""
+    """Explain why no request can go to ``url``, without repeating it, because it may hold a login; None if one can."""
     if not url.isprintable() or " " in url:
         return "holds a space or another character that no address has"
     try:

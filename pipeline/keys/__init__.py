@@ -1,7 +1,8 @@
-"""Of what a run is made: the content key, the import closure of its code, the environment that it is computed in.
+"""Content keys of runs: the key itself, the import closure of the code, and the environment of the ranks.
 
-Public face: ``content_key.content_key``, ``import_closure.import_closure``, ``diff.differences``, ``rank_environment``.
+Entry points: ``content_key.content_key``, ``import_closure.import_closure``, ``content_key.differences``,
+``rank_environment``.
 """
 
 ABSENT = "absent"
-"""In a key's environment: in place of the version of a module that is missing and that the code can do without."""
+"""Version that a key's environment records for an optional module that isn't installed."""

@@ -1,7 +1,7 @@
-"""What of a configuration counts in the content key. Pure.
+"""Reduce a resolved configuration to the fields that count in the content key. Pure.
 
-A module of its own: what counts is remembered with a configuration that was composed before, and a finished run then
-needs none of the dataclasses that this asks for later fields.
+A separate module, because the result is cached together with a composed configuration: checking a finished run then
+needs none of the settings dataclasses that ``later_fields`` imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BY_NAME = {
 
 
 def order_of(value: Any, path: str) -> dict[str, list[str]]:
-    """The names of each mapping in ``value``, by its path, where they aren't sorted. Pure."""
+    """Return the field order of each mapping in ``value`` that isn't sorted, by dotted path. Pure."""
     orders: dict[str, list[str]] = {}
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
@@ -40,7 +40,7 @@ def order_of(value: Any, path: str) -> dict[str, list[str]]:
 
 
 def order_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The same of a whole configuration: of ``program.args``, and of what stands inside the value of a field."""
+    """Apply ``order_of`` to a whole configuration: to ``program.args`` and to mappings inside field values."""
     orders: dict[str, list[str]] = {}
     for section, fields in config.items():
         for field, value in fields.items() if isinstance(fields, Mapping) else ():
@@ -54,7 +54,7 @@ def order_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the arguments of what is one's own sorted by name: ``**more`` has an order too. Pure."""
+    """Sort the arguments of user-defined components by name, because ``**kwargs`` also has an order. Pure."""
     ordered = dict(config)
     for section, fields in _BY_NAME.items():
         settings = ordered.get(section)
@@ -84,19 +84,20 @@ _NOT_OF_A_SCRIPT = (
     "resume_pattern",
     "outputs_limit",
 )
-_WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+_WHERE = ("cluster", "tracking", "paths")  # where a run executes and reports; the topology part covers the rest
 ORDER = "order"
-_BEFORE = ("step",)  # what its data was made with, which counts by its digest
+_BEFORE = ("step",)  # the preparation step of the data, which counts by the data's digest
 
 
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
+    """Return the configuration without hosts, ports, tracking, folders and the data's address.
 
-    Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
-    trainer.shards keeps the key that it had before there were any. Of the weights that a run starts from their digest
-    counts, and not what names them. Of a script's section what it reads counts by
-    content, in ``code`` and ``data``, and what becomes of its run not at all. Where the order of a mapping can change
-    the run it stands beside, unless the names are sorted.
+    - Fields added in later versions (``trainers.core.config.LATER``) are dropped at their defaults, so that older runs
+      keep their keys: a run without trainer.shards has the key from before that field existed.
+    - Initial weights count by their digest, not by the path or run that names them.
+    - Files that a script reads count by content, in the ``code`` and ``data`` parts; what happens to the run's outputs
+      doesn't count at all.
+    - The order of a mapping is recorded under ``order`` where it can change the run, unless its names are sorted.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
     if isinstance(kept.get("dataset"), dict):
@@ -104,17 +105,18 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for group, added in _LATER.items():
         section = kept.get(group)
         if isinstance(section, dict):
+            # A field that came later keeps old keys valid: at its default it is left out.
             at_default = [name for name, default in added.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
     if isinstance(kept.get("model"), dict):
-        kept["model"].pop("inputs", None)  # they count by content
+        kept["model"].pop("inputs", None)  # these files count by content
     trainer = kept.get("trainer")
     if isinstance(trainer, dict) and isinstance(trainer.get("freeze"), list):
-        trainer["freeze"] = sorted(set(trainer["freeze"]))  # which of them matches first is nothing to the run
+        trainer["freeze"] = sorted(set(trainer["freeze"]))  # the order of the patterns doesn't affect the run
     if (init := _of_initial_weights(kept.pop("init", None))) is not None:
         kept["init"] = init
     if isinstance(kept.get("program"), dict):
-        if not names_seed(kept["program"]):  # it never sees it
+        if not names_seed(kept["program"]):  # the script never receives the seed
             kept.pop("seed", None)
         kept["program"] = _of_script(kept["program"])
     if order := order_in(kept):
@@ -123,12 +125,12 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_seed(script: Mapping[str, Any]) -> bool:
-    """Whether a script is given the seed: one of its arguments or variables has {seed}."""
+    """Return True if a script receives the seed: an argument or variable contains {seed}."""
     return "seed" in names(json.dumps([script.get("args"), script.get("env")]))
 
 
 def _of_initial_weights(section: Any) -> dict[str, Any] | None:
-    """Their digest, what names them where that isn't known yet, None where they are fresh."""
+    """Return the weights' digest if known, else the fields that name them; None for a fresh initialization."""
     given = {name: value for name, value in (section or {}).items() if value is not None}
     if not given.keys() & {"weights", "run"}:
         return None
@@ -136,17 +138,19 @@ def _of_initial_weights(section: Any) -> dict[str, Any] | None:
 
 
 def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a script that lies elsewhere its name counts, and not its folder."""
+    """Drop the fields of a script that don't count; a script outside the project counts by its file name alone."""
     script = str(section.get("script") or "")
     kept = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
     if "args" in kept:
-        kept["args"] = _same_words(kept["args"]) or None  # none at all, however they were given
+        kept["args"] = _same_words(kept["args"]) or None  # [] and {} count as no arguments
     return {**kept, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 
 def _same_words(args: Any) -> Any:
-    """``program.args`` in the one form that all values have which come to the same command line: 0.1 for '0.1', and
-    without those that are left out of it (false, null)."""
+    """Normalize ``program.args``: all values that yield the same command line get one form.
+
+    '0.1' becomes 0.1, and options that the command line omits (false, null) are dropped.
+    """
     if isinstance(args, Mapping):
         used = {name: value for name, value in args.items() if value is not None and value is not False}
         return {name: _same_word(value, is_option=True) for name, value in used.items()}
@@ -154,7 +158,7 @@ def _same_words(args: Any) -> Any:
 
 
 def _same_word(value: Any, *, is_option: bool = False) -> Any:
-    """``is_option``: true is --name there, and 'true' its value."""
+    """Normalize one argument. With ``is_option``, true means the bare option --name, so the text 'true' stays."""
     if isinstance(value, list):
         return [_same_word(item) for item in value]
     if not isinstance(value, str):

@@ -1,7 +1,7 @@
-"""The content key: a run is decided by what it is made of.
+"""The content key of a run, and the differences between two keys.
 
-Five parts: the configuration without what only says where; the node half's import closure with the digest of each
-file's syntax tree; the digest of the data pack; the environment (Python and what the closure imports); the topology.
+A key has five parts: the canonical configuration; the import closure of the node half, with a digest of each file's
+syntax tree; the digest of the data pack; the environment (Python and the imported distributions); and the topology.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One field of the key; a value may be absent (None).
+    """One field that differs between two keys; a value that one key lacks is None.
 
-    ``part`` is config, code, data, environment or topology, or version: the keys were made by other rules.
+    ``part`` is config, code, data, environment, topology, or version (the keys were computed by different rules).
     """
 
     part: str
@@ -49,13 +49,13 @@ class Difference:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Field by field between two keys' parts, in the order version, config, code, data, environment, topology."""
+    """List the fields that differ between the parts of two keys: version, config, code, data, environment, topology."""
     changed = []
     others = old.get("version") != new.get("version")
     if others:
         changed.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
     for part in _SHOWN_PARTS:
-        if part == "code" and others:  # digests by other rules differ in every file, which says nothing
+        if part == "code" and others:  # under other rules the digest of every file differs
             continue
         before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
         for field in sorted(before.keys() | after.keys()):
@@ -65,14 +65,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
-    """Of finished runs (key → parts) the one with the fewest differing fields; then the one whose numbers are closer,
-    then the smaller key."""
+    """Return the finished run (key → parts) that differs in the fewest fields from ``new``, or None.
+
+    On a tie the run with the closer numbers wins, then the smaller key.
+    """
     compared = [(key, differences(parts, new)) for key, parts in finished.items()]
     return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
 
 
 def _distance(difference: Difference) -> float:
-    """0 to 1; 1 for what is no number."""
+    """Return the relative distance of two numbers, from 0 to 1; 1 if one of the values is not a number."""
     old, new = difference.old, difference.new
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in (old, new)):
         return 1.0
@@ -80,7 +82,10 @@ def _distance(difference: Difference) -> float:
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted path. Lists stay whole: their items mean little alone. File names keep their dots."""
+    """Yield the leaves of nested mappings by dotted path.
+
+    Lists stay whole, because single items mean little. File names keep their dots.
+    """
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from flat(inner, f"{path}.{name}" if path else str(name))
@@ -97,7 +102,7 @@ KEY_LENGTH = 12
 
 
 class ContentKey(NamedTuple):
-    """``short`` names the run folder; ``parts`` is what key.json holds."""
+    """``short`` names the run folder; ``parts`` is the content of key.json."""
 
     digest: str
     parts: Mapping[str, Any]
@@ -115,11 +120,11 @@ def content_key(
     environment: Mapping[str, str],
     topology: Mapping[str, Any],
 ) -> ContentKey:
-    """Digest the five parts. Pure: equal inputs give equal keys, in whatever order their fields stand.
+    """Digest the five parts. Pure: equal inputs give equal keys, regardless of the order of fields.
 
     Args:
-        canonical: the configuration as ``pipeline.keys.canonical`` has it.
-        topology: what ``topology`` makes of its cluster.
+        canonical: the configuration as returned by ``canonical.canonical_config``.
+        topology: as returned by ``topology``.
     """
     parts: dict[str, Any] = {
         "version": KEY_VERSION,
@@ -133,10 +138,10 @@ def content_key(
 
 
 def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
-    """How the ranks are spread, on which kind of device, and what of each node's environment can change arithmetic.
+    """Describe the distribution of ranks, the kind of device, and each node's variables that can change arithmetic.
 
-    With ``shards`` (trainer.shards) their number stands in place of the ranks', and the environment, which is equal on
-    all nodes then, once.
+    With ``shards`` (trainer.shards) their number replaces the numbers of nodes and ranks. The environment, which is
+    then equal on all nodes, is recorded once.
     """
     device = "cuda" if cluster.device == "cuda" else "cpu"
     env = [
@@ -154,18 +159,18 @@ def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
 
 
 def shards_of(config: Mapping[str, Any]) -> int:
-    """trainer.shards; 0 of a script, which has none."""
+    """Return trainer.shards; 0 for a script, which has no trainer section."""
     trainer = config.get("trainer")
     return int(trainer.get("shards") or 0) if isinstance(trainer, Mapping) else 0
 
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:
-    """Python's version and those of the distributions that a closure imports."""
+    """Combine Python's version with the versions of the imported distributions."""
     return {"python": platform.python_version(), **versions}
 
 
 def recorded(known: Mapping[str, Any]) -> ContentKey | None:
-    """The key that key.json holds, or None where its parts don't give the digest that stands beside them."""
+    """Return the key stored in key.json, or None if its parts don't match the stored digest."""
     parts = {name: value for name, value in known.items() if name not in ("key", "digest")}
     try:
         key = ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)

@@ -1,13 +1,11 @@
-"""Which sources a run imports, and which installed distributions: the part of the content key that follows the code.
+"""Find the sources and installed distributions that a run imports: the code and environment parts of the content key.
 
-Read statically from the syntax trees, so nothing of torch is imported. Followed at any depth are the modules of the
-project's folder, of Paceline wherever it lies, of distributions that are installed as editable, and of what the person
-puts on the ranks' PYTHONPATH; of other distributions the version counts. The options that the configuration chose
-(model, optimizer, …) are imported by name, so their modules are entries of their own. A string that names a module of
-the project counts as an import of it.
+The walk reads syntax trees, so it never imports torch. It follows imports at any depth into the project folder,
+Paceline itself, editable installs, and folders on ``cluster.env.PYTHONPATH``. Other distributions count by their
+version. Options that the configuration selects (model, optimizer, …) are imported by name at run time, so their modules
+are entries of the walk. A string that names a module of the project counts as an import.
 
-What one source says is remembered (``pipeline.keys.readings``); which files there are, and what they hold, is looked at
-each time.
+``pipeline.keys.readings`` caches what each source imports; the file system is read on every walk.
 """
 
 from __future__ import annotations
@@ -31,20 +29,26 @@ from pipeline.keys.readings import Reading, Readings
 from trainers.core.installer import install
 
 LARGEST_BYTES = 1 << 20
-_MOST = 200  # files in a folder of a package: more are a data set
+_MOST = 200  # files in one folder of a package; a folder with more is a data set
 _NO_DATA = (".py", ".pyc", ".pyi", ".so", ".dylib", ".pyd", ".md", ".rst", ".ipynb", ".log")
 _FOLDERS_LEFT = ("__pycache__", "checkpoints", "logs", "outputs", "runs", "wandb", "mlruns", "lightning_logs")
 
 
 class PackageData(NamedTuple):
-    """``files`` by their paths in the snapshot; ``left_out``: those that are too large, as messages name them."""
+    """Data files of packages.
+
+    ``files`` maps paths in the snapshot to paths on disk; ``left_out`` describes files over the size limit.
+    """
 
     files: dict[str, Path]
     left_out: tuple[str, ...]
 
 
 def of_modules(readings: Mapping[str, Reading], places_by_name: Mapping[str, str]) -> PackageData:
-    """The data of modules, by their paths in the snapshot; ``places_by_name``: where each lies. Raises OSError."""
+    """Collect the data files that belong to modules, by their paths in the snapshot. Raises OSError.
+
+    ``places_by_name`` maps each module's path in the snapshot to its path on disk.
+    """
     candidates: dict[str, Path] = {}
     for name, reading in sorted(readings.items()):
         if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):
@@ -62,7 +66,7 @@ def of_modules(readings: Mapping[str, Reading], places_by_name: Mapping[str, str
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The data in a package's folder and in those of its folders that are no packages themselves."""
+    """Yield the data files of a package folder and of its subfolders that aren't packages."""
     entries = sorted(folder.iterdir())
     files = [path for path in entries if _is_data(path)]
     yield from files if len(files) <= _MOST else ()
@@ -91,10 +95,10 @@ _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 class Closure(NamedTuple):
     """The files that a run imports, by their paths in the code snapshot, sorted.
 
-    ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
-    they import, and ``absent`` for a module that is missing and that the code can do without. ``unresolved`` are those
-    of the missing ones that a script imports without such provision, ``left_out`` data of packages that is too large.
-    ``names`` are texts of a script's sources that may name files.
+    ``digests`` holds what counts of each file, ``sources`` its path on disk. ``versions`` holds the versions of the
+    imported distributions, and ``absent`` for missing modules that the code treats as optional. ``unresolved`` lists
+    missing modules that a script imports unconditionally. ``left_out`` lists package data over the size limit.
+    ``names`` are string constants of a script's sources that may name files.
     """
 
     digests: Mapping[str, str]
@@ -106,8 +110,11 @@ class Closure(NamedTuple):
 
 
 class ScriptEntry(NamedTuple):
-    """A file that is started: what it imports is looked for in ``folder`` first, whose files stand below ``prefix`` in
-    the snapshot. A script lies in that folder, a module that ``python -m`` starts may lie in packages below it."""
+    """A file that a run starts: a script, or a module started by ``python -m``.
+
+    Its imports are looked up in ``folder`` first; files of that folder get ``prefix`` in the snapshot. A script lies in
+    ``folder`` itself, a module may lie in packages below it.
+    """
 
     file: str
     folder: str
@@ -121,21 +128,23 @@ def import_closure(
     given: Collection[str] = (),
     script: ScriptEntry | None = None,
 ) -> Closure:
-    """Everything that ``python -m entry`` can import, found from its source.
+    """Collect everything that ``python -m entry`` can import, from the source text.
 
     Args:
-        root: the project.
-        entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
+        root: the project folder.
+        entries: dotted module name or names, for example ``trainers.classifier`` and the modules of a run's options.
         behind: the folders of ``cluster.env.PYTHONPATH``.
-        given: modules that don't count, nor what only they import.
-        script: a file that is started besides. It may do without anything that isn't here, as only the run can tell.
+        given: modules to leave out, together with modules that only they import.
+        script: an additional file that the run starts. Missing imports don't fail here, because only the run can tell
+            whether the script needs them.
 
     Raises:
-        UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
+        UsageError: an entry doesn't exist, a module can't be parsed, or an import isn't covered by the key.
     """
     _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
     walk = _Walk(root, behind, script, given)
+    # The controller half never reaches the hosts, so the node half must not import it.
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
         if walk.file_of(name) is not None:
@@ -163,7 +172,7 @@ def import_closure(
 
 
 def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
-    """The snapshot holds what the run imports of the project; behind it the ranks would find the rest, unhashed."""
+    """Refuse the project folder on PYTHONPATH: ranks would import unhashed files from it behind the snapshot."""
     for entry in behind:
         if os.path.realpath(root / entry) == os.path.realpath(root):
             raise UsageError(
@@ -173,26 +182,26 @@ def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
 
 
 def source_of(root: Path, module: str, behind: Sequence[str] = ()) -> Path | None:
-    """The source of a module that a run would have in its copy of the code; None: it has none there."""
+    """Return the source of a module as a run's copy of the code would contain it, or None."""
     file = _Walk(root, behind).file_of(module)
     return None if file is None else Path(file[1])
 
 
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
-    """Whether the copies in ``folder`` are the files that ``digests`` were taken of, up to what doesn't count of them.
+    """Return True if the copies in ``folder`` match ``digests``, ignoring what doesn't count in a source.
 
-    ``root`` is the project, where what is known of sources lies. Raises OSError, UsageError.
+    ``root`` is the project, where the cache of readings lies. Raises OSError, UsageError.
     """
     readings = Readings(root)
     copies = {name: (folder / name).read_bytes() for name in digests}
-    return all(  # of program.inputs the bytes count
+    return all(  # files of program.inputs count by their bytes
         sha256_bytes(copies[name]) == digest or readings.of(name, copies[name]).digest == digest
         for name, digest in digests.items()
     )
 
 
 class _File(NamedTuple):
-    """A source: its path in the snapshot, where it lies, and its path from where it is imported."""
+    """A source: its path in the snapshot, its path on disk, and its path relative to the folder it is imported from."""
 
     path: str
     place: str
@@ -200,9 +209,9 @@ class _File(NamedTuple):
 
 
 class _Walk:
-    """One walk along the imports.
+    """State of one walk along the imports.
 
-    ``readings_by_path`` and ``places`` are by path in the snapshot, ``outside`` by top-level name.
+    ``readings_by_path`` and ``places`` are keyed by path in the snapshot, ``outside`` by top-level module.
     """
 
     def __init__(
@@ -221,7 +230,7 @@ class _Walk:
         self._listed: dict[str, frozenset[str]] = {}
 
     def follow(self, name: str) -> None:
-        """A module of a source tree and everything that it imports."""
+        """Read a module of a source tree and everything that it imports."""
         waiting = [name]
         while waiting:
             name = waiting.pop()
@@ -236,7 +245,7 @@ class _Walk:
                 waiting += [item.name for item in reading.imports if self._leads_to_source(item, file.path)]
 
     def follow_script(self, script: ScriptEntry) -> None:
-        """A file that is started by its path or as a module, and everything that it imports."""
+        """Read a file that is started by its path or as a module, and everything that it imports."""
         name = os.path.relpath(script.file, script.folder)
         file = _File(path=f"{script.prefix}{name}", place=script.file, module=name)
         if "/" in name:
@@ -246,13 +255,13 @@ class _Walk:
                 self.follow(item.name)
 
     def _read(self, file: _File) -> Reading:
-        with open(file.place, "rb") as source:  # noqa: PTH123  (a path's own methods take as long as the reading)
+        with open(file.place, "rb") as source:  # noqa: PTH123  (Path.open costs as much as the read)
             reading = self.readings_by_path[file.path] = self.readings.of(file.module, source.read(), file.path)
         self.places[file.path] = file.place
         return reading
 
     def is_installed(self, name: str) -> bool:
-        """Whether an installed distribution has the module, whose version counts then."""
+        """Return True if an installed distribution has the module, and record it so that its version counts."""
         top, _, rest = name.partition(".")
         module = self._top(top)[1]
         if module is None or not module.owners:
@@ -261,17 +270,17 @@ class _Walk:
         return True
 
     def follow_for_all(self, name: str) -> None:
-        """A module on the ranks' PYTHONPATH that what is installed would import too, or Python itself."""
+        """Follow a module on the ranks' PYTHONPATH that installed packages or Python itself would import as well."""
         path = "cluster.env.PYTHONPATH"
         if name not in self.apart and self._leads_to_source(Import(name, 1, "optional"), path):
             self.follow(name)
 
     def _leads_to_source(self, item: Import, path: str) -> bool:
-        """Whether an import is to be followed; if not, it is noted. Raises UsageError."""
+        """Return True if the walk must follow an import; else record it as installed or missing. Raises UsageError."""
         if item.name in self._seen:
             return False
         top, _, rest = item.name.partition(".")
-        # a text that looks like a module's name counts only where the project has such a module
+        # A string that looks like a module name counts only if the project has such a module.
         if item.kind == "named" and not self._is_own(top):
             return False
         counts = item.kind in ("needed", "optional")
@@ -285,7 +294,7 @@ class _Walk:
         if counts and installed is not None and (library := self._library(installed.bases)):
             where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
             raise _refused(path, item, where, "install its project without -e, then the same command")
-        # sources first: a namespace may be shared by the project and an installed distribution
+        # Look for sources first: the project and an installed distribution may share a namespace package.
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
         if item.kind == "named":
@@ -300,7 +309,10 @@ class _Walk:
         return False
 
     def _library(self, bases: Sequence[str]) -> str | None:
-        """A shared library that compiled modules of a source tree have to link: in its package or a folder there."""
+        """Return a shared library that compiled modules of a source tree link against, or None.
+
+        Searches the package folder and its subfolders with "lib" in their names.
+        """
         for base in bases:
             names = self._names(base)
             if not any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in names):
@@ -316,11 +328,12 @@ class _Walk:
         return top in places.MODULES or top in names or f"{top}.py" in names or self._is_of_script(top)
 
     def _is_of_script(self, top: str) -> bool:
-        """Whether the script's folder has it."""
+        """Return True if the script's folder contains the module."""
         names = self._names(self.script.folder) if self.script is not None else frozenset[str]()
         return top in names or f"{top}.py" in names
 
     def _missing(self, item: Import, path: str) -> None:
+        """Record a missing import, or refuse it if the node half's own code imports it unconditionally."""
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
             if item.kind == "optional":
@@ -338,12 +351,12 @@ class _Walk:
         return Path(self.places[path]).is_relative_to(self.root) or path.partition("/")[0] in places.MODULES
 
     def _is_made_at_run_time(self, name: str) -> bool:
-        """Below a module that is no package, as six.moves is: only its own code knows."""
+        """Return True for names below a plain module, such as six.moves, which only its own code defines."""
         parent = self.file_of(name.rpartition(".")[0])
         return parent is not None and "/__init__." not in parent.path
 
     def file_of(self, name: str) -> _File | None:
-        """The source of a module; None: it is none, or a namespace."""
+        """Return the source file of a module; None for a missing module or a namespace package."""
         if name not in self._files:
             self._files[name] = self._find(name)
         return self._files[name]
@@ -361,14 +374,17 @@ class _Walk:
         return None
 
     def _folder_of(self, name: str) -> bool:
-        """Whether it is a namespace package of a source tree."""
+        """Return True if the name is a namespace package of a source tree."""
         top, _, rest = name.partition(".")
         folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
 
     def _top(self, top: str) -> tuple[tuple[str, ...], InstalledModule | None]:
-        """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a
-        file before folders that only may hold some, the script's folder and the project before the rest."""
+        """Return the base paths of a top-level module's sources, and its installed counterpart.
+
+        Follows Python's search order: a module with a file wins over namespace folders, and the script's folder and the
+        project come before installed packages.
+        """
         if top not in self._tops:
             folders = dict.fromkeys([*([self.script.folder] if self.script else []), str(self.root)])
             beginnings = [f"{folder}/{top}" for folder in folders]
@@ -385,7 +401,7 @@ class _Walk:
         return self._tops[top]
 
     def _suffix(self, base: str) -> str | None:
-        """What follows ``base`` in the path of a module's file."""
+        """Return the file ending of the module at ``base``, such as ``.py`` or ``/__init__.py``; None if missing."""
         folder, _, name = base.rpartition("/")
         names = self._names(folder)
         for suffix in _SUFFIXES:
@@ -395,7 +411,7 @@ class _Walk:
         return None
 
     def _names(self, folder: str) -> frozenset[str]:
-        """What a folder holds, looked at once: hundreds of names are asked for, most of which aren't there."""
+        """List a folder, once per walk: most of the hundreds of names that are looked up don't exist."""
         if folder not in self._listed:
             try:
                 self._listed[folder] = frozenset(os.listdir(folder))  # noqa: PTH208
@@ -404,7 +420,7 @@ class _Walk:
         return self._listed[folder]
 
     def versions(self) -> dict[str, str]:
-        """Of each distribution that is imported; ``absent`` for modules that are missing."""
+        """Return the version of each imported distribution, and ``absent`` for missing optional modules."""
         names = set[str]()
         for top, parts in self.outside.items():
             installed = self._top(top)[1]

@@ -1,4 +1,4 @@
-"""What one Python source imports, as far as its syntax tree tells. Pure."""
+"""Parse one Python source: the modules that it imports, and a digest of its syntax tree. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 _TYPES = re.compile(rb"# type:(?! ?ignore).*")
-_LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # given by the place, or no part of the meaning
+_LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # implied by the position, or without meaning
 
 
 def digest(tree: ast.Module, source: bytes) -> str:
-    """Hex digest, equal for two sources of which a formatter makes the other. ``tree`` is that of ``source``."""
+    """Return a hex digest that doesn't change when a formatter rewrites ``source``, whose tree is ``tree``."""
     hashed = hashlib.sha256("\n".join(_tokens(tree)).encode())
     for comment in _TYPES.findall(source):
         hashed.update(b"\n" + comment.rstrip())
@@ -22,7 +22,10 @@ def digest(tree: ast.Module, source: bytes) -> str:
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
-    """Depth first. With a stack of its own: a sum of a thousand terms is a thousand levels deep."""
+    """Flatten the tree, depth first.
+
+    Uses an explicit stack, because a sum of a thousand terms is nested a thousand levels deep.
+    """
     waiting: list[object] = [tree]
     while waiting:
         item = waiting.pop()
@@ -37,18 +40,18 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
             yield "["
             waiting.append(_Text("]"))
             waiting += reversed(item)
-        else:  # hex: what a decimal integer may be long is limited
+        else:  # hex, because Python limits the length of decimal integers
             yield f"{type(item).__name__} {hex(item) if type(item) is int else ascii(item)}"
 
 
 class _Text(str):
-    """A token that is ready, among values that are not."""
+    """A finished token on the stack, as opposed to a value that still has to be flattened."""
 
     __slots__ = ()
 
 
 def _fields(node: ast.AST) -> list[tuple[str, object]]:
-    """What is set of a node: empty fields differ from Python to Python."""
+    """Return the non-empty fields of a node: which empty fields exist depends on the Python version."""
     fields = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -60,14 +63,17 @@ def _fields(node: ast.AST) -> list[tuple[str, object]]:
 
 
 def _spread(targets: list[ast.expr]) -> list[ast.expr]:
-    """``del (a, b)``, which formatters write as ``del a, b``."""
+    """Treat ``del (a, b)`` as ``del a, b``, which formatters produce."""
     only = targets[0] if len(targets) == 1 else None
     return list(only.elts) if isinstance(only, ast.Tuple) else targets
 
 
 Kind = Literal["needed", "optional", "part", "named"]
-"""``needed``: the import must succeed. ``optional``: the code goes on without it. ``part``: the b of ``from a import
-b``, which may be a module. ``named``: a string that may name a module."""
+"""How strictly a module is imported.
+
+``needed``: the import must succeed. ``optional``: the code handles a failed import. ``part``: b in ``from a import b``,
+which may be a module. ``named``: a string that may name a module.
+"""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
 _FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -79,11 +85,11 @@ _RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
 
 
 _IMPORTING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
-"""What ``_of`` looks at, of the tens of thousands of nodes that a project's sources have."""
+"""Node types that ``_of`` handles, out of the tens of thousands of nodes in a project's sources."""
 
 
 class Import(NamedTuple):
-    """``name`` is dotted and absolute."""
+    """One import; ``name`` is dotted and absolute."""
 
     name: str
     line: int
@@ -91,7 +97,7 @@ class Import(NamedTuple):
 
 
 def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
-    """Of each name the strictest import, without the standard library's; nothing below ``if TYPE_CHECKING``."""
+    """Return the strictest import of each module name, without the standard library and ``if TYPE_CHECKING`` blocks."""
     package = module if is_package else module.rpartition(".")[0]
     by_name: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
@@ -104,7 +110,7 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node that runs, and whether what goes wrong there is caught, or it only runs on some platforms."""
+    """Yield every node that runs, with True if a failing import there is handled or platform-dependent."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, guarded = waiting.pop()
@@ -117,14 +123,14 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _may_import(node: ast.AST) -> bool:
-    """A docstring may begin with a module's name, and is no import of it."""
+    """Skip nodes without imports; a docstring may begin with a module name but doesn't import it."""
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
     return not isinstance(node, _EMPTY)
 
 
 def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
-    """What one node of ``module`` imports; ``package`` is the one it lies in, or itself where it is one."""
+    """Yield the imports of one node of ``module``; ``package`` is its package (the module itself if it is one)."""
     if isinstance(node, ast.Import):
         yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -145,7 +151,7 @@ def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
 
 
 def _of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
-    """``import_module("name")``, ``__import__("name")``; ``find_spec("name")`` only asks."""
+    """Handle ``import_module("name")``, ``__import__("name")`` and ``find_spec("name")``, which counts as optional."""
     called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     name = _argument(node, 0, "name")
     if called not in ("import_module", "__import__", "find_spec") or not isinstance(name, ast.Constant):
@@ -167,14 +173,14 @@ def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
 
 
 def _package(given: ast.expr, package: str, module: str) -> str:
-    """What a relative name begins at; '' for what only the run knows."""
+    """Return the package that a relative name starts from; '' if it is only known at run time."""
     if isinstance(given, ast.Constant):
         return str(given.value) if given.value is not None else package
     return {"__package__": package, "__name__": module}.get(getattr(given, "id", ""), "")
 
 
 def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:
-    """``__all__`` of a package: ``from package import *`` imports the modules that it names."""
+    """Handle ``__all__`` of a package: ``from package import *`` imports the modules that it names."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
         yield from _named_in(node.value, own)
@@ -187,7 +193,7 @@ def _named_in(node: ast.expr, own: str) -> Iterator[Import]:
 
 
 def _absolute(name: str, package: str) -> str:
-    """``..a`` in package x.y is x.a; '' for what leads out of the top-level package."""
+    """Resolve a relative name: ``..a`` in package x.y is x.a; '' if the name leaves the top-level package."""
     relative = name.lstrip(".")
     level = len(name) - len(relative)
     if not level:
@@ -203,7 +209,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def _forgives(node: ast.AST) -> bool:
-    """Whether the code goes on when an import in it fails, or asks for Python's version or platform first."""
+    """Return True if the code handles a failing import in the block, or checks Python's version or platform first."""
     if isinstance(node, ast.Try | ast.TryStar):
         return any(handler.type is None or _forgiving(handler.type) for handler in node.handlers)
     if isinstance(node, ast.With):

@@ -1,8 +1,8 @@
-"""What this Python would import from outside of the project, and which installed distribution that is of.
+"""Find the installed distribution that a top-level module outside the project comes from.
 
-Nothing is imported to find out. Distributions say in their RECORD which files are theirs, so ``PIL`` is Pillow's, and
-``google.protobuf`` is protobuf's while ``google.auth`` is google-auth's. What these lists say is remembered as long as
-the folders and the distributions in them are the same.
+Nothing is imported. A distribution's RECORD lists its files, so ``PIL`` belongs to Pillow, ``google.protobuf`` to
+protobuf and ``google.auth`` to google-auth. Results are cached until a folder on the path or one of its distributions
+changes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _FIRST = {"sitecustomize", "usercustomize"}
 
 
 class InstalledModule(NamedTuple):
-    """Where a top-level module would come from.
+    """The place that a top-level module would be imported from.
 
     Args:
-        is_namespace: it has no file of its own, and its parts may come from several places.
-        owners: distribution → dotted names of its packages and modules in it (empty where no other has the same).
-        bases: sources that no index gave: paths without suffix.
-        strays: what lies where no distribution says that it put it.
+        is_namespace: the module has no file of its own, and its parts may come from several places.
+        owners: distribution → dotted names of its packages and modules (empty if no other distribution shares the
+            module).
+        bases: paths without suffix of sources that don't come from a package index (editable installs).
+        strays: paths that no distribution lists in its RECORD.
     """
 
     is_namespace: bool
@@ -44,14 +45,16 @@ class InstalledModule(NamedTuple):
     strays: tuple[str, ...]
 
     def distributions(self, parts: Collection[str]) -> set[str]:
-        """The owners of ``parts``, dotted names below the module; all of them where their lists tell nothing."""
+        """Return the owners of ``parts`` (dotted names below the module); all owners if their lists don't decide."""
         named = {label for label, names in self.owners.items() for part in parts if _has(names, part)}
         return named or {*self.owners}
 
 
 class Installed:
-    """Of the interpreter that runs this. ``behind`` are folders that the ranks' PYTHONPATH names as well,
-    relative ones of the project."""
+    """Modules installed for the running interpreter.
+
+    ``behind`` are additional folders of the ranks' PYTHONPATH; relative ones start from the project.
+    """
 
     def __init__(self, root: Path, behind: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
@@ -60,7 +63,7 @@ class Installed:
         self._new: dict[str, Any] = {}
 
     def find(self, name: str) -> InstalledModule | None:
-        """None where there is no such module."""
+        """Locate a top-level module; None if it doesn't exist."""
         spec = PathFinder.find_spec(name, self._path)
         if spec is None or not spec.origin:
             spec = _editable_spec(name) or spec
@@ -78,24 +81,23 @@ class Installed:
         return InstalledModule(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
 
     def shadowing(self) -> list[str]:
-        """Modules in the folders of the ranks' PYTHONPATH that Python takes before the standard library's or an
-        installed one, or runs when it starts, whoever imports them."""
+        """List modules on the ranks' PYTHONPATH that shadow other modules or that Python runs at startup."""
         others = [entry for entry in self._path if entry not in self._behind]
         names = {name for folder in self._behind for name in _modules(folder)}
         return sorted(name for name in names if name in _FIRST or PathFinder.find_spec(name, others) is not None)
 
     def version(self, name: str) -> str | None:
-        """``version`` of a distribution as the ranks find it."""
+        """Return ``version`` of a distribution on the ranks' path."""
         return version(name, self._path)
 
     def keep(self) -> None:
-        """Write down what was read anew."""
+        """Write new entries to the cache."""
         if self._new:
             self._memory.keep(self._new)
 
     @cached_property
     def _path(self) -> list[str]:
-        """Where Python looks, without the project: that is looked through before."""
+        """Python's search path without the project, which the caller searches first."""
         return [*self._behind, *(entry for entry in sys.path if entry and os.path.realpath(entry) != self._root)]
 
     def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
@@ -105,7 +107,7 @@ class Installed:
         return owners
 
     def _is_source(self, place: str) -> bool:
-        """Of an editable install, or of a folder that the person put on the ranks' path."""
+        """Return True for files of editable installs and of folders on the ranks' PYTHONPATH."""
         editable: list[str] = self._remembered("editable", lambda: _editable_folders(self._path))
         return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._behind))
 
@@ -118,7 +120,7 @@ class Installed:
 
     @cached_property
     def _state(self) -> str:
-        """All that decides who owns what: every install and removal makes or removes a folder beside the packages."""
+        """The state of all installs: each install or removal changes a .dist-info folder and its parent's mtime."""
         seen = [sha256_file(Path(__file__)), sys.version]
         for entry in self._path:
             try:
@@ -130,7 +132,7 @@ class Installed:
 
 
 def _modules(folder: str) -> set[str]:
-    """The top-level modules of a folder but for packages without a file of their own, which shadow nothing."""
+    """Return the top-level modules of a folder, without namespace packages, which shadow nothing."""
     suffixes = (".py", *EXTENSION_SUFFIXES)
     paths = list(Path(folder).iterdir())
     names = {path.name.partition(".")[0] for path in paths if path.name.endswith(suffixes)}
@@ -138,10 +140,11 @@ def _modules(folder: str) -> set[str]:
 
 
 def version(name: str, path: Sequence[str] | None = None) -> str | None:
-    """Of an installed distribution, or None. One that no index gave (a folder, a repository, a file) may have other
-    content under an equal version, so a digest of what was installed stands behind it.
+    """Return the version of an installed distribution, or None.
 
-    ``importlib.metadata.version`` parses the whole METADATA as an e-mail, which takes 1 ms each.
+    A distribution installed from a folder, repository or file may change under the same version, so a digest of its
+    content is appended. Reads METADATA directly: ``importlib.metadata.version`` parses it as an e-mail, which takes 1
+    ms each.
     """
     distribution = next(
         iter(importlib.metadata.distributions(name=name, path=[*(sys.path if path is None else path)])), None
@@ -157,14 +160,16 @@ def version(name: str, path: Sequence[str] | None = None) -> str | None:
 
 
 def _content(distribution: Distribution) -> str:
-    """The lines of RECORD that say what was installed, without what differs from place to place."""
+    """Return the lines of RECORD that describe the installed files and don't depend on the install location."""
     lines = (distribution.read_text("RECORD") or "").splitlines()
     return "\n".join(sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line)))
 
 
 def _owners(name: str, folder: str) -> dict[str, list[str]]:
-    """The distributions in ``folder`` that have files of the module. An .egg-info elsewhere than among installed
-    packages is what a build leaves in a working tree."""
+    """Map the distributions in ``folder`` that have files of the module to the dotted names of their parts.
+
+    An .egg-info outside site-packages is a leftover of a build in a working tree and doesn't count.
+    """
     paths: dict[str, Sequence[str]] = {}
     line = re.compile(rf"^{re.escape(name)}(?:/([^,\n]*))?(?:\.[^/,\n]*)?(?:,|$)", re.MULTILINE)
     is_site = folder in [*site.getsitepackages(), site.getusersitepackages()]
@@ -175,18 +180,18 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
             inside = [""]
         if inside:
             paths[_normal(distribution.name)] = inside
-    shared = len(paths) > 1  # nobody else's: no need to look closer
+    shared = len(paths) > 1  # a sole owner needs no list of parts
     return {label: _topmost(inside) if shared else [] for label, inside in paths.items()}
 
 
 def _declared(distribution: Distribution) -> list[str]:
-    """The modules of one that lists no files, as Debian's packages do: what it says, else its own name."""
+    """Return the top-level modules of a distribution without a file list (Debian): top_level.txt, else its name."""
     declared = distribution.read_text("top_level.txt")
     return declared.split() if declared is not None else [_normal(distribution.name).replace("-", "_")]
 
 
 def _topmost(files: Sequence[str]) -> list[str]:
-    """Dotted names of the regular packages, and of the modules that are in none of them."""
+    """Return the dotted names of regular packages, and of modules outside any of them."""
     packages = {item.rpartition("/")[0] for item in files if item.rpartition("/")[2].startswith("__init__.")}
     modules = {item.removesuffix(".py").split(".")[0] for item in files if item.endswith((".py", ".so"))}
     names = {name.replace("/", ".") for name in packages | modules}
@@ -194,7 +199,7 @@ def _topmost(files: Sequence[str]) -> list[str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """The dotted names in which it lies: of a.b.c a and a.b."""
+    """Yield the parents of a dotted name: a and a.b for a.b.c."""
     parts = name.split(".")
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
@@ -204,18 +209,18 @@ def _normal(name: str) -> str:
 
 
 def _has(names: Sequence[str], part: str) -> bool:
-    """Whether ``part`` is one of them, lies in one, or is a value there."""
+    """Return True if ``part`` is one of the names, or lies below one of them."""
     return any(part == name or part.startswith(f"{name}.") for name in names if name)
 
 
 def _base(origin: str, name: str) -> str:
-    """The path without suffix: of /x/a/__init__.py /x/a, of /x/a.py the same."""
+    """Return the module path without suffix: /x/a for both /x/a/__init__.py and /x/a.py."""
     folder, file = os.path.split(origin)
     return folder if file.startswith("__init__.") else os.path.join(folder, name)  # noqa: PTH118
 
 
 def _editable_spec(name: str) -> ModuleSpec | None:
-    """Of an editable install whose .pth file put a finder of its own on ``sys.meta_path``."""
+    """Find the module through the finder that an editable install's .pth file put on ``sys.meta_path``."""
     for finder in sys.meta_path:
         owner = finder if isinstance(finder, type) else type(finder)
         if "editable" in owner.__module__:
@@ -226,8 +231,7 @@ def _editable_spec(name: str) -> ModuleSpec | None:
 
 
 def _editable_folders(path: Sequence[str]) -> list[str]:
-    """The projects that are installed as editable."""
-
+    """Return the project folders of editable installs."""
     folders = []
     for distribution in importlib.metadata.distributions(path=[*path]):
         origin = distribution.read_text("direct_url.json")

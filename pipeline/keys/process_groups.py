@@ -1,4 +1,4 @@
-"""Whether a script asks for several processes: by its code, or by the words that it is started with."""
+"""Detect from its code or its arguments whether a script uses a process group (several ranks)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NEVER_OURS = tuple(f"{name}/" for name in MODULES)
 
 
 def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
-    """Whether the script of a configuration asks for a process group; False where its files aren't there.
+    """Return True if the configured script uses a process group; False if its files don't exist.
 
-    ``root`` is the project.
+    ``root`` is the project folder.
     """
     section = resolved["program"]
     behind = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
@@ -49,7 +49,7 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
         }
         files = script_files.find(root=root, data=None, module=section.get("module"), **paths)
         return files.file is not None and _in_code(files.closure([*filter(None, behind)]).sources.items())
-    except (UsageError, ConfigError, OSError):  # whoever starts it says so
+    except (UsageError, ConfigError, OSError):  # the start of the run reports it
         return False
 
 
@@ -71,7 +71,7 @@ def _names_process_group(text: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """They decide no key, so they decide no number of ranks."""
+    """Blank out comments: they don't count in the key, so they must not decide the number of ranks."""
     lines = text.splitlines(keepends=True)
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,7 +1,8 @@
-"""The environment of the ranks: built from what is named here, what Paceline sets and ``cluster.env``, not inherited.
+"""The environment variables of the ranks: the tables below, what Paceline sets, and ``cluster.env``.
 
-A variable that changes arithmetic or the choice of code (``FAMILIES``) reaches the ranks through ``cluster.env`` alone,
-where it counts in the run's key. Names are patterns as ``fnmatch`` takes them. Standard library only; pure.
+Ranks don't inherit the rest of the host's environment. A variable that changes arithmetic or the choice of code
+(``FAMILIES``) reaches them only through ``cluster.env``, where it counts in the run's key. Names are ``fnmatch``
+patterns. Standard library only; pure.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from pipeline.core.printable import hydra_value, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
 from trainers.core import dependencies
 
-_OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # where they lie differs from shell to shell
+_OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # values differ between shells
 
 
 def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
-    """sha256 of each variable that a program gets from this environment and that isn't compared otherwise.
+    """Return sha256 digests of the variables that a program inherits and that the key doesn't cover.
 
     Args:
-        keyed: those that the configuration sets in their place: None, as their values are part of the key.
+        keyed: variables that the configuration sets instead. Their digest is None, because the key holds their values.
     """
-
     hashed = {
         name: sha256_text(value)
         for name, value in environ.items()
@@ -40,11 +40,11 @@ def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> d
 def changed_variables(
     record: Mapping[str, Any], known: Mapping[str, str | None] | None, environ: Mapping[str, str]
 ) -> str | None:
-    """The first variable that the program's own code read and that has another value now, in words.
+    """Describe the first variable that the program's own code read and whose value has changed since; None if none has.
 
     Args:
-        record: what the program took in (``trainers.core.dependencies``).
-        known: ``digests`` of the environment that it got; None: that isn't known, or was another computer's.
+        record: the program's recorded dependencies (``trainers.core.dependencies``).
+        known: ``variable_digests`` of the program's environment; None if unknown or from another host.
     """
     names = record.get("own_variables")
     if not names or known is None or record.get("host") != dependencies.host():
@@ -61,7 +61,7 @@ NEEDED = (
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "NIX_LD", "NIX_LD_LIBRARY_PATH"),
     *("CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "TORCH_HOME"),
 )
-"""What a program needs to run: taken from the host as it is there."""
+"""Variables that a program needs to run; they keep the host's values."""
 
 WHERE = (
     *("TMPDIR", "TMP", "TEMP", "XDG_*", "KRB5CCNAME", "KRB5_CONFIG", "MPLCONFIGDIR"),
@@ -75,14 +75,16 @@ WHERE = (
     *("CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER", "PYTHONSTARTUP", "PYTHONUNBUFFERED"),
 )
-"""What only says where (which GPUs, cores, network, folders) or what is logged: taken from the host too, and no part of
-the key when ``cluster.env`` sets it."""
+"""Variables that select resources (GPUs, cores, network, folders) or logging.
+
+They keep the host's values too, and don't count in the key when ``cluster.env`` sets them.
+"""
 
 PASSED = (*NEEDED, *WHERE)
-"""Everything that a rank may have from its host."""
+"""All variables that a rank may inherit from its host."""
 
 ALWAYS = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
-"""What every torchrun has besides; without the first, sets of texts had another order in every process."""
+"""Variables that every torchrun gets in addition. PYTHONHASHSEED fixes the order of sets of strings."""
 
 FAMILIES = (
     *("ATEN_*", "TORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "PYTORCH_*", "TRITON_*", "NPY_*"),
@@ -91,40 +93,40 @@ FAMILIES = (
     *("NVIDIA_TF32_*", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "CUDA_*", "NCCL_*", "GLOO_*", "UCX_*"),
     *("HIP_*", "HSA_*", "ROCBLAS_*", "MIOPEN_*", "PYTHON*"),
 )
-"""What changes arithmetic or the choice of code. One that a shell or login script sets is left behind; that is said."""
+"""Variables that change arithmetic or the choice of code. Those that a shell sets are not passed on, with a message."""
 
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
-"""Names under which container images and module systems tell what is installed: nothing reads them, nothing is said."""
+"""Variables by which container images and module systems describe installed software; dropped without a message."""
 
 _LONGEST_SHOWN = 120  # characters of a value
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a variable's name is among the patterns."""
+    """Return True if a variable's name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def decides(name: str) -> bool:
-    """Whether a variable of ``cluster.env`` can change a result, and so counts in the key."""
+    """Return True if a variable of ``cluster.env`` can change a result and so counts in the key."""
     return not matches(name, WHERE)
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that makes results may have of the environment it is started from."""
+    """Select the variables that a process that produces results may inherit."""
     return {name: value for name, value in environ.items() if matches(name, PASSED)}
 
 
 def of_report(environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """The environment of a process that evaluates by the code under ``root``."""
+    """Return the environment of a process that evaluates with the code under ``root``."""
     return {**passed(environ), "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
 
 
 def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
-    """One line for all hosts whose environment sets the same variables that don't reach the ranks.
+    """Return one line per group of hosts that set the same variables which don't reach the ranks.
 
     Args:
-        dropped: host → the variables of FAMILIES that its probe saw and that are not passed.
-        whose: whose they are, for the text: ``this shell`` or ``the login shell there``.
+        dropped: host → the FAMILIES variables that its probe saw and that are not passed on.
+        whose: the environment's owner for the text: ``this shell`` or ``the login shell there``.
     """
     hosts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, variables in dropped.items():
@@ -135,8 +137,6 @@ def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list
 
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
-    # here: the key asks this module about names, and a finished run has no use for these
-
     open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]
     seen = ", ".join(f"{name}={_shown(value)}" for name, value in open_)
     words = " ".join(shell_word(f"cluster.env.{name}={hydra_value(value)}") for name, value in open_)

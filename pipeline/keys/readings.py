@@ -1,4 +1,7 @@
-"""What is read out of sources, remembered as long as they, the code that reads them and Python are the same."""
+"""Cached parse results of Python sources: digest, imports, and file names.
+
+An entry stays valid as long as the source, the parsing code and Python are the same.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
 from pipeline.keys import imports
 from pipeline.keys.imports import Import
 
-_MOST = 256  # sources remembered, and at least twice as many as were just read; a run needs about thirty
+_MOST = 256  # cached sources, or twice the number of the latest walk if that is more; a run needs about thirty
 
 
 _OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
@@ -24,8 +27,11 @@ _FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
 
 
 class Reading(NamedTuple):
-    """``digest`` is that of ``pipeline.keys.imports``; ``names`` are texts that may name files, ``files`` the same of a
-    source that finds files from its own place."""
+    """The parse result of one source.
+
+    ``digest`` comes from ``pipeline.keys.imports``. ``names`` are string constants that may name files; ``files`` are
+    the same, for a source that locates files relative to itself.
+    """
 
     digest: str
     imports: tuple[Import, ...]
@@ -34,7 +40,7 @@ class Reading(NamedTuple):
 
 
 class Readings:
-    """The readings of a project's sources."""
+    """The parse results of a project's sources."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -43,9 +49,9 @@ class Readings:
         self._count = 0
 
     def of(self, path: str, source: bytes, shown: str = "") -> Reading:
-        """Of the module at ``path``, from where it is imported; a compiled one counts by its bytes.
+        """Parse the module at ``path`` (relative to its import folder), or return the cached result.
 
-        ``shown`` is its path in the snapshot, where that is another. Raises UsageError.
+        A compiled module counts by its bytes. ``shown`` is the path in the snapshot, if different. Raises UsageError.
         """
         text = sha256_bytes(source)
         if not path.endswith(".py"):
@@ -65,7 +71,7 @@ class Readings:
         )
 
     def keep(self) -> None:
-        """Write down what was read anew."""
+        """Write new entries to the cache."""
         if self._new:
             Remembered(self._root, "imports", most=max(_MOST, 2 * self._count)).keep(self._new)
 
@@ -76,7 +82,7 @@ class Readings:
 
 
 def module_of(path: str) -> str:
-    """The module of a source, by its path from where it is imported."""
+    """Return the dotted module name for a source path relative to its import folder."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -97,7 +103,7 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
 
 
 def _names(tree: ast.Module) -> list[str]:
-    """Texts that may name files: constants, and paths that are joined of them."""
+    """Return string constants, and paths joined from constants, that look like file names."""
     texts = {text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text}
     return sorted(text for text in texts if _FILE.fullmatch(text))
 
@@ -107,7 +113,10 @@ def _constant(node: ast.AST) -> str:
 
 
 def _joined(node: ast.AST) -> str:
-    """``configs/a.yaml`` for ``folder / "configs" / "a.yaml"`` and ``os.path.join(folder, "configs", "a.yaml")``."""
+    """Join constant path parts.
+
+    Returns ``configs/a.yaml`` for ``folder / "configs" / "a.yaml"`` and ``os.path.join(folder, "configs", "a.yaml")``.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         left = _joined(node.left) or _constant(node.left)
         return "/".join(filter(None, (left, _constant(node.right)))) if _constant(node.right) else ""

@@ -1,6 +1,7 @@
-"""The files of a script of one's own: where it lies, what of it goes into the snapshot, and what counts of each.
+"""Locate the files of a user's script: the script, its snapshot files, its inputs and data.
 
-What lies under the project keeps its path in the snapshot; the folder of a script that lies elsewhere is ``_script``.
+Files under the project keep their paths in the snapshot; the folder of a script outside the project is named
+``_script`` there.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")
 
 
 def lacking(files: ScriptFiles, sources: Mapping[str, Path], section: Mapping[str, Any]) -> list[str]:
-    """As ``program.inputs`` takes them. ``sources`` is the snapshot, ``section`` the script's configuration.
+    """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
 
-    A first run ends at the first of them that it opens, so that a user would learn of one an attempt.
+    ``sources`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so
+    without this list a user would discover one file per attempt.
     """
     missing: dict[str, None] = {}
     for text in sorted({*words(section.get("args")), *_texts(sources)}):
@@ -56,27 +58,27 @@ def _texts(sources: Mapping[str, Path]) -> Iterator[str]:
                     yield node.value
 
 
-_Place = Callable[[str, str], Path]  # (field, name) → where that lies
+_Place = Callable[[str, str], Path]  # (field, name) → absolute path
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
-_LIKENESS = 0.7  # of the name of another file: nope is no opt
-_TORCH = "torch"  # torchrun is a part of it, whatever the script imports
+_LIKENESS = 0.7  # similarity for "did you mean": "nope" must not suggest "opt"
+_TORCH = "torch"  # counts even if the script doesn't import it, because torchrun is part of it
 
 
 class DataPath(NamedTuple):
-    """A file or folder that a script is given, absolute, and the ``field`` that names it."""
+    """A file or folder passed to a script, as an absolute path, and the ``field`` that names it."""
 
     field: str
     path: Path
 
 
 class ScriptFiles(NamedTuple):
-    """The files of a script, absolute.
+    """The files of a script, as absolute paths.
 
-    ``file`` is the script, or the program of ``program.command`` (None: one that the hosts have). ``folder`` is its own
-    folder, or the one in which ``python -m`` looks for it. ``data`` are files and folders. ``workdir`` is relative to
-    the snapshot. ``notes`` say what counts of the paths in its arguments.
+    ``file`` is the script, or the executable of ``program.command`` (None: a command from the hosts' PATH). ``folder``
+    contains the script, or is the import folder of ``python -m``. ``data`` are files and folders. ``workdir`` is
+    relative to the snapshot. ``notes`` describe how the paths in the script's arguments count.
     """
 
     root: Path
@@ -91,22 +93,22 @@ class ScriptFiles(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The script in the snapshot; '' where a command is started instead."""
+        """The script's path in the snapshot; '' if the run starts a command instead."""
         return self._inside(self.file) if self.file is not None and self.is_python else ""
 
     @property
     def shown(self) -> str:
-        """The script as config.json names it: relative to the project where it lies there."""
+        """The script as config.json names it: relative to the project if it lies there."""
         return "" if self.file is None else shown(self.file, self.root)
 
     def closure(self, behind: Sequence[str] = ()) -> Closure:
-        """All that the run imports or says that it reads.
+        """Collect all files that the run imports or declares as inputs.
 
         Args:
             behind: the folders of ``cluster.env.PYTHONPATH``.
 
         Raises:
-            UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
+            UsageError: a source can't be parsed, a pattern matches nothing, or workdir isn't in the snapshot.
         """
         own = import_closure(self.root, (STARTER, TORCHRUN), behind)
         digests, sources, imported = dict(own.digests), dict(own.sources), own
@@ -118,7 +120,7 @@ class ScriptFiles(NamedTuple):
             sources |= imported.sources
             versions |= imported.versions
         given = [self.file] if self.file is not None and not self.is_python else []
-        for path in [*given, *self._input_files()]:  # byte for byte, also of one that is imported
+        for path in [*given, *self._input_files()]:  # by bytes, even if the file is imported too
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
         for path in self._read_by_name(imported.names, sources):
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
@@ -133,7 +135,7 @@ class ScriptFiles(NamedTuple):
 
     @property
     def _prefix(self) -> str:
-        """What stands before the path of the script's folder's files in the snapshot."""
+        """The path of the script's folder in the snapshot, with a trailing slash."""
         if not self.folder.is_relative_to(self.root):
             return f"{SCRIPT_OUTSIDE}/"
         return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
@@ -144,7 +146,7 @@ class ScriptFiles(NamedTuple):
         return f"{SCRIPT_OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
 
     def _input_files(self) -> Iterator[Path]:
-        """Raises UsageError."""
+        """Yield the files that ``program.inputs`` matches. Raises UsageError."""
         for pattern in self.inputs:
             paths = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
             if not paths:
@@ -153,8 +155,11 @@ class ScriptFiles(NamedTuple):
             yield from paths
 
     def _read_by_name(self, names: Sequence[str], sources: Mapping[str, Path]) -> list[Path]:
-        """Files of the project that the script's code names, from where it starts, from its folder or the project's:
-        ``open("configs/default.txt")``. They are small, git tracks them, and the script doesn't write them."""
+        """Find project files that the script's code names, as in ``open("configs/default.txt")``.
+
+        Names are relative to the working directory, the script's folder or the project. Only small files count that git
+        tracks and that aren't outputs of the script.
+        """
         taken, found = {*sources.values()}, dict[Path, None]()
         for name in names:
             for folder in dict.fromkeys((self.root / self.workdir, self.folder, self.root)):
@@ -170,7 +175,7 @@ class ScriptFiles(NamedTuple):
         return _tracked([*found], self.root)
 
     def _matches(self, pattern: str) -> Iterator[Path]:
-        """Those in the script's folder; where there is none, in the project."""
+        """Yield the matches in the script's folder; if there are none, those in the project."""
         for folder in dict.fromkeys((self.folder, self.root)):
             if files := _files_of(folder, pattern):
                 yield from files
@@ -188,7 +193,7 @@ class ScriptFiles(NamedTuple):
 
 
 def _tracked(paths: Sequence[Path], root: Path) -> list[Path]:
-    """Those that git tracks; all of them where the project is in no repository."""
+    """Keep the paths that git tracks; all paths if the project isn't in a repository."""
     if not paths:
         return []
     listed = git.answer(root, "ls-files", "-z", "--", *(str(path.relative_to(root)) for path in paths))
@@ -199,7 +204,7 @@ def _tracked(paths: Sequence[Path], root: Path) -> list[Path]:
 
 
 def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
-    """With the files of ``model.inputs``. Raises UsageError: a pattern matches nothing, or leads out of the project."""
+    """Add the files of ``model.inputs``. Raises UsageError: a pattern matches nothing or leaves the project."""
     if not patterns:
         return code
     inputs: dict[str, Path] = {}
@@ -216,7 +221,7 @@ def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
 
 
 def _files_of(folder: Path, pattern: str) -> list[Path]:
-    """The files that a pattern matches, and those in folders that it matches."""
+    """Return the files that a pattern matches, and the files in folders that it matches."""
     matched = sorted(folder.glob(pattern))
     inside = [path for item in matched if item.is_dir() for path in sorted(item.rglob("*"))]
     files = [path for path in (*matched, *inside) if path.is_file() and "__pycache__" not in path.parts]
@@ -235,10 +240,12 @@ def find(
     module: str | None = None,
     must_exist: bool = True,
 ) -> ScriptFiles:
-    """Where all of it lies. Relative names are below ``root``. Unless it ``must_exist`` it may have been moved since.
+    """Resolve all paths of a script. Relative names start at ``root``.
+
+    With ``must_exist=False`` the files may have been moved since.
 
     Raises:
-        UsageError: it isn't there, or is no file; a pattern that leads out of its folder, or that none can match.
+        UsageError: a file doesn't exist or isn't a file, or a pattern leaves its folder or can't match anything.
     """
     patterns = {"program.inputs": inputs, "program.outputs": outputs, "program.workdir": [workdir]}
     for field, values in patterns.items():
@@ -254,7 +261,7 @@ def find(
         folder = file.parents[module.count(".") + is_package]
     workdir = os.path.normpath(workdir) if workdir else ""
     if not folder.is_relative_to(root) and workdir.partition("/")[0] != SCRIPT_OUTSIDE:
-        workdir = f"{SCRIPT_OUTSIDE}/{workdir}".rstrip("/")  # where it is started when it is started alone
+        workdir = f"{SCRIPT_OUTSIDE}/{workdir}".rstrip("/")  # the folder that the user would start the script in
     return ScriptFiles(
         root=root,
         folder=folder,
@@ -268,7 +275,7 @@ def find(
 
 
 def shown(path: Path, root: Path) -> str:
-    """Relative to the project where it lies there."""
+    """Return the path relative to the project if it lies there."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
@@ -284,7 +291,7 @@ def _python_file(name: str, place: _Place) -> Path:
 
 
 def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
-    """None: a plain name, which is looked for in each host's PATH."""
+    """Return the executable's path; None for a plain name, which each host looks up in its PATH."""
     if "/" not in name:
         return None
     path = place("program.command", name)

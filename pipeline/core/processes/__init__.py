@@ -1,1 +1,1 @@
-"""Processes and threads of the controller: how they start, are interrupted, wait, and end unexpectedly."""
+"""Processes and threads of the controller: starting, interrupting, waiting, and unexpected ends."""

@@ -1,5 +1,4 @@
-"""git, asked without leaving a trace: no hook or file system monitor of the user's runs, no variable of a calling git
-is inherited."""
+"""Run git without side effects: no hooks or file system monitors, and no variables inherited from a calling git."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pipeline.core.processes.process import Completed, find, run
 
 _TIMEOUT_S = 60.0
 _NUMBER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and what alters a diff
+_OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and variables that alter a diff
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
     *("GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE"),
@@ -29,9 +28,10 @@ def git(
     settings: Mapping[str, str] | None = None,
     errors: str = "replace",
 ) -> Completed | None:
-    """One git command in ``folder``, any exit code; None where git isn't installed. Raises PacelineError: it hangs.
+    """Run one git command in ``folder``; any exit code is returned. None if git isn't installed.
 
-    ``settings`` come before those of git's own files; ``errors``: what becomes of names that aren't UTF-8.
+    ``settings`` override git's configuration files; ``errors`` is the decoding of names that aren't UTF-8. Raises
+    PacelineError: git hangs.
     """
     if find("git") is None:
         return None
@@ -42,39 +42,43 @@ def git(
 
 
 def answer(folder: Path, *arguments: str) -> str | None:
-    """git's output, or None where git or the repository is missing or it refuses."""
+    """Return git's output; None if git or the repository is missing, or git fails."""
     done = git(folder, *arguments)
     return done.stdout if done is not None and done.code == 0 else None
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what a calling git (a hook, ``rebase --exec``) says about its repository."""
+    """Return this process's environment without the repository variables of a calling git (a hook, ``rebase
+    --exec``)."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
 
 
 def has_commit(folder: Path, commit: str) -> bool:
-    """Whether a repository has the commit of that number, which may be what somebody's file says."""
+    """Return True if the repository has the commit.
+
+    Its id may come from an untrusted file, so the format is checked.
+    """
     return (
         _NUMBER.fullmatch(commit) is not None and answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
     )
 
 
 def common_folder(checkout: Path) -> Path | None:
-    """The git folder of the repository that ``checkout`` is of, the same for all of its worktrees."""
+    """Return the git folder of the repository of ``checkout``, shared by all of its worktrees."""
     output = answer(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir")
     return Path(output.removesuffix("\n")) if output else None
 
 
 def top_of(folder: Path) -> Path:
-    """The checkout that ``folder`` lies in, or the folder itself where it lies in none."""
+    """Return the root of the checkout around ``folder``, or the folder itself outside of any repository."""
     output = answer(folder, "rev-parse", "--show-toplevel")
     return Path(output.removesuffix("\n")) if output else folder
 
 
 def refusal(folder: Path) -> str | None:
-    """Why git reads no repository here although a ``.git`` stands in ``folder`` or above it, and the fix.
+    """Explain why git refuses the repository around ``folder``, with the fix; None if it doesn't, or there is none.
 
-    None: it does, or there is none. Another owner's clone is refused, and one whose HEAD is damaged.
+    Git refuses a clone of another owner, and one with a damaged HEAD.
     """
     if not any(_is_git_folder(place / ".git") for place in (folder, *folder.parents)):
         return None
@@ -89,11 +93,13 @@ def refusal(folder: Path) -> str | None:
 
 
 def _is_git_folder(path: Path) -> bool:
-    """Of a repository, a worktree or a submodule; an empty folder of that name is none to git either."""
+    """Return True for the ``.git`` of a repository, worktree or submodule; git too ignores an empty folder."""
     return path.is_file() or (path / "HEAD").exists()
 
 
 def without_checkout(repository: Path) -> dict[str, str]:
-    """The variables by which git works in the git folder alone: that of a submodule names a work tree, which may be
-    gone."""
+    """Return variables that make git use the git folder alone.
+
+    A submodule's git folder names a work tree, which may be gone.
+    """
     return {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(repository)}

@@ -1,8 +1,8 @@
-"""``python guard.py COMMAND…``: a command that ends with its starter. Standard library only.
+"""``python guard.py COMMAND…``: run a command that ends together with its starter. Standard library only.
 
-Its stdin is a pipe that the starter holds: when that closes, however the starter ended, the command and all that it
-started get SIGTERM and 3 s later SIGKILL. What it leaves running in the background when it ends is killed, on Linux
-also what has begun a session of its own (setsid): this process adopts what its parent has left.
+The starter holds the other end of the guard's stdin pipe. When the pipe closes, however the starter ended, the command
+and its descendants get SIGTERM, and SIGKILL 3 s later. When the command ends, the guard kills what it left in the
+background. On Linux that includes processes in new sessions (setsid), because the guard adopts orphaned descendants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUBREAPER = 36
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command's exit code; 128 + N where signal N ended it, 127 where there is no such program."""
+    """Run the command and return its exit code; 128 + N if signal N ended it, 127 if the program doesn't exist."""
     _adopt()
     try:
         child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -40,6 +40,7 @@ def _followed(child: subprocess.Popen[bytes]) -> int:
     waiting = _LOOK_S
     while (code := child.poll()) is None:
         if killed_at == float("inf"):
+            # An empty read means that the pipe was closed.
             if select.select([0], [], [], waiting)[0] and not os.read(0, 1):
                 _signal(child.pid, signal.SIGTERM)
                 killed_at = time.monotonic() + _GRACE_S
@@ -52,16 +53,16 @@ def _followed(child: subprocess.Popen[bytes]) -> int:
 
 
 def _adopt() -> None:
-    """Become the parent of descendants whose own one has ended: man 2 PR_SET_CHILD_SUBREAPER. Linux alone has it."""
+    """Become the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER in prctl(2), Linux only)."""
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):
-            import ctypes  # a Python may lack it
+            import ctypes  # missing in some builds of Python
 
             ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_adopted() -> None:
-    """Kill children until there is none; what a killed one leaves becomes one."""
+    """Kill children until none is left: children of a killed child are adopted in turn."""
     until = time.monotonic() + _GRACE_S
     while time.monotonic() < until:
         try:
@@ -76,7 +77,7 @@ def _end_adopted() -> None:
 
 
 def _children() -> list[int]:
-    from pathlib import Path  # 10 ms of a start
+    from pathlib import Path  # saves 10 ms at startup
 
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):

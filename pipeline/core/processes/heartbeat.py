@@ -1,6 +1,7 @@
-"""A line after five seconds of silence: what a command is waiting for, so that nobody takes it for dead.
+"""Report what a command waits for after five seconds without output.
 
-While nothing else is said the next ones come after 10, 20, 40 and then every 60 seconds."""
+Further lines follow after 10, 20, 40 and then every 60 seconds, as long as nothing else is printed.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ _SHOWN_S = 1.0
 
 
 class Heartbeat:
-    """Passes lines on to ``say``; after ``every_s`` without one it says what ``doing`` was given last, then ever more
-    rarely until something else is said.
+    """Forward lines to ``say``; after ``every_s`` without a line, report the text last given to ``doing``.
 
-    Used as a context manager around the work. Callable from any thread.
+    The intervals double until another line is printed. Use it as a context manager around the work; callable from any
+    thread.
 
     Args:
-        on_wait: for a view: told each second what is waited for and since when, in place of those lines.
+        on_wait: called every second with the current wait and its duration instead of printing, for a live view.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Heartbeat:
         self._say(text)
 
     def doing(self, what: str | Callable[[], str]) -> None:
-        """``what`` is waited for from now on: words that follow "still", or what makes them when they are needed."""
+        """Set what is waited for: words that follow "still", or a function that returns them when needed."""
         self._what = what if callable(what) else lambda: what
         self._since, self._pause_s = time.monotonic(), self._every_s
 
@@ -75,7 +76,7 @@ class Heartbeat:
 
 @contextmanager
 def waiting(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """For work that is mostly quick: after each five seconds inside a line with ``what``, words that follow "still"."""
+    """Report every five seconds, while the block runs, with ``what``: words that follow "still"."""
     with Heartbeat(say) as heartbeat:
         heartbeat.doing(what)
         yield

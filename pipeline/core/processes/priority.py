@@ -1,7 +1,7 @@
-"""The share of the processors that a process beside a training takes.
+"""CPU priority of processes that run next to a training.
 
-Under Linux's autogrouping (sched(7)) niceness counts among the processes of a session alone, and sessions share the
-processor evenly: so the session's niceness is set, too, where the process leads it.
+With Linux autogrouping (sched(7)) niceness counts only within a session, and sessions share the processor evenly. So
+the session's niceness is set too, if the process leads its session.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 _GIVING_WAY, _RECORDING, _AS_OTHERS = 10, 19, 0  # niceness
-_TRIES, _AGAIN_S = 10, 0.1  # of all who aren't root the kernel takes ten changes a second together
+_TRIES, _AGAIN_S = 10, 0.1  # the kernel accepts ten changes a second from all unprivileged users together
 
 
 def give_way() -> None:
-    """Let others have the processor first: for a process that works beside a training, and by itself."""
+    """Lower this process's priority; for work next to a training."""
     os.nice(_GIVING_WAY)
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # not Linux, or without autogrouping
@@ -24,21 +24,24 @@ def give_way() -> None:
 
 
 def lower_priority(pid: int) -> None:
-    """Leave a training the cores, also where its ranks have all: some hundredths of one are left to the process.
+    """Leave the cores to the training, even if its ranks use all of them: the process gets some hundredths of a core.
 
-    Whoever started it does this, not the process itself: it may come to it only after the training has ended already.
+    The parent calls this, not the process itself, which might get its first time slice only after the training ended.
     """
     _set_priority(pid, _RECORDING)
 
 
 def restore_priority(pid: int) -> None:
-    """The ranks are gone: the recorder ``pid``, which leads its session, has the priority of others again, as somebody
-    waits for it. Anybody may set back a session's niceness, a process's root alone."""
+    """Restore normal priority of the recorder ``pid``, a session leader, once the ranks are gone and its end is
+    awaited.
+
+    Anyone may raise a session's priority again; only root may do so for a process.
+    """
     _set_priority(pid, _AS_OTHERS)
 
 
 def _set_priority(pid: int, niceness: int) -> None:
-    with contextlib.suppress(OSError):  # to a lower niceness root alone may; or it has ended
+    with contextlib.suppress(OSError):  # only root may lower niceness; or the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
     with contextlib.suppress(OSError):  # not Linux, without autogrouping, or it has ended
         if os.getsid(pid) != pid:

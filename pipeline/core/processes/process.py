@@ -1,4 +1,4 @@
-"""The one place of the controller half that starts processes, also those that answer what only an import can say."""
+"""Start processes: the only module of the controller half that does."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipeline.core.processes import threads
 
 _PART_BYTES = 1 << 16
 _LOOK_S = 1.0
-_DRAIN_S = 0.5  # for what an ended command has said last, where another process still holds its stderr
+_DRAIN_S = 0.5  # for the last output of an ended command whose stderr another process still holds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """A command that has ended: its exit code (negative: the signal) and all of its output."""
+    """A finished command: its exit code (negative: the signal) and all of its output."""
 
     argv: tuple[str, ...]
     code: int
@@ -38,7 +38,7 @@ class Completed:
 
     @property
     def why(self) -> str:
-        """Why it failed: its stderr; of a process that a signal has ended, or that said nothing, how it ended too."""
+        """The reason of a failure: stderr, and the exit code if a signal ended the command or stderr is empty."""
         said = self.stderr.strip()
         if said and self.code >= 0:
             return said
@@ -49,20 +49,22 @@ class Completed:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL``; of a signal without a name (a real-time one) its number."""
+    """Return ``SIGKILL``, or the number for a signal without a name (a real-time one)."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def find(*names: str) -> str | None:
-    """The path of the first program of ``names`` that PATH holds."""
+    """Return the path of the first program of ``names`` on PATH."""
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process and its children have that many files open, as far as the machine's own limit goes; many systems
-    begin with 1,024."""
+    """Raise the limit of open files of this process and its children to ``count``, within the hard limit.
+
+    Many systems start with 1,024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -70,12 +72,13 @@ def allow_open_files(count: int) -> None:
 
 
 def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child that runs ``-m pipeline.…``: this very package, whatever folder it is started in.
+    """Return the environment of a child that runs ``-m pipeline.…``, so that it imports this same package in any
+    folder.
 
-    ``added`` is set beside what this process has.
+    ``added`` extends this process's environment.
     """
     env = {**os.environ, **(added or {})}
-    if IS_INSTALLED:  # among other packages, which on PYTHONPATH would go before the standard library
+    if IS_INSTALLED:  # site-packages on PYTHONPATH would shadow the standard library
         return env
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(HOME), env.get("PYTHONPATH"))))}
 
@@ -83,19 +86,19 @@ def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
 def run(
     argv: Sequence[str],
     *,
-    input: bytes | None = None,  # noqa: A002  (the word of subprocess.run)
+    input: bytes | None = None,  # noqa: A002  (named as in subprocess.run)
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     errors: str = "replace",
 ) -> Completed:
-    """Run ``argv`` to its end; no shell, any exit code comes back as data.
+    """Run ``argv`` to its end, without a shell; any exit code is returned as data.
 
-    Without ``input`` its stdin is empty; ``env`` replaces the whole environment. ``errors``: what becomes of output
-    that isn't UTF-8.
+    Without ``input`` stdin is empty; ``env`` replaces the whole environment; ``errors`` is the decoding of output that
+    isn't UTF-8.
 
     Raises:
-        PacelineError: the program can't be run, or it was still running after ``timeout_s``.
+        PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     try:
         with _start_errors_explained(argv):
@@ -110,19 +113,20 @@ def run(
 def run_group(
     argv: Sequence[str],
     *,
-    input: bytes,  # noqa: A002  (the word of subprocess.run)
+    input: bytes,  # noqa: A002  (named as in subprocess.run)
     env: Mapping[str, str],
     timeout_s: float,
     running: set[int],
 ) -> Completed:
-    """Like ``run``, in a process group of its own, which ends with the time. What a command that has ended itself has
-    left in the background is not waited for, and goes on. Of its output the end of stderr is kept, however much it is.
-    ``running`` has the group until then, for ``end_groups`` in another thread.
+    """Like ``run``, in its own process group, which is killed after ``timeout_s``.
+
+    Background processes of a command that has ended are not awaited and keep running. Only the end of stderr is kept.
+    ``running`` contains the group until the command ends, so that another thread can call ``end_groups``.
 
     Raises:
-        PacelineError: the program can't be run, or it was still running after ``timeout_s`` and is ended.
+        PacelineError: the program can't be run, or it was killed after ``timeout_s``.
     """
-    with tempfile.TemporaryFile() as given:  # a pipe would wait for a command that reads nothing
+    with tempfile.TemporaryFile() as given:  # a pipe would block if the command doesn't read
         given.write(input)
         given.seek(0)
         child = _popen(argv, stdin=given, stdout=subprocess.DEVNULL, env=env)
@@ -143,14 +147,14 @@ def run_group(
 
 
 def end_groups(running: set[int]) -> None:
-    """End what ``run_group`` waits for."""
+    """Kill the groups that ``run_group`` waits for."""
     for group in [*running]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
 
 def _drain(pipe: IO[bytes], end: deque[bytes]) -> None:
-    """All of it, whoever holds its other end; ``end`` has the last parts."""
+    """Read the pipe to its end, whoever holds the other end; keep the last parts in ``end``."""
     with pipe:
         while part := os.read(pipe.fileno(), _PART_BYTES):
             end.append(part)
@@ -164,16 +168,16 @@ def run_apart(
     timeout_s: float,
     enough: Callable[[], bool] = lambda: False,
 ) -> Completed:
-    """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
+    """Like ``run``, in its own session: Ctrl-C in the terminal doesn't reach the child, so clean-up continues.
 
-    Its stdin is the file ``stdin`` from its beginning, which may be larger than the controller should hold in memory.
-    When something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
+    Stdin is the file ``stdin`` from its beginning, which may be too large for memory. If an exception interrupts the
+    wait, the child gets SIGINT (on which pssh ends its ssh clients).
 
     Args:
-        enough: asked each second; true: what the child has written is enough, and it gets SIGINT.
+        enough: polled every second; on True the child's output suffices, and the child gets SIGINT.
 
     Raises:
-        PacelineError: the program can't be run, or it was still running after ``timeout_s``.
+        PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     stdin.seek(0)
     child, until = _popen(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
@@ -197,7 +201,7 @@ def run_apart(
 
 
 def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a child has written that gets SIGINT and, where that ends it not within a second, SIGKILL."""
+    """Send SIGINT, after one second SIGKILL, and return the child's output."""
     child.send_signal(signal.SIGINT)
     try:
         return child.communicate(timeout=1.0)
@@ -207,9 +211,9 @@ def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-    """Run ``argv`` in ``cwd`` with this process's own output to its end; its exit code.
+    """Run ``argv`` in ``cwd`` with this process's own output streams, and return its exit code.
 
-    When something interrupts the wait, the child gets SIGTERM and its clean-up is waited for.
+    If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up.
 
     Raises:
         PacelineError: the program can't be run.
@@ -229,20 +233,20 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
 
 
 def replace(argv: Sequence[str]) -> NoReturn:
-    """Become ``argv``: the same process, in the same folder and environment. Raises OSError."""
+    """Replace this process by ``argv`` (execv), in the same folder and environment. Raises OSError."""
     sys.stdout.flush()
     os.execv(argv[0], list(argv))
 
 
 def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
+    """Start a long-lived child with three pipes in its own session. Raises PacelineError."""
     return _popen(argv, stdin=subprocess.PIPE, env=None)
 
 
 def answering(
     argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """The same, but it reads the file ``stdin`` from where that stands: no write can get stuck."""
+    """Like ``stream``, but the child reads the file ``stdin`` from its current position, so no write can block."""
     return _popen(argv, stdin=stdin, env=env)
 
 
@@ -268,12 +272,12 @@ def _popen(
 
 @contextlib.contextmanager
 def _start_errors_explained(argv: Sequence[str]) -> Iterator[None]:
-    """Raises PacelineError: the program isn't there, or the system can't run it."""
+    """Convert start errors to PacelineError: the program doesn't exist, or the system can't run it."""
     try:
         yield
     except FileNotFoundError as error:
         raise PacelineError(f"program not found: {argv[0]}") from error
-    except OSError as error:  # a folder, not executable, of another kind of computer
+    except OSError as error:  # a folder, not executable, wrong architecture
         raise PacelineError(f"{argv[0]} can't be run: {error.strerror}") from error
 
 
@@ -285,10 +289,10 @@ def guarded(
     log: Path | None = None,
     keeps_output: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child that ends when its stdin is closed or this process ends, with all that it has started.
+    """Start a child that ends, with its descendants, when its stdin is closed or this process ends.
 
-    Its stdout and stderr are one pipe, or ``log`` (made anew), or those of this process if it ``keeps_output``; its own
-    stdin is empty. Raises PacelineError.
+    Stdout and stderr go to one pipe, or to ``log`` (truncated), or with ``keeps_output`` to those of this process. The
+    command's own stdin is empty. Raises PacelineError.
     """
     guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/processes/guard.py")]
     try:
@@ -307,9 +311,9 @@ def guarded(
 
 
 def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child that answers lines on stdin with lines on stdout, its stderr in ``log``. Raises OSError.
+    """Start a child that answers lines on stdin with lines on stdout, with stderr in ``log``. Raises OSError.
 
-    It ends with its stdin, so also when this process is killed.
+    The child ends when its stdin closes, so also when this process is killed.
     """
     with log.open("wb") as errors:
         return subprocess.Popen(
@@ -323,7 +327,7 @@ def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subp
 
 
 def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child that works beside the controller, its output in ``log`` (made anew). Raises OSError."""
+    """Start a child next to the controller, with its output in ``log`` (truncated). Raises OSError."""
     with log.open("wb") as output:
         return subprocess.Popen(
             list(argv),
@@ -348,13 +352,13 @@ os._exit(0)  # whatever threads an import has started
 def python_answer(
     program: str, request: object, *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Any:
-    """Run the text of a Python program in this interpreter, and return what its ``answer(request)`` returns, as JSON.
+    """Run a Python program text in this interpreter, and return the JSON result of its ``answer(request)``.
 
     Args:
-        env: its whole environment; None: that of this process.
+        env: the whole environment; None for that of this process.
 
     Raises:
-        PacelineError: the last line of its traceback, or that it was still running after ``timeout_s``.
+        PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
     """
     argv = [sys.executable, "-B", "-c", program + _ANSWER, json.dumps(request)]
     done = run(argv, timeout_s=timeout_s, env=env, cwd=cwd)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception in the main thread, which clean-up can hold off."""
+"""Turn Ctrl-C, SIGTERM and SIGHUP into one exception in the main thread, which clean-up can defer."""
 
 from __future__ import annotations
 
@@ -20,37 +20,42 @@ _first = 0
 
 
 def leave_on_ctrl_c() -> None:
-    """Until ``begin``, Ctrl-C ends this process on the spot: nothing is begun that would have to be tidied up, and an
-    exception out of the middle of an import or of the composition can get lost there, or come out as another one."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup, or a shell's background job
+    """Let Ctrl-C end this process immediately until ``begin`` is called.
+
+    Nothing needs clean-up before that, and an exception raised during an import or the Hydra composition may be
+    swallowed or converted.
+    """
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # else ignored: nohup, or a shell's background job
         signal.signal(signal.SIGINT, _leave)
 
 
 def begin() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt; one that a library has swallowed is noticed by ``check``."""
+    """Let Ctrl-C raise KeyboardInterrupt from now on; ``check`` detects one that a library swallowed."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, _raise)
 
 
 def came() -> bool:
-    """Whether Ctrl-C has come; else somebody's code has raised a KeyboardInterrupt."""
+    """Return True if Ctrl-C came; otherwise user code raised the KeyboardInterrupt."""
     return _came
 
 
 def first() -> int:
-    """The first signal that this process was asked to end by; 0 while none has come."""
+    """Return the first signal that asked this process to end; 0 if none."""
     return _first
 
 
 def check() -> None:
-    """Raise the KeyboardInterrupt that came before but ended nothing."""
+    """Raise the KeyboardInterrupt of an earlier Ctrl-C that was swallowed."""
     if _came:
         raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
-    with suppress(Exception):  # nobody reads any more, or this very stream was being written
+    with suppress(Exception):  # the reader is gone, or the signal interrupted a write to this stream
         sys.stdout.flush()
         print(CTRL_C, file=sys.stderr, flush=True)
     signal.raise_signal(number)
@@ -64,18 +69,18 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, on its way through the stack: not an Exception, so that nothing takes it for a failure."""
+    """A signal on its way up the stack. Not an Exception, so that no handler treats it as a failure."""
 
 
 class Stop:
-    """The wish to end, for attempts in threads: signals reach the main thread alone, which passes them on here."""
+    """A request to end for attempts in threads: signals reach only the main thread, which forwards them here."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
         self.by = ""
 
     def tell(self, by: str) -> None:
-        """``by`` names what wants the end, such as SIGINT."""
+        """Request the end; ``by`` names its origin, such as SIGINT."""
         self.by = self.by or by
         self._requested.set()
 
@@ -84,16 +89,16 @@ class Stop:
         return self._requested.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the end is wanted within that time."""
+        """Return True if the end is requested within ``timeout_s``."""
         return self._requested.wait(timeout_s)
 
 
 class Interruptible:
-    """While it is entered, the first such signal is raised wherever the main thread is; it leaves as Killed.
+    """Context manager: the first signal is raised in the main thread, and leaves the block as Killed.
 
-    After ``hold()`` signals are only noted: a second Ctrl-C must not cut the clean-up short and orphan
-    what is still being ended. Outside the main thread Python delivers no signals; there ``check`` looks at ``stop``.
-    ``left`` is how things stand (what the clean-up could not make sure of), and goes into the error.
+    After ``hold()`` signals are only recorded: a second Ctrl-C must not cut the clean-up short and orphan processes.
+    Python delivers signals only to the main thread; in other threads ``check`` polls ``stop``. ``left`` describes what
+    the clean-up could not ensure, and is added to the error.
     """
 
     def __init__(self, stop: Stop | None = None) -> None:
@@ -115,7 +120,7 @@ class Interruptible:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held = True  # a signal while the handlers are put back is noted as well
+        self._held = True  # only record signals while the handlers are restored
         for number, handler in self._before.items():
             signal.signal(number, handler)
         killed = self.killed(error)
@@ -123,8 +128,9 @@ class Interruptible:
             raise killed from None
 
     def killed(self, error: BaseException | None) -> Killed | None:
-        """What leaves the ``with`` block when ``error`` ends its body; None: no signal has ended it."""
-        if isinstance(error, Killed):  # another such block, inside of this one, has said it
+        """Return the error that leaves the ``with`` block when ``error`` ends its body; None if no signal was
+        involved."""
+        if isinstance(error, Killed):  # a nested block raised it
             return error
         if self._first is None and not self._stopped:
             return None
@@ -135,19 +141,17 @@ class Interruptible:
         return Killed(what)
 
     def hold(self) -> None:
-        """From here on signals wait for the end of the ``with`` block."""
+        """Defer signals to the end of the ``with`` block from now on."""
         self._held = self._cleaning = True
 
     def release(self) -> None:
-        """Take ``hold`` back where the clean-up was not the end: the work goes on. Raises Interrupted: a signal came
-        meanwhile."""
+        """Undo ``hold`` if the work goes on after the clean-up. Raises Interrupted: a signal came meanwhile."""
         self._cleaning = False
         self._held = self._first is not None
         self.check()
 
     def check(self) -> None:
-        """Raise Interrupted when ``stop`` has been told, or a signal's own exception got lost on its way; not after
-        ``hold``."""
+        """Raise Interrupted if ``stop`` was requested or a signal's exception was swallowed; not after ``hold``."""
         if self._first is not None and not self._cleaning:
             raise Interrupted
         if self._stop is not None and self._stop.requested and not self._held:
@@ -156,7 +160,7 @@ class Interruptible:
 
     @property
     def caught(self) -> str:
-        """The name of the signal that came; '' while none has."""
+        """The name of the received signal; '' if none."""
         return self._first.name if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

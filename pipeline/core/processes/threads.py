@@ -1,4 +1,4 @@
-"""The one place where the controller's threads start: whatever one of them raises is told, none ends without a word."""
+"""Start threads: the only module of the controller half that does. Every exception of a thread is reported."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_PER_WORKER = 2  # items for each worker: one under way, one that waits
+_PER_WORKER = 2  # items per worker: one in progress, one waiting
 
 
 def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, workers: int) -> Iterator[_Result]:
-    """``map``, with the function called by ``workers`` threads for a bounded number of items ahead. What it raises is
-    raised here, in the place of its result; items that nobody has begun with are dropped then."""
+    """Like ``map``, with ``workers`` threads that work on a bounded number of items in advance.
+
+    An exception of the function is raised at its result's position; items that no worker has started are then dropped.
+    """
     from concurrent.futures import ThreadPoolExecutor  # each `doit train` loads this module
 
     waiting: deque[Future[_Result]] = deque()
@@ -42,12 +44,12 @@ def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, wo
 def new(
     target: Callable[..., None], *args: object, name: str, on_error: Callable[[str], None], daemon: bool = True
 ) -> threading.Thread:
-    """A thread that will call ``target(*args)`` once it is started.
+    """Create a thread that will call ``target(*args)`` once started.
 
     Args:
-        on_error: called in that thread with one line about what ``target`` raised, of any class. It has to put an
-            event, an answer or a message where somebody waits for one.
-        daemon: the process doesn't wait for the thread at its end.
+        on_error: called in that thread with one line about any exception of ``target``. It must put an event, an answer
+            or a message where another thread waits for one.
+        daemon: the process doesn't wait for the thread when it exits.
     """
     return threading.Thread(target=_run, args=(target, args, on_error), name=name, daemon=daemon)
 
@@ -55,14 +57,14 @@ def new(
 def start(
     target: Callable[..., None], *args: object, name: str, on_error: Callable[[str], None], daemon: bool = True
 ) -> threading.Thread:
-    """The same, started."""
+    """Create a thread like ``new`` and start it."""
     thread = new(target, *args, name=name, on_error=on_error, daemon=daemon)
     thread.start()
     return thread
 
 
 def after(delay_s: float, target: Callable[[], None], *, name: str) -> threading.Timer:
-    """Call ``target`` in ``delay_s`` seconds unless the timer is cancelled; what it raises goes to stderr."""
+    """Call ``target`` in ``delay_s`` seconds unless the timer is cancelled; exceptions go to stderr."""
     timer = threading.Timer(delay_s, _run, args=(target, (), lambda text: print(text, file=sys.stderr)))
     timer.name, timer.daemon = name, True
     timer.start()
@@ -75,17 +77,17 @@ def _run(target: Callable[..., None], args: tuple[object, ...], on_error: Callab
     except BaseException as error:
         try:
             on_error(f"{described(error)}; the traceback: {unexpected.keep(error)}")
-        except BaseException:  # the last resort: both of them
+        except BaseException:  # on_error failed too: print both tracebacks
             traceback.print_exc()
 
 
 def described(error: BaseException) -> str:
-    """``ValueError: invalid literal (streams.py:123)``: an error that was not foreseen, on one line with its place."""
+    """Return an unexpected error on one line with its place: ``ValueError: invalid literal (streams.py:123)``."""
     frames = traceback.extract_tb(error.__traceback__)
     return named(error) + (f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "")
 
 
 def named(error: BaseException) -> str:
-    """``ValueError: invalid literal``, on one line."""
+    """Return the error on one line: ``ValueError: invalid literal``."""
     text = text_of(error)
     return f"{type(error).__name__}{': ' if text else ''}{text}"

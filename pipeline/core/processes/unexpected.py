@@ -1,4 +1,4 @@
-"""What nobody foresaw, on one line: the traceback goes into a file that the line names."""
+"""Report unexpected errors on one line; the traceback goes into a file that the line names."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ from pipeline.core.processes.signals import CTRL_C, leave_on_ctrl_c
 
 FOLDER = ".errors"
 EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
-"""doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE. One that a
-signal has ended has a shell's for that: 130 after Ctrl-C."""
+"""doit's exit codes (a task failed, a task broke, an error before any task started) and a shell's for SIGPIPE.
 
-_STARTS = ("subprocess.py", "popen_fork.py")  # of Python, where a process begins
-_LONGEST = 300  # characters of an error's own text; the file has all of it
+A command ended by a signal has a shell's exit code for it: 130 after Ctrl-C.
+"""
+
+_STARTS = ("subprocess.py", "popen_fork.py")  # Python's modules that start processes
+_LONGEST = 300  # characters of an error's text; the file has all of it
 _in_runs: list[Path] = []
 _numbers = count(1)
 
 
 def keep_in(runs_dir: Path) -> None:
-    """From here on tracebacks lie in ``.errors`` of the folder of runs (before, or where that fails: in /tmp)."""
+    """Store tracebacks in ``.errors`` of the runs folder from now on (before that, or if that fails: in /tmp)."""
     _in_runs[:] = [runs_dir / FOLDER]
 
 
 def install() -> None:
-    """Let this process say so, instead of a page, of whatever nothing else catches, and of Ctrl-C."""
+    """Report uncaught exceptions and Ctrl-C of this process on one line instead of a traceback."""
     sys.excepthook = _hook
     leave_on_ctrl_c()
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Whether ``error`` says that stdout takes no more: its reader has left, its disk is full, its terminal gone."""
+    """Return True if ``error`` means that stdout accepts no more: its reader left, the disk is full, the terminal is
+    gone."""
     return isinstance(error, OutputError) or nobody_reads(error)
 
 
 def nobody_reads(error: BaseException) -> bool:
-    """Whether ``error`` says that the reader of stdout has left, as ``| head`` does: nothing failed."""
+    """Return True if ``error`` means that the reader of stdout left, as with ``| head``; that is no failure."""
     if not isinstance(error, BrokenPipeError):
         return False
     stdout = select.poll()
@@ -56,7 +59,7 @@ def nobody_reads(error: BaseException) -> bool:
 
 
 def error_message(error: BaseException) -> str:
-    """What a person is shown of ``error``: as it was written, or one line and the file with its traceback."""
+    """Return the text shown to the user: the error's own, or one line that names the file with the traceback."""
     return printable_lines(_error_message(error))
 
 
@@ -73,7 +76,7 @@ def _error_message(error: BaseException) -> str:
             f"no further process or thread can be started here ({shown(text_of(error))}): a limit is reached "
             f"(ulimit -u; in a container pids.max; `ps -eLf | wc -l` counts them); end others or raise it ({kept})"
         )
-    if isinstance(error, OSError):  # a disk, a permission: the computer's, as a rule
+    if isinstance(error, OSError):  # usually a disk or a permission, not a defect
         return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = shown(text_of(error))[:_LONGEST]
@@ -82,7 +85,7 @@ def _error_message(error: BaseException) -> str:
 
 
 def keep(error: BaseException) -> str:
-    """Write the traceback down; the file's path."""
+    """Write the traceback to a file and return its path."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
     content = shown("".join(traceback.format_exception(error)))
     for place in (*_in_runs, None):
@@ -97,7 +100,7 @@ def keep(error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a command that ``error`` ended."""
+    """Return the exit code of a command that ended with ``error``."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
     if isinstance(error, Killed) and signals.first():
@@ -106,7 +109,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    with suppress(OSError):  # whoever read stderr is gone
+    with suppress(OSError):  # stderr has no reader
         if issubclass(kind, KeyboardInterrupt):
             print(CTRL_C, file=sys.stderr, flush=True)
         else:
