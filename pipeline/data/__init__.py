@@ -1,5 +1,5 @@
-"""Data packs, which nodes memory-map. ``store`` makes or finds one, ``request.find`` only looks.
+"""Data packs, which nodes memory-map. ``store`` creates or finds a pack, ``request.find`` only looks it up.
 
-Public face: ``store`` (fetch, find, refuse), ``request`` (what a pack is made of), ``manifest`` (Manifest, Pack).
-Each is imported by itself: a run that is finished needs no store.
+Entry points: ``store`` (fetch, find, refuse), ``request`` (the inputs of a pack), ``manifest`` (Manifest, Pack). Import
+each separately: a finished run doesn't need the store.
 """

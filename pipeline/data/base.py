@@ -1,4 +1,4 @@
-"""What a dataset module gives and gets: the only vocabulary that the registry's modules share."""
+"""The interface between dataset modules and the pack builder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.core.places import ROOT
 from pipeline.data.progress import OnProgress
 from trainers.core.config import DatasetConfig
 
-if TYPE_CHECKING:  # numpy costs 0.1 s and more: a run that is up to date only asks `find` and never needs it
+if TYPE_CHECKING:  # importing numpy takes 0.1 s or more, and an up-to-date run only calls `find`
     import numpy as np
     import numpy.typing as npt
 
@@ -27,7 +27,7 @@ _CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories: line breaks, tabs, escape
 
 
 class EncodedImage(NamedTuple):
-    """A file as it is: ``name`` says in messages which one it is, wherever its folder lies."""
+    """An image file's bytes; ``name`` identifies it in messages, independent of its folder."""
 
     name: str
     content: bytes
@@ -35,10 +35,12 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The official training, val or test images. ``blocks`` gives, each time it is called, all of them in order
-    as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that no more than one block need be in memory.
+    """The official training, val or test images.
 
-    ``encoded_blocks`` gives them with the n files, for a set that has an encoding."""
+    Each call of ``blocks`` yields all images in order as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that only one
+    block needs to be in memory. ``encoded_blocks`` yields the blocks with their n files, for a set with an
+    ``encoding``.
+    """
 
     count: int
     blocks: Callable[[], Iterator[Block]]
@@ -47,9 +49,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSet:
-    """A data set before it is split and packed. ``source`` says in words what it is and holds no path
-    (it counts for the digest); ``origin`` is where the files were; ``source_files`` maps name → sha256.
-    ``encoding``: the pack keeps the files, and ranks decode them with these settings into ``shape``."""
+    """A data set before it is split and packed.
+
+    ``source`` describes the set in words and without a path, because it counts in the digest; ``origin`` is where the
+    files came from; ``source_files`` maps name → sha256. With ``encoding`` the pack keeps the image files, and ranks
+    decode them with these settings into ``shape``.
+    """
 
     train: Part
     test: Part | None
@@ -65,7 +70,7 @@ class RawSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where a dataset module may write: ``folder`` is removed afterwards, ``downloads`` is kept."""
+    """Folders that a dataset module may write to: ``folder`` is removed afterwards, ``downloads`` is kept."""
 
     folder: Path
     downloads: Path
@@ -74,12 +79,16 @@ class Workspace:
 
 
 class DatasetModule(Protocol):
-    """Both functions are all that the pack builder calls. Neither is called where a good pack exists,
-    except ``local_inputs``, which therefore must be quick and import nothing heavy."""
+    """The two functions that the pack builder calls.
+
+    If a valid pack exists, only ``local_inputs`` is called, so it must be quick and import nothing heavy.
+    """
 
     def local_inputs(self, config: DatasetConfig) -> list[Path] | dict[str, Path]:
-        """The local files whose content decides the pack; empty for downloads and generated images. Where their names
-        decide too (a class's folder), they are given by name."""
+        """Return the local files whose content decides the pack; empty for downloads and generated images.
+
+        Return a mapping by name if names decide the pack too (a class's folder).
+        """
         ...
 
     def load(self, config: DatasetConfig, work: Workspace) -> RawSet:
@@ -88,13 +97,13 @@ class DatasetModule(Protocol):
 
 
 def images_per_block(shape: tuple[int, int, int]) -> int:
-    """How many uint8 images of (C, H, W) make a block of about 16 MiB."""
+    """Return the number of uint8 images of (C, H, W) in a block of about 16 MiB."""
     channels, height, width = shape
     return max(1, _BLOCK_BYTES // (channels * height * width))
 
 
 def check_class_names(classes: Sequence[str], origin: str) -> None:
-    """Raises DataError: a class's name would break the lines of reports and tables, or two would share one line."""
+    """Refuse class names that break the lines of reports and tables, and duplicates. Raises DataError."""
     numbers: dict[str, int] = {}
     for number, name in enumerate(classes):
         if any(unicodedata.category(character) in _CONTROL for character in name):
@@ -106,7 +115,7 @@ def check_class_names(classes: Sequence[str], origin: str) -> None:
 
 
 def refuse_source(config: DatasetConfig) -> None:
-    """For sets that need no files: a source that would be ignored is an error."""
+    """Refuse a source for data sets without files, because it would be ignored. Raises DataError."""
     if config.source is not None:
         raise DataError(
             f"dataset.source={config.source!r} is of no use to dataset={config.name}: it needs no files",

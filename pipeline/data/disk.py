@@ -1,4 +1,4 @@
-"""A disk that is full or read-only, said clearly."""
+"""Check free disk space, and report a full disk clearly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import FULL
 from pipeline.data.progress import megabytes
 
-_MARGIN_BYTES = 1 << 18  # manifest, folders and the file system's own needs
+_MARGIN_BYTES = 1 << 18  # for manifest, folders and file system overhead
 
 
 def _full(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
@@ -22,7 +22,7 @@ def _full(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
 
 
 def require(path: Path, needed_bytes: int) -> None:
-    """Refuse before anything is written. Raises DataError."""
+    """Check the free space before writing. Raises DataError."""
     free_bytes = shutil.disk_usage(path).free
     if free_bytes < needed_bytes + _MARGIN_BYTES:
         raise _full(path, needed_bytes + _MARGIN_BYTES, free_bytes)
@@ -30,7 +30,7 @@ def require(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def room(path: Path, needed_bytes: int) -> Iterator[None]:
-    """``require``, and the same error when others fill the disk meanwhile."""
+    """Check the free space like ``require``, and raise the same error if the disk fills up inside the block."""
     require(path, needed_bytes)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A set of image files before any is opened: its parts, its classes, the name and label of each image."""
+"""The description of an image data set before any file is opened: parts, classes, and names and labels of images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 
 
 class Item(NamedTuple):
-    """An image: ``name`` as messages show it and as it stands in the pack."""
+    """One image; ``name`` appears in messages and in the pack."""
 
     name: str
     open: Callable[[], IO[bytes]]
@@ -16,12 +16,12 @@ class Item(NamedTuple):
 
 
 Items = Callable[[], Iterator[Item]]
-"""Gives, each time it is called, all images of a part in order."""
+"""A function that yields all images of a part in order, each time it is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where images come from. ``parts``: train, val, test → items; ``text`` is what the manifest says of it."""
+    """The images of a data set. ``parts``: train, val, test → items; ``text`` describes the source in the manifest."""
 
     parts: Mapping[str, Items]
     classes: tuple[str, ...]

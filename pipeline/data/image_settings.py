@@ -1,4 +1,4 @@
-"""What every data set of image files can be told of them (standard library only: it is read whenever one composes)."""
+"""Settings shared by all data sets of image files (standard library only, because every composition reads them)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a data pack, and how an unaltered pack is told from any other folder (no numpy here)."""
+"""The manifest of a data pack, and the check that a pack is complete and unaltered (no numpy here)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ PLACES = "places.bin"
 NAMES = "names.json"
 MANIFEST = "manifest.json"
 STAMPS = "stamps.json"
-"""Side file {name: the file's Stamp, "origin": where the images came from}. Not part of the digest: it only says
-which files need not be hashed again, so a copied pack works without it."""
+"""Side file {file name: Stamp, "origin": where the images came from}.
+
+Not part of the digest: it only tells which files need no rehashing, so a copied pack works without it.
+"""
 
 
 _OF_ENCODED = ("encoding", "files")
 
 
 class Stamp(NamedTuple):
-    """What changes when a file is written or replaced, also by one of equal size and modification time (in ns)."""
+    """File metadata that changes with every write or replacement, even at equal size and modification time (in ns)."""
 
     size_bytes: int
     mtime_ns: int
@@ -34,17 +36,20 @@ class Stamp(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What manifest.json says. ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel,
-    in units of 0..1, over the train split (a constant channel has std 1). ``digest`` covers all other fields,
-    none of which holds a path or address: the same files give the same digest wherever they were found.
+    """The content of manifest.json.
 
-    ``encoding`` and ``files`` stand in the manifest of a pack whose images are encoded: what they are decoded with (see
-    trainers.data.image_files), and the size of each file in bytes."""
+    ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel, in units of 0..1, over the train split
+    (a constant channel has std 1). ``digest`` covers all other fields. None of them holds a path or address, so the
+    same files give the same digest wherever they came from.
+
+    ``encoding`` and ``files`` are only set for a pack of encoded images: the decoding settings (see
+    trainers.data.image_files), and the size of each file in bytes.
+    """
 
     version: int
     name: str
     synthetic: bool
-    count: int  # type: ignore[assignment]  # a tuple has a method of this name
+    count: int  # type: ignore[assignment]  # overrides tuple.count
     channels: int
     height: int
     width: int
@@ -69,7 +74,7 @@ class Manifest(NamedTuple):
         return {IMAGES: self.count * image_bytes, LABELS: 8 * self.count}
 
     def seal(self) -> dict[str, Any]:
-        """The JSON object with its digest filled in."""
+        """Return the JSON object with its digest filled in."""
         fields = json.loads(json.dumps(self._asdict()))
         for name in ("digest", *(name for name in _OF_ENCODED if fields[name] is None)):
             del fields[name]
@@ -77,7 +82,7 @@ class Manifest(NamedTuple):
 
 
 def parse(raw: dict[str, Any]) -> Manifest | None:
-    """The manifest, or None where its version or digest is not right."""
+    """Parse a manifest; None if its version or digest is wrong."""
     fields = {name: value for name, value in raw.items() if name != "digest"}
     if raw.get("version") != VERSION or raw.get("digest") != sha256_text(canonical_json(fields)):
         return None
@@ -87,32 +92,44 @@ def parse(raw: dict[str, Any]) -> Manifest | None:
 
 
 class Pack(NamedTuple):
-    """A complete pack: a folder with images.bin (uint8 [N, C, H, W]), labels.bin (int64 little-endian [N])
-    and manifest.json. Of encoded images images.bin holds the files one after the other, places.bin where each begins
-    and ends (int64 little-endian [N, 2]), and names.json what it is called."""
+    """A complete pack: a folder with images.bin (uint8 [N, C, H, W]), labels.bin (int64 little-endian [N]),
+    manifest.json.
+
+    For encoded images, images.bin holds the concatenated files, places.bin the begin and end of each file (int64
+    little-endian [N, 2]), and names.json the files' names.
+    """
 
     path: Path
     manifest: Manifest
 
     @property
     def digest(self) -> str:
-        """The manifest's digest: the identity of the data, wherever it lies."""
+        """The manifest's digest, which identifies the data independent of its path."""
         return self.manifest.digest
 
     @property
     def rank_modules(self) -> tuple[str, ...]:
-        """What ranks import to read it, besides what they import anyway."""
+        """Modules that ranks must import in addition to read this pack."""
         return () if self.manifest.encoding is None else ("trainers.data.encoded",)
 
 
 def read(folder: Path) -> Pack | None:
-    """The pack in ``folder``, or None where it is absent, incomplete or altered. Files are hashed only when
-    their stamps differ from those noted when they were last known to be right."""
+    """Return the pack in ``folder``; None if it is absent, incomplete or altered.
+
+    Hashes only files whose stamps differ from those recorded when the files were last verified.
+    """
     try:
         manifest = parse(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if manifest is None or not _unaltered(folder, manifest):
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # absent, cut off, another shape
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # absent, truncated, or of another structure
         return None
     return Pack(folder, manifest)
 
@@ -125,7 +142,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
     doubtful = [name for name in seen if noted.get(name) != seen[name]]
     if any(sha256_file(folder / name) != manifest.sha256[name] for name in doubtful):
         return False
-    if doubtful:  # as they were before they were hashed: one that was written to meanwhile is hashed again
+    if doubtful:  # record the stamps from before hashing, so that a concurrent write causes a new hash
         settled = {name: row for name, row in seen.items() if not settles_in(row[-1])}
         _note(folder, settled, str(noted.get("origin", "unknown")))
     return True
@@ -140,23 +157,23 @@ def _stamps(folder: Path) -> dict[str, Any]:
 
 
 def origin_of(folder: Path) -> Path | None:
-    """Where the images of the pack in ``folder`` came from, as far as it tells; an address is a path to nowhere."""
+    """Return the recorded origin of the pack in ``folder``; an address gives a path that doesn't exist."""
     origin = _stamps(folder).get("origin")
     return Path(origin) if isinstance(origin, str) else None
 
 
 def stamp(path: Path) -> Stamp:
-    """Raises OSError."""
+    """Return the file's stamp. Raises OSError."""
     state = path.stat()
     return Stamp(state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns)
 
 
 def note_stamps(folder: Path, manifest: Manifest, origin: str) -> None:
-    """Write the side file of a pack that was just made, and that nobody else knows yet."""
+    """Write the side file of a new pack that no other process knows yet."""
     _note(folder, {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}, origin)
 
 
 def _note(folder: Path, stamps: Mapping[str, list[int]], origin: str) -> None:
-    """A pack on a read-only disk does without and is hashed on each call."""
+    """Write the side file. On a read-only disk it is skipped, and the pack is hashed on each call."""
     with suppress(OSError):
         write_json(folder / STAMPS, {**stamps, "origin": origin})

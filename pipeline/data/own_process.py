@@ -1,7 +1,8 @@
-"""A function that makes a data set, called in a process of its own: in an environment that is built as a rank's is,
-with what it takes in noted (``trainers.core.observer``), from sources and never from byte code of an earlier edit.
+"""Run a user-defined data set function in a separate process, with the environment of a rank.
 
-``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its folder.
+``trainers.core.observer`` records what the function reads. Modules are compiled from source, never loaded from byte
+code of an earlier edit. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error,
+in its folder.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ _ERROR = "error.json"
 
 
 def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
-    """The pack of a function of one's own. Raises DataError."""
+    """Build the pack of a user-defined function. Raises DataError."""
     folder, name = work.folder / PACK, getattr(dataset, "target", "")
     if target.exists() and (why := request.stale_because(target, ROOT)):
         print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
+    # Hash the sources before the call, so that an edit during the call is detected.
     code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
     seen = make(dataset, work, ROOT)
     wanted.refuse_changed()
@@ -55,7 +57,7 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
 
 
 def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
-    """Make the pack in ``work.folder/pack``; what was taken in meanwhile.
+    """Build the pack in ``work.folder/pack``, and return what the function read.
 
     Raises:
         DataError: the function raised, returned something else, or ended its process.
@@ -106,13 +108,13 @@ def _raise_its_error(path: Path) -> None:
 
 
 def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: str) -> None:
-    """Note in a pack what the function took in besides ``known``, and say which files. Raises OSError."""
+    """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
     digests = rank_environment.variable_digests(os.environ)
     record["values"] = {name: digests.get(name, "") for name in record["own_variables"]}
     record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
-    for part in ("files", "folders", "looked_for"):  # no secret in a file
+    for part in ("files", "folders", "looked_for"):  # names with secrets must not reach the file
         record[part] = {name: value for name, value in record[part].items() if masking.shown(name) == name}
     write_json(folder / READ, record)
     if read := [*record["files"]]:
@@ -125,9 +127,9 @@ def _say(text: str) -> None:
 
 
 def _main(task: dict[str, Any]) -> int:
-    """The process itself."""
+    """Run in the separate process: build the pack, or write the error file."""
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
-    os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for what it starts
+    os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
     observer.compile_anew()
     observer.watch([(kind, path) for kind, path in task["zones"]], task["notes"])
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}

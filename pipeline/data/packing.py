@@ -1,4 +1,4 @@
-"""Split the images, by a fixed choice that no seed changes, and write them and their manifest in bounded memory."""
+"""Split the images (a fixed choice, independent of seeds), and write them and their manifest in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.data.base import Block, EncodedBlock, EncodedImage, Images, Labels, Part
 
 
-_STATISTICS_BLOCK = 1 << 20  # bincount widens its input to int64, eight bytes an element
+_STATISTICS_BLOCK = 1 << 20  # bincount converts its input to int64, eight bytes per element
 
 
 def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) -> Manifest:
@@ -36,7 +36,7 @@ def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) 
         raise DataError(f"{val} would take more from the training images", hint="dataset.val_size=0")
     counts = _counts(raw, config)
     channels, height, width = raw.shape
-    # of encoded images nobody knows the size before they are there; a disk that fills up meanwhile is told as well
+    # The size of encoded images isn't known in advance; a disk that fills up meanwhile raises the same error.
     needed_bytes = sum(counts) * (channels * height * width + 8) if raw.encoding is None else 0
     with disk.room(folder, needed_bytes):
         with ExitStack() as stack:
@@ -62,8 +62,10 @@ def _counts(raw: RawSet, config: DatasetConfig) -> tuple[int, int, int]:
 def _assigned(
     raw: RawSet, config: DatasetConfig
 ) -> Iterator[tuple[Block, Sequence[EncodedImage], npt.NDArray[np.uint8]]]:
-    """Each block, its files in an encoded set, and the split of each of its images. Official test images are left out
-    where ``holdout`` makes the test split."""
+    """Yield each block, its files (in an encoded set), and the split of each image.
+
+    Official test images are skipped if ``holdout`` defines the test split.
+    """
     chosen = assign_splits(raw.train.count, config.holdout, config.val_size)
     begin = 0
     for block, files in _blocks(raw.train):
@@ -80,7 +82,7 @@ def _blocks(part: Part) -> Iterator[EncodedBlock]:
 
 
 class _Writer:
-    """Puts each image where its split has got to; images keep their order within a split."""
+    """Writes each image at the next position of its split; images keep their order within a split."""
 
     def __init__(self, raw: RawSet, counts: tuple[int, int, int], files: PackFiles) -> None:
         self.raw, self.files = raw, files
@@ -109,16 +111,16 @@ class _Writer:
             raise DataError(f"labels from {labels.min()} to {labels.max()}; wanted: 0 to {classes - 1}")
 
     def finish(self) -> None:
-        """Refuse a part that gave more or fewer images than it said; make the bytes durable."""
+        """Refuse a part with more or fewer images than declared; make the bytes durable."""
         if self.next != self.ends:
             raise DataError(f"the source changed while it was read: splits end at {self.next}, not {self.ends}")
         self.files.finish()
 
 
 def _count_values(images: Images, histogram: npt.NDArray[np.int64]) -> None:
-    """Add each channel's pixel values to ``histogram`` [C, 256]: exact integers, whatever the block size.
+    """Add each channel's pixel values to ``histogram`` [C, 256], in exact integers.
 
-    Two values are counted at once, as one of 65,536: that takes half the time.
+    Counts pairs of values as one of 65,536 values, which takes half the time.
     """
     for channel, counts in enumerate(histogram):
         values = images[:, channel].ravel()
@@ -131,8 +133,10 @@ def _count_values(images: Images, histogram: npt.NDArray[np.int64]) -> None:
 
 
 def mean_std(counts: list[int]) -> tuple[float, float]:
-    """Mean and population standard deviation, in 0..1 units, of one channel with ``counts[v]`` pixels of
-    value v. Computed in exact integers, so it is equal on every platform; std 1 for a constant channel."""
+    """Return mean and population standard deviation (units 0..1) of one channel with ``counts[v]`` pixels of value v.
+
+    Uses exact integers, so the result is equal on every platform; std is 1 for a constant channel.
+    """
     pixels = sum(counts)
     first = sum(value * n for value, n in enumerate(counts))
     second = sum(value * value * n for value, n in enumerate(counts))
@@ -169,13 +173,13 @@ def _manifest(
 
 
 class PackFiles(Protocol):
-    """Where images are put. ``names`` are those of the files, ``written_bytes`` grows."""
+    """The image files of a pack in progress; ``written_bytes`` grows with each ``put``."""
 
     names: tuple[str, ...]
     written_bytes: int
 
     def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
-        """The images with the numbers from ``at`` on."""
+        """Write images from index ``at`` on."""
         ...
 
     def finish(self) -> None:
@@ -184,7 +188,7 @@ class PackFiles(Protocol):
 
 
 class PixelFiles:
-    """uint8 [N, C, H, W] and int64 [N]."""
+    """Decoded images: uint8 [N, C, H, W] and int64 [N]."""
 
     names: tuple[str, ...] = (IMAGES, LABELS)
 
@@ -203,8 +207,10 @@ class PixelFiles:
 
 
 class EncodedFiles:
-    """The files one after the other, as they came; where each of the images in the pack's order begins and ends (int64
-    [N, 2]); what it is called; its label. So images can be put in any order, in one pass."""
+    """Encoded images: concatenated files, their begins and ends (int64 [N, 2]), names and labels.
+
+    The files are stored as they come, while the index follows the pack's order, so one pass suffices for any order.
+    """
 
     names: tuple[str, ...] = (IMAGES, PLACES, NAMES, LABELS)
 
@@ -247,7 +253,7 @@ SPLIT_NAMES = ("train", "val", "test")
 def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
     """Refuse sizes that leave no training or no test images. Raises DataError."""
     if not has_test and holdout == 0:
-        most = count - val_size - 1  # one image at least stays for training
+        most = count - val_size - 1  # at least one image remains for training
         share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
@@ -271,12 +277,11 @@ def _images(count: int) -> str:
 
 
 def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:
-    """The split (TRAIN, VAL or TEST) of each of ``count`` training images, uint8 [count].
+    """Return the split (TRAIN, VAL or TEST) of each of ``count`` training images, uint8 [count].
 
-    Images are ranked by splitmix64 of their index (Steele, Lea & Flood 2014), a bijection on 64-bit integers,
-    so there are no ties and nothing depends on numpy's generators. The ``holdout`` lowest become test, the
-    next ``val_size`` val. A larger holdout therefore keeps the images of a smaller one, and changing val_size
-    never changes the test split.
+    Images are ranked by splitmix64 of their index (Steele, Lea & Flood 2014), a bijection on 64-bit integers, so there
+    are no ties and no dependence on numpy's generators. The ``holdout`` lowest become test, the next ``val_size`` val.
+    A larger holdout therefore keeps the images of a smaller one, and val_size never changes the test split.
     """
     order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64)), kind="stable")
     chosen = np.full(count, TRAIN, dtype=np.uint8)
@@ -286,7 +291,7 @@ def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uin
 
 
 def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Arithmetic modulo 2^64, which unsigned arrays do by definition."""
+    """Mix in arithmetic modulo 2^64, which unsigned arrays define."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from pipeline.core.processes.heartbeat import Heartbeat
 
 OnProgress = Callable[[str, int, int | None], None]
-"""Called with what is being done ("downloading x.tar.gz"), bytes done, bytes in all (None: not known)."""
+"""Called with the current step ("downloading x.tar.gz"), bytes done, and total bytes (None: unknown)."""
 
 _FIRST = "preparing the data"
 
 
 def megabytes(count: float) -> str:
-    """``12.3 MB`` (10^6 bytes)."""
+    """Return ``12.3 MB`` (10^6 bytes)."""
     return f"{count / 1e6:.1f} MB"
 
 
 @contextmanager
 def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """``on_progress`` itself where one is given, else a bar or lines on stderr."""
+    """Yield ``on_progress`` if given, else a function that shows a bar or lines on stderr."""
     if on_progress is not None:
         yield on_progress
     elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # rich draws no bars there
-        from pipeline.data.progress_bar import bar  # not before: rich, for a terminal alone
+        from pipeline.data.progress_bar import bar  # late import: only a terminal needs rich
 
         with bar(_FIRST, _amount) as report:
             yield report
@@ -37,7 +37,7 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
 
 @contextmanager
 def _lines() -> Iterator[OnProgress]:
-    """Also while nothing is reported: a hash of a large file takes its time. Quick work writes nothing into a log."""
+    """Print lines at intervals, also during steps without reports (hashing a large file); quick work prints nothing."""
     state = _FIRST
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -50,6 +50,6 @@ def _lines() -> Iterator[OnProgress]:
 
 
 def _amount(done: int, total: int | None) -> str:
-    """``: 6.0 MB of 20.0 MB (30%)``, as far as it is known."""
+    """Return ``: 6.0 MB of 20.0 MB (30%)``, as far as known."""
     of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
     return f": {megabytes(done)}{of}" if done else ""

@@ -1,4 +1,4 @@
-"""A bar on a terminal's stderr, by rich."""
+"""A progress bar on a terminal's stderr, drawn by rich."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _NARROW = 80  # columns
 
 @contextmanager
 def bar(first: str, amount: Callable[[int, int | None], str]) -> Iterator[Callable[[str, int, int | None], None]]:
-    """``first``: what is done until something is reported; ``amount``: bytes done, and in all, in words.
+    """Show a bar while the block runs; it disappears at the end.
 
-    Gone at the end. A narrow terminal gets the words without the bar: a line that wraps can't be drawn anew.
+    ``first`` is the description until the first report; ``amount`` formats bytes done and total bytes. A narrow
+    terminal gets only the text, because a line that wraps can't be redrawn.
     """
     colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
     console = Console(stderr=True, color_system=colours)

@@ -1,8 +1,8 @@
-"""What a pack is made of, known before it is made: the name of its folder, and the local files that it is read from.
+"""The inputs of a pack, known before it is built: its folder's name, and the local files that it is read from.
 
-The code counts that reads and packs the images: the data set's module and what it imports of the project, up to what
-can't change an image. So a module that was edited makes another pack; where that holds the same images its digest is
-the same, and no run is another's for it.
+The code that reads and packs the images counts too: the data set's module and its project imports, except those that
+can't change an image. So an edited module gives another pack; if that contains the same images, its digest and
+therefore the runs' keys are unchanged.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from trainers.core import dependencies
 
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
-# decides no image: it moves bytes, says or checks something, or where; the layout of a pack counts by manifest.VERSION
+# Modules that can't change an image: they move bytes, report or check. The pack layout counts by manifest.VERSION.
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
     "pipeline.data.sources.download", "pipeline.data.sources.transfer", "pipeline.data.sources.wanted",
     "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.files", "pipeline.core.redact",
-    "pipeline.core.places",  # which names the module that imports all of Paceline
+    "pipeline.core.places",  # names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 READ = "read.json"
-"""In a pack: what the function that made it took in besides, as ``Seen.record`` has it."""
+"""File in a pack that records what a user-defined function read in addition, in the format of ``Seen.record``."""
 _FINGERPRINTS = ".fingerprints.json"
 
 
 class Inputs(NamedTuple):
-    """What settings say of a pack: ``settings`` that decide its images, ``files`` on this computer that it is read
-    from, in the order of the data set's ``module`` (dotted). ``names``: what they are called, where that decides;
-    ``own``: modules of the person's own that the data set calls."""
+    """The inputs of a pack, as given by the settings.
+
+    ``settings`` are those that affect the images; ``files`` are local files, in the order of the data set's ``module``
+    (dotted name). ``names``: the files' names, if names matter; ``own``: user modules that the data set calls.
+    """
 
     dataset: str
     module: str
@@ -58,8 +60,11 @@ class Inputs(NamedTuple):
 
 
 class Request(NamedTuple):
-    """``name`` is ``<data set>-<12 hex>``. ``stamps`` are those that the source files had before they were hashed;
-    ``code`` are the digests of what reads and packs, by path, and ``modules`` where it begins."""
+    """A requested pack; ``name`` is ``<data set>-<12 hex>``.
+
+    ``stamps`` are the source files' stamps from before they were hashed. ``code`` maps the paths of reading and packing
+    code to digests; ``modules`` are the entries of that code.
+    """
 
     name: str
     stamps: Mapping[Path, Stamp]
@@ -67,9 +72,9 @@ class Request(NamedTuple):
     modules: tuple[str, ...]
 
     def refuse_changed(self) -> None:
-        """Raises DataError where a source file isn't the one that was hashed: what was read of it since is another's.
+        """Raise DataError if a source file or the code changed since it was hashed.
 
-        Raises OSError where it is gone.
+        Raises OSError if a file is gone.
         """
         for path, before in self.stamps.items():
             if manifest.stamp(path) != before:
@@ -82,25 +87,29 @@ class Request(NamedTuple):
 
 
 def find(inputs: Inputs, data_dir: Path) -> Pack | None:
-    """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
-    are hashed only after their stamps changed."""
+    """Look up the pack for this configuration; None if it is absent, incomplete or altered.
+
+    Uses no network, and hashes only files with changed stamps.
+    """
     data_dir = data_dir.absolute()
     if not any(data_dir.glob(f"{inputs.dataset}-*")):
-        return None  # spares hashing a large source that was never packed
+        return None  # avoids hashing a large source that was never packed
     try:
         return intact(data_dir / request(inputs, data_dir).name)
-    except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
+    except (DataError, OSError):  # the source is gone or unreadable; `fetch` reports it
         return None
 
 
 def request(inputs: Inputs, data_dir: Path) -> Request:
-    """Local source files count by their content in the order of the module's list, not by name or folder (unless the
-    module says so); an address counts by its text, login aside.
+    """Compute the request for a pack.
+
+    Local source files count by content, in the order of the module's list; their names and folders don't count unless
+    the module returns names. An address counts by its text, without the login.
 
     Raises:
-        DataError: a local source is missing, no regular file, or was changed while it was hashed.
-        OSError: it can't be read.
-        UsageError: the data set's module imports what isn't there.
+        DataError: a local source is missing, no regular file, or changed while it was hashed.
+        OSError: a source can't be read.
+        UsageError: the data set's module has an unresolvable import.
     """
     known = fingerprints(inputs.files, data_dir)
     wanted = {**inputs.settings, "source": _source(inputs)}
@@ -112,7 +121,7 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     modules = (inputs.module, _PACKING, *inputs.own)
     code = _code(modules)
     wanted["code"] = dict(code.digests)
-    if inputs.own or not inputs.module.startswith(OWN):  # what is installed counts by its version
+    if inputs.own or not inputs.module.startswith(OWN):  # installed packages count by their version
         wanted["versions"] = dict(code.versions)
     name = f"{inputs.dataset}-{sha256_text(canonical_json(wanted))[:12]}"
     stamps = {path: stamp for path, (stamp, _) in known.items()}
@@ -120,13 +129,16 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
 
 
 def intact(folder: Path) -> Pack | None:
-    """The pack, unless it is altered or a file that its function read besides is another now. Raises what read does."""
+    """Return the pack, unless it is altered or another file that its function read has changed.
+
+    Raises like ``manifest.read``.
+    """
     pack = manifest.read(folder)
     return pack if pack is not None and stale_because(folder, ROOT) is None else None
 
 
 def stale_because(folder: Path, root: Path) -> str | None:
-    """What the function took in besides, when the pack in ``folder`` was made, and isn't as it was; None: nothing."""
+    """Explain which additional input of the pack's function has changed since; None if none has."""
     try:
         record = json.loads((folder / READ).read_text(encoding="utf-8"))
         changed = dependencies.changed(record, root)
@@ -152,8 +164,10 @@ def _source(inputs: Inputs) -> str | None:
 
 
 def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
-    """Stamp and sha256 of each file. It is hashed again only when its stamp has changed; the notes lie in
-    ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
+    """Return stamp and sha256 of each file; hashes only files with changed stamps.
+
+    The cache lies in ``data_dir`` and may be lost without harm; of two concurrent writers the last one wins.
+    """
     cache = _read_cache(data_dir / _FINGERPRINTS)
     fresh: dict[str, list[int | str]] = {}
     by_path = {}
@@ -165,16 +179,16 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
             by_path[path] = fingerprint(path)
             fresh[str(path)] = [*by_path[path][0], by_path[path][1]]
     if fresh and data_dir.is_dir():
-        with suppress(OSError):  # a read-only folder of packs is still good to read from
+        with suppress(OSError):  # a read-only data folder can still be read from
             write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
     return by_path
 
 
 def fingerprint(path: Path) -> tuple[Stamp, str]:
-    """The sha256 of a file that nobody wrote to meanwhile, and its stamp. Raises DataError, OSError."""
+    """Return stamp and sha256 of a file, once no unnoticed write is possible any more. Raises DataError, OSError."""
     before = manifest.stamp(path)
     unsettled_s = settles_in(before.ctime_ns)
-    if math.isfinite(unsettled_s):  # what is written from then on leaves another stamp than this one
+    if math.isfinite(unsettled_s):  # any write after this wait changes the stamp
         time.sleep(unsettled_s)
     sha256 = sha256_file(path)
     if manifest.stamp(path) != before:

@@ -1,4 +1,4 @@
-"""Find a pack, or make it: once, in a temporary folder, put in place with one rename."""
+"""Find a pack or build it: once, in a temporary folder that is renamed into place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.data.sources.filesystems import refuse_protocol
 from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
 
-# applied by the nodes; any other setting counts
+# Applied by the ranks during training; all other settings count in the pack's name.
 _TRAINING_ONLY = (
     *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
     *("augmentation", "augmentation_args", "random_resized_crop"),
@@ -29,7 +29,7 @@ _TRAINING_ONLY = (
 
 
 def inputs(dataset: DatasetConfig) -> Inputs:
-    """What decides the pack for these settings. Raises DataError: an unknown data set, a source that is missing."""
+    """Return the inputs of the pack for these settings. Raises DataError: an unknown data set or a missing source."""
     settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
     local = datasets.module(dataset.name).local_inputs(dataset)
     module = datasets.DATASETS.target(dataset.name)
@@ -41,7 +41,10 @@ def inputs(dataset: DatasetConfig) -> Inputs:
 
 
 def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:
-    """``inputs``, or None where the source can't be read: `fetch` says so. Raises DataError for an unknown data set."""
+    """Return ``inputs``, or None if the source can't be read (`fetch` reports it).
+
+    Raises DataError: unknown data set.
+    """
     datasets.module(dataset.name)
     try:
         return inputs(dataset)
@@ -50,7 +53,7 @@ def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:
 
 
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
-    """The pack for these settings, or None where it is absent, incomplete or altered, or its source is gone.
+    """Look up the pack for these settings; None if it is absent, incomplete or altered, or its source is gone.
 
     Raises DataError for an unknown data set.
     """
@@ -59,8 +62,10 @@ def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
 
 
 def refuse(dataset: DatasetConfig) -> None:
-    """Raises DataError for what `fetch` refuses before it reads or asks for anything: a source that is missing, of no
-    use to this data set, or of a protocol that can't be read here."""
+    """Refuse invalid settings before anything is read or downloaded, as `fetch` does. Raises DataError.
+
+    Such settings are a missing source, a source for a data set without files, and an unreadable protocol.
+    """
     with _os_errors_as_data_errors(dataset, None):
         datasets.module(dataset.name).local_inputs(dataset)
         if dataset.source is not None:
@@ -68,15 +73,15 @@ def refuse(dataset: DatasetConfig) -> None:
 
 
 def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | None = None) -> Pack:
-    """Find the pack or make it; blocks while another process makes it.
+    """Find the pack or build it; blocks while another process builds it.
 
     Args:
-        dataset: what to pack; crop_padding, flip and normalise make no difference.
-        data_dir: holds the packs (``<name>-<12 hex>/``) and ``downloads/``; made where it is missing.
-        on_progress: called with (what, bytes done, bytes in all or None); None: a bar or lines on stderr.
+        dataset: the data set to pack; training-only settings (crop_padding, flip, normalise, …) don't matter.
+        data_dir: holds the packs (``<name>-<12 hex>/``) and ``downloads/``; created if missing.
+        on_progress: called with (step, bytes done, total bytes or None); None: a bar or lines on stderr.
 
     Raises:
-        DataError: the data is missing, partial, altered, malformed or unreachable, or the disk is full.
+        DataError: the data is missing, incomplete, altered, malformed or unreachable, or the disk is full.
     """
     module = datasets.module(dataset.name)
     data_dir = data_dir.absolute()
@@ -88,7 +93,7 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
         if pack is not None:
             return pack
         with _only_one(data_dir / f".{dataset.name}.lock", report):
-            wanted = request.request(inputs(dataset), data_dir)  # what decides it may be another after a wait
+            wanted = request.request(inputs(dataset), data_dir)  # its inputs may have changed during the wait
             target = data_dir / wanted.name
             return request.intact(target) or _make(dataset, module, target, wanted, report)
 
@@ -107,12 +112,12 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 
 def _only_one(path: Path, report: OnProgress) -> AbstractContextManager[None]:
-    """A lock per data set, so that two packs of one set share a download."""
+    """Lock per data set, so that two packs of one set share a download."""
     return held(path, meanwhile=lambda: report(f"waiting for another process that holds {path}", 0, None))
 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:
-    """Only called with the lock held, so any temporary file of its downloads belongs to a dead process."""
+    """Build the pack under the lock: any temporary file among its downloads belongs to a dead process."""
     downloads = target.parent / "downloads" / dataset.name
     for left_over in downloads.glob("tmp*"):
         left_over.unlink()
@@ -126,7 +131,7 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
 
 
 def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
-    from pipeline.data import own_process, packing  # not before: numpy, which a look at what is packed does without
+    from pipeline.data import own_process, packing  # late import: looking up a pack doesn't need numpy
 
     folder = work.folder / "pack"
     if dataset.name == OWN:
@@ -135,9 +140,9 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
         raw = module.load(dataset, work)
         folder.mkdir()
         made = packing.write(raw, dataset, folder, work.report)
-        wanted.refuse_changed()  # its name promises the content that was hashed
+        wanted.refuse_changed()  # the pack's name stands for the content that was hashed
     fsync(folder)
-    if target.exists():  # altered or incomplete: `manifest.read` has just refused it
+    if target.exists():  # altered or incomplete, as `manifest.read` has just found
         target.rename(work.folder / "refused")
     folder.rename(target)
     fsync(target.parent)

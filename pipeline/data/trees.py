@@ -1,4 +1,4 @@
-"""The data of a script: a file or folder of anybody's own, told apart by content, as launchers send it to hosts."""
+"""The data of a script: files and folders of any kind, identified by content, as launchers send them to hosts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from pipeline.data.request import fingerprints
 from pipeline.keys.script_files import DataPath
 
 CONTENT = "content"
-"""The name in a pack under which the folder lies, or the one in which the file does."""
+"""The name of the folder in a pack, or of the folder that contains the single file."""
 
 
 class Tree(NamedTuple):
     """The data of a script as one pack.
 
-    ``path`` is the folder that a host gets (None: the script names no data), ``digest`` that of names and contents,
-    ``inside`` the paths in it that {data}, {data2}, … stand for, ``sources`` where these lie here, ``sizes`` in bytes
-    and ``contents`` (sha256) by path, ``empty`` the folders that hold nothing."""
+    ``path`` is the folder that a host receives (None: the script names no data), ``digest`` covers names and contents.
+    ``inside`` are the paths in the pack that {data}, {data2}, … stand for, ``sources`` their local paths. ``sizes``
+    (bytes) and ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
+    """
 
     path: Path | None
     digest: str
@@ -34,7 +35,7 @@ class Tree(NamedTuple):
     rank_modules: tuple[str, ...] = ()
 
     def lay_down(self) -> None:
-        """Make the folder: a link to each source, and a manifest by which a host knows whether it has all of it.
+        """Create the folder with a link to each source, and the manifest by which a host checks its copy.
 
         Raises OSError.
         """
@@ -47,23 +48,24 @@ class Tree(NamedTuple):
 
 
 def _link(pack: Path, link: Path, source: Path) -> None:
-    if link.parent != pack and link.parent.is_symlink():  # it leads into a folder of the user's own
+    if link.parent != pack and link.parent.is_symlink():  # a link there would lead into the user's folder
         link.parent.unlink()
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink() or link.readlink() != source:
         made = pack / f"{temporary_prefix('.link')}{os.urandom(4).hex()}"
         made.symlink_to(source)
-        made.replace(link)  # at once: another command may be about to do the same
+        made.replace(link)  # atomic, because another command may do the same concurrently
 
 
 NONE = Tree(path=None, digest="")
 
 
 def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
-    """What a script's data comes to now. Files are hashed only after their stamps changed.
+    """Describe the current content of a script's data. Hashes only files with changed stamps.
 
     Raises:
-        DataError: it can't be read, holds no file, or a link to a folder or to nothing, or is written to just now.
+        DataError: the data can't be read, contains no file, contains a link to a folder or to nothing, or is being
+            written to.
     """
     parts = [_part(one, f"{CONTENT}{number if number > 1 else ''}", data_dir) for number, one in enumerate(data, 1)]
     if not parts:
@@ -81,7 +83,7 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
 
 
 def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
-    """One file or folder, under the name ``top`` in the pack."""
+    """Describe one file or folder, under the name ``top`` in the pack."""
     source = one.path
     try:
         names, empty = _below(one)
@@ -92,7 +94,7 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
         raise DataError(f"{one.field}={source} holds no file")
     below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in prints}
     contents = {below[path]: sha256 for path, (_, sha256) in prints.items()}
-    # a folder of one file isn't the file: a script that is told its path does something else with it
+    # A folder with one file must differ from the file itself, because a script treats their paths differently.
     alone = ["./"] if source.is_dir() and len(contents) == 1 else []
     return Tree(
         path=None,
@@ -105,22 +107,22 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
 
 
 def _hint(one: DataPath) -> str | None:
-    """Of a path in an argument, which was taken for data by itself."""
+    """Return the hint for a path in an argument that was automatically treated as data."""
     return None if one.field == "program.data" else f"program.untracked=['{one.path}'], if every host has it there"
 
 
 def sources(data_dir: Path) -> Iterator[Path]:
-    """What the data of each script leads to, whatever lies there by now. Raises OSError."""
+    """Yield the link targets of all script data, whether they still exist or not. Raises OSError."""
     for content in data_dir.glob(f"script-*/{CONTENT}*"):
         links = [content] if content.is_symlink() else content.iterdir()
         yield from (link.readlink() for link in links if link.is_symlink())
 
 
 def _below(one: DataPath) -> tuple[list[Path], list[str]]:
-    """All files, and the folders without anything in them (``a/b/``): a script may count those, too.
+    """Return all files, and the empty folders (``a/b/``), because a script may count those too.
 
     Raises:
-        DataError: a link to a folder, which wouldn't be sent, or one that leads to nothing.
+        DataError: a link to a folder, which would not be sent, or a link to nothing.
         OSError: a folder can't be read.
     """
     source = one.path

@@ -1,4 +1,4 @@
-"""Files of weights: fetched from an address once, and kept by their content, so that many runs share one copy."""
+"""Weight files: downloaded once per address, and stored by content, so that many runs share one copy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.data.sources.wanted import Wanted
 from pipeline.keys.installed import version
 
 _FOLDER = "weights"
-_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # of torchvision's files: how their sha256 begins
-_TENSOR = re.compile(r"/data/\d+$")  # of an archive of torch.save: the numbers of one tensor
+_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # torchvision's file names contain the start of the sha256
+_TENSOR = re.compile(r"/data/\d+$")  # the member of a torch.save archive that holds one tensor
 _IMPORT_S = 300.0  # of torchvision, from a slow disk
 _INSTEAD = "init.weights=<the address, or a file>"
 _ADDRESSES = """
@@ -36,16 +36,16 @@ def answer(arch):
 
 
 def sha256_of(path: Path, data_dir: Path) -> str:
-    """Of a file's bytes; hashed only after its stamp changed. Raises DataError, OSError."""
+    """Return the sha256 of a file; hashes it only if its stamp changed. Raises DataError, OSError."""
     return fingerprints([path], data_dir)[path][1]
 
 
 def sha256_of_saved(path: Path, data_dir: Path) -> str:
-    """Of a file that torch.save has written: a whole zip archive, or a pickle as before torch 1.6.
+    """Return the sha256 of a torch.save file: an intact zip archive, or a pickle from before torch 1.6.
 
     Raises:
-        DataError: it is none, or holds no tensor.
-        OSError: it can't be read.
+        DataError: the file has another format, or holds no tensor.
+        OSError: the file can't be read.
     """
     with path.open("rb") as file:
         begins = file.read(16)
@@ -60,7 +60,7 @@ def sha256_of_saved(path: Path, data_dir: Path) -> str:
 
 
 def _archived(path: Path) -> list[str]:
-    """The names in an archive. Raises DataError: it is damaged."""
+    """Return the names in an archive. Raises DataError: the archive is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
@@ -70,17 +70,17 @@ def _archived(path: Path) -> list[str]:
 
 # --------------------------------------------------------------------------------------- kept copies
 def kept(sha256: str, data_dir: Path) -> Path | None:
-    """The copy of that content, if there is an intact one."""
+    """Return the stored copy of that content, if it exists and is intact."""
     path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
     return path if path.is_file() and sha256_of(path, data_dir) == sha256 else None
 
 
 def keep(source: Path, sha256: str, data_dir: Path) -> Path:
-    """Copy a file of that content, whole or not at all.
+    """Store a copy of a file with that content, atomically.
 
     Raises:
-        DataError: the file has other content by now.
-        OSError: it can't be read, or the copy not be written.
+        DataError: the file's content has changed.
+        OSError: the file can't be read, or the copy can't be written.
     """
     if (copied := kept(sha256, data_dir)) is not None:
         return copied
@@ -103,7 +103,7 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
 
 # ----------------------------------------------------------------------------------------- addresses
 def fetched(url: str, data_dir: Path) -> Path | None:
-    """What was downloaded from an address before; None: nothing."""
+    """Return the file downloaded from an address before, or None."""
     path = _place(url, data_dir)
     return path if path.is_file() else None
 
@@ -111,14 +111,14 @@ def fetched(url: str, data_dir: Path) -> Path | None:
 def fetch(
     url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False, on_progress: OnProgress | None = None
 ) -> Path:
-    """Download a file unless it was before; blocks while another process does.
+    """Download a file unless that was done before; blocks while another process does it.
 
     Args:
-        setting: what names the address, for messages.
-        hash_in_name: refuse content whose sha256 doesn't begin as the name says (``resnet18-f37072fd.pth``).
+        setting: the setting that names the address, for messages.
+        hash_in_name: refuse content whose sha256 doesn't match the file name (``resnet18-f37072fd.pth``).
 
     Raises:
-        DataError: it can't be had, or its name has another digest than its content.
+        DataError: the download failed, or the content doesn't match the digest in the name.
     """
     path = _place(url, data_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,11 +149,13 @@ def _place(url: str, data_dir: Path) -> Path:
 
 # ----------------------------------------------------------------------------- torchvision's own
 def published(arch: str, name: str, root: Path) -> str:
-    """The address of weights that torchvision publishes, from a process that imports it; kept for each version.
+    """Return the address of weights that torchvision publishes, cached per torchvision version.
+
+    A subprocess imports torchvision to look it up.
 
     Args:
         arch: as ``model.arch``.
-        name: a member of the enumeration of its weights, such as IMAGENET1K_V1, or default.
+        name: a member of the model's weights enumeration, such as IMAGENET1K_V1, or default.
         root: the project.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The data sets: one module each, found by its name and imported on use. docs/datasets.md shows how to add one."""
+"""The data sets: one module each, imported by name when used. docs/datasets.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig, ImageFile
 
 
 def module(name: str) -> DatasetModule:
-    """The module of a data set. Raises DataError for an unknown name."""
+    """Import the module of a data set. Raises DataError for an unknown name."""
     try:
         return cast(DatasetModule, DATASETS.module(name))
     except UsageError as error:

@@ -1,17 +1,17 @@
-"""A user's own images: one .npz with ``images`` and ``labels`` (or Keras's ``x_train``, ``y_train``, …).
+"""Data set of a user's arrays: one .npz with ``images`` and ``labels`` (or Keras's ``x_train``, ``y_train``, …).
 
 ================ ============================================ =========================================
-array            wanted                                       Keras's name
+array            expected                                     Keras's name
 ================ ============================================ =========================================
 images           uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] x_train
 labels           integers [N] (or [N, 1]), 0 … K−1, no gaps   y_train
 test_images      like images; optional                        x_test
 test_labels      like labels; with test_images                y_test
-layout           "NHWC" or "NCHW"; only where it is unclear    –
+layout           "NHWC" or "NCHW"; only if ambiguous           –
 ================ ============================================ =========================================
 
-In four dimensions the channels are the axis, of the second and the last, whose size is 1, 3 or 4. Where both
-or neither are, ``layout`` must say.
+With four dimensions, the channel axis is the second or the last, whichever has size 1, 3 or 4. If both or neither have
+such a size, ``layout`` must be given.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ArraysConfig(DatasetConfig):
 
 
 class Arrays(Protocol):
-    """Named arrays. ``path``: what they are called in messages."""
+    """Named arrays; ``path`` identifies them in messages."""
 
     names: tuple[str, ...]
 
@@ -57,20 +57,20 @@ class Arrays(Protocol):
     def path(self) -> Path | str: ...
 
     def header(self, name: str) -> Header:
-        """Shape and type, before the array is read."""
+        """Return shape and dtype without reading the array."""
         ...
 
     def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """The whole array."""
+        """Return the whole array."""
         ...
 
     def blocks(self, name: str, size: int) -> Iterator[Images]:
-        """It in pieces of ``size`` along its first axis."""
+        """Yield pieces of ``size`` along the first axis."""
         ...
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """The .npz itself, so that a changed one means a new pack."""
+    """Return the .npz, so that a changed file gives a new pack."""
     path = local_path(_source(config))
     if path is not None:
         refuse_special(config.source, path)
@@ -78,15 +78,15 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
-    """Check the arrays; images are read block by block while they are packed. Raises DataError."""
-    from pipeline.data.reading.npz import ArrayFile  # not before: numpy, which a look at what is packed does without
+    """Check the arrays; images are read block by block during packing. Raises DataError."""
+    from pipeline.data.reading.npz import ArrayFile  # late import: looking up a pack doesn't need numpy
 
     source = _source(config)
     path = local_path(source) or _download(config, source, work)
     made = raw_set(
         ArrayFile(path), source="arrays of a .npz file", origin=str(path) if local_path(source) else shown(source)
     )
-    return replace(made, source_files={"arrays.npz": sha256_file(path)})  # whatever its name is: that decides nothing
+    return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
 
 
 def raw_set(file: Arrays, *, source: str, origin: str) -> RawSet:
@@ -138,7 +138,7 @@ class _Half:
     def open(cls, file: Arrays, images: str, labels: str) -> _Half:
         shape, moved = _image_shape(file, images)
         count, labelled = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
-        if labelled not in ((), (count,)):  # known before they are read
+        if labelled not in ((), (count,)):  # checked from the headers, before the arrays are read
             raise DataError(f"{file.path}: {images} has {count} images, {labels} {labelled[0]}; wanted: as many")
         label_array = _labels(file, labels)
         if count == 0:
@@ -158,7 +158,7 @@ class _Half:
 
 
 def _image_shape(file: Arrays, name: str) -> tuple[tuple[int, int, int], bool]:
-    """((C, H, W), whether the channels are last in the file)."""
+    """Return (C, H, W), and True if the channels are last in the file."""
     dtype, shape = file.header(name).dtype, file.header(name).shape
     if dtype != "uint8":
         raise DataError(
@@ -207,7 +207,7 @@ def _labels(file: Arrays, name: str) -> Labels:
 
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
-    """K. A class without a training image is a gap."""
+    """Return the number of classes K. A class without a training image is refused as a gap."""
     present: set[int] = {*train.labels.tolist()}
     classes = max(present) + 1
     gaps = [number for number in range(min(classes, len(present) + _MAX_GAPS)) if number not in present]

@@ -47,7 +47,7 @@ PYTHON = Layout(
 )
 CATALOGUE = Catalogue(
     layouts=(BINARY, PYTHON),
-    downloads=(  # one layout only, so that every mirror leads to the same digest
+    downloads=(  # one layout only, so that every mirror gives the same digest
         Wanted(
             name="cifar-10-python.tar.gz",
             urls=(
@@ -70,7 +70,7 @@ class Cifar10Config(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """The batches in a local folder, or a local archive."""
+    """Return the batches in a local folder, or a local archive."""
     return official.local_inputs(config, CATALOGUE)
 
 
@@ -90,7 +90,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 
 def _part(layout: Layout, paths: list[Path]) -> Part:
-    from pipeline.data.reading import cifar_batches  # not before: numpy, which a look at what is packed does without
+    from pipeline.data.reading import cifar_batches  # late import: looking up a pack doesn't need numpy
 
     is_python = layout.folders == PYTHON.folders
     read = cifar_batches.read_python if is_python else cifar_batches.read_binary

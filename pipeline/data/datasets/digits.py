@@ -1,4 +1,4 @@
-"""Digits: 1,797 real scans of 8×8 (Alpaydin & Kaynak 1998), as they come with scikit-learn. No download."""
+"""Digits: 1,797 real scans of 8×8 (Alpaydin & Kaynak 1998), bundled with scikit-learn. No download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainers.core.config import DatasetConfig
 from trainers.core.installer import install
 
 SHAPE = (1, 8, 8)
-_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"  # of the table, unpacked
+_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"  # of the unpacked table
 
 
 @dataclass(kw_only=True)
@@ -25,18 +25,18 @@ class DigitsConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """None: the table is one fixed text, verified when it is read."""
+    """Return no files: the table is fixed, and verified when it is read."""
     refuse_source(config)
     return []
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Read the table. Raises DataError."""
-    import numpy as np  # not before: a look at what is packed does without
+    import numpy as np  # late import: looking up a pack doesn't need numpy
 
     path = _table()
     table = np.array([line.split(",") for line in _verified(path).split()], dtype=np.float64).astype(np.int64)
-    # pixels are 0..16 there; spread over 0..255 like every other set's
+    # The table's pixels are 0..16; scale them to 0..255 as in the other data sets.
     images = ((table[:, :-1] * 255 + 8) // 16).astype(np.uint8).reshape(-1, *SHAPE)
     return RawSet(
         train=Part(count=len(table), blocks=lambda: iter([(images, table[:, -1])])),
@@ -50,7 +50,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 
 def _table() -> Path:
-    """Found without importing scikit-learn, which would cost a second and 100 MB."""
+    """Locate the table without importing scikit-learn, which would cost a second and 100 MB."""
     spec = importlib.util.find_spec("sklearn")
     roots = spec.submodule_search_locations if spec else None
     for root in roots or ():

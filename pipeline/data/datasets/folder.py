@@ -1,4 +1,4 @@
-"""Images in folders, one a class, as torchvision's ImageFolder has them: JPEG, PNG, WebP or BMP."""
+"""Data set of image files, one folder per class as in torchvision's ImageFolder: JPEG, PNG, WebP or BMP."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """``parts``: train, val, test → (path below ``root``, class number) of each image, sorted by class and path.
-    ``val_is_test``: there is no test folder, so the val folder is the test split."""
+    """The images of a data set by split.
+
+    ``parts``: train, val, test → (path below ``root``, class number) of each image, sorted by class and path.
+    ``val_is_test``: there is no test folder, so the val folder is the test split.
+    """
 
     root: Path
     classes: tuple[str, ...]
@@ -51,18 +54,18 @@ class ClassFolders:
 
     @property
     def files(self) -> dict[str, Path]:
-        """Every image by its path below the root."""
+        """All images by their paths below the root."""
         return {name: self.root / name for part in self.parts.values() for name, _ in part}
 
 
 def find_class_folders(folder: Path, source: str) -> ClassFolders:
-    """``CLASS/…`` or ``train/CLASS/…`` with ``val/`` (``valid/``, ``validation/``) and ``test/``, where it has them.
+    """Find ``CLASS/…``, or ``train/CLASS/…`` with optional ``val/`` (``valid/``, ``validation/``) and ``test/``.
 
-    Without ``test/`` the images of ``val/`` are the test split. ``source`` is what messages call the folder.
+    Without ``test/`` the images of ``val/`` are the test split. ``source`` names the folder in messages.
 
     Raises:
-        DataError: no classes, one alone, two with one name, one without images, images beside the classes' folders, a
-            folder that holds itself, or files that would be images of another kind.
+        DataError: fewer than two classes, two classes with one name, a class without images, images outside the class
+            folders, a folder that contains itself, or images of an unsupported kind.
         OSError: a folder can't be read.
     """
     root = _below_single(folder)
@@ -86,7 +89,7 @@ def find_class_folders(folder: Path, source: str) -> ClassFolders:
 
 
 def _below_single(folder: Path) -> Path:
-    """An archive of a folder holds that folder alone: what counts lies in it."""
+    """Descend through folders that contain a single folder, as unpacked archives do."""
     while True:
         entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
         if len(entries) != 1 or not entries[0].is_dir() or entries[0].name.lower() in _SPLITS:
@@ -98,7 +101,7 @@ def _below_single(folder: Path) -> Path:
 
 
 def _folders(folder: Path, source: str) -> list[str]:
-    """Names of the folders in a folder, sorted. Raises DataError: images lie right in it."""
+    """Return the names of the subfolders, sorted. Raises DataError: images lie directly in the folder."""
     entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
     loose = sorted(item.name for item in entries if _is_image(item.name) and not item.is_dir())
     if loose:
@@ -154,7 +157,7 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
 
 
 def _images(folder: Path, source: str, above: tuple[str, ...], link: Path) -> Iterator[Path]:
-    """All images below a folder, through links too; ``link`` is the last one on the way to it."""
+    """Yield all images below a folder, also through links; ``link`` is the last link on the path, for the message."""
     here = os.path.realpath(folder)
     if here in above:
         raise DataError(f"{source}: {link} is a link to a folder that holds it, so it has no end", hint=_rm(link))
@@ -203,7 +206,7 @@ class FolderConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Every image by its path, which says its class; or the archive."""
+    """Return every image by its path, which names its class; or the archive."""
     path = folder.local(config, _WANTED)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -211,8 +214,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: FolderConfig, work: Workspace) -> RawSet:
-    """Look at each image; they are decoded while they are packed. Raises DataError."""
-    from pipeline.data.reading.images import raw_set  # not before: numpy, which a look at what is packed does without
+    """Check each image's header; images are decoded during packing. Raises DataError."""
+    from pipeline.data.reading.images import raw_set  # late import: looking up a pack doesn't need numpy
 
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
     class_folders = find_class_folders(place.folder, place.origin)

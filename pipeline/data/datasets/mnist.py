@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pipeline.data.base import Block
 
 SHAPE = (1, 28, 28)
-_FOLDERS = ("MNIST/raw", "raw", "mnist")  # as torchvision and others lay them
+_FOLDERS = ("MNIST/raw", "raw", "mnist")  # the layouts of torchvision and others
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-_IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801  # uint8 in three dimensions; in one
+_IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801  # uint8 with three dimensions; with one
 
 
 def _layout(title: str, *rows: tuple[str, int, str]) -> Layout:
@@ -84,7 +84,7 @@ class MnistConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """The idx files in a local folder, or a local archive."""
+    """Return the idx files in a local folder, or a local archive."""
     return official.local_inputs(config, CATALOGUE)
 
 
@@ -110,8 +110,8 @@ def _part(images: Path, labels: Path) -> Part:
 
 
 def read_idx(images: Path, labels: Path) -> Iterator[Block]:
-    """Both files of a part, block by block. Raises DataError for another format, or one cut off."""
-    import numpy as np  # not before: a look at what is packed does without
+    """Read both files of a part block by block. Raises DataError: another format, or a truncated file."""
+    import numpy as np  # late import: looking up a pack doesn't need numpy
 
     with _opened(images) as image_file, _opened(labels) as label_file:
         count, height, width = _header(images, image_file, _IMAGES_MAGIC)
@@ -137,7 +137,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(path: Path, file: BinaryIO, magic: int, count: int | None = None) -> tuple[int, ...]:
-    """The sizes, big-endian after the magic number, whose last byte is how many there are."""
+    """Read the big-endian sizes that follow the magic number, whose last byte is the number of dimensions."""
     seen = struct.unpack(">I", _read(path, file, 4))[0]
     if seen != magic:
         raise DataError(f"{path} is not the idx file wanted: magic number {seen:#06x}, expected {magic:#06x}")

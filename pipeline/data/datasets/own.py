@@ -1,4 +1,4 @@
-"""Images that a function of one's own makes: ``dataset=own dataset.target=my_package.data:make dataset.args.n=64``."""
+"""Data set made by a user-defined function: ``dataset=own dataset.target=my_package.data:make dataset.args.n=64``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OwnDatasetConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """The file that is the source, or by name all files of the folder."""
+    """Return the source file, or all files of the source folder by name."""
     path = _source(config)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -56,8 +56,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
-    """Call the function and check what it returns. Raises DataError."""
-    from pipeline.data.reading.npz import InMemory  # not before: numpy, which a look at what is packed does without
+    """Call the function and check its result. Raises DataError."""
+    from pipeline.data.reading.npz import InMemory  # late import: looking up a pack doesn't need numpy
 
     made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
@@ -93,8 +93,10 @@ def _source(config: DatasetConfig) -> Path | None:
 
 
 def _made(config: OwnDatasetConfig, root: Path) -> Any:
-    """What the function returns. Whatever it raises is a DataError, a sys.exit() as well; a copy of this process that
-    it forks ends here: two of them would make one pack."""
+    """Call the function. Everything that it raises, also sys.exit(), becomes a DataError.
+
+    A copy of this process that the function forks ends here, because two processes would build one pack.
+    """
     caller = os.getpid()
     try:
         with _exit_raises():
@@ -112,8 +114,10 @@ def _made(config: OwnDatasetConfig, root: Path) -> Any:
 
 @contextmanager
 def _exit_raises() -> Iterator[None]:
-    """``os._exit`` would end this command without a word: here it is an exception, as sys.exit is one. A copy of this
-    process ends by it."""
+    """Turn ``os._exit`` into SystemExit while the function runs, because it would end the command silently.
+
+    In a forked copy of this process ``os._exit`` works as usual.
+    """
     leave, caller = os._exit, os.getpid()
 
     def raise_exit(status: int) -> NoReturn:
@@ -144,7 +148,7 @@ def _called(config: OwnDatasetConfig, root: Path) -> Any:
 
 
 def _place(error: BaseException, root: Path) -> str:
-    """`` (my_package/data.py:12)``: where the project's own code was, or else what it called."""
+    """Return `` (my_package/data.py:12)``: the innermost frame in the project's code, else the innermost frame."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if frame.filename.startswith(f"{root}/") and "site-packages" not in frame.filename]
     return "".join(f" ({frame.filename.removeprefix(f'{root}/')}:{frame.lineno})" for frame in (own or frames)[-1:])

@@ -1,4 +1,4 @@
-"""Images in parquet files, as hubs publish them: a column of encoded images, one of labels, in any number of shards."""
+"""Data set of parquet files: a column of encoded images and one of labels, in any number of shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ParquetConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Every shard by its path, which says its split; or the file or archive alone."""
+    """Return every shard by its path, which names its split; or the single file or archive."""
     path = source_folder.local(config, _WANTED)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -41,8 +41,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: ParquetConfig, work: Workspace) -> RawSet:
-    """Find columns, classes and splits; images are decoded while they are packed. Raises DataError."""
-    # not before: numpy and pyarrow, which a look at what is packed does without
+    """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
+    # Late imports: looking up a pack needs neither numpy nor pyarrow.
     from pipeline.data.reading import images, tables
 
     one = source_folder.one_file(config, work, _WANTED, ".parquet")
@@ -75,7 +75,7 @@ def _shards(folder: Path, origin: str) -> list[Path]:
 
 
 def _refuse_missing(shards: list[Path], origin: str) -> None:
-    """Raises DataError: names say how many there are, and a part of them alone would be packed without a word."""
+    """Refuse an incomplete set of shards, whose file names give the count. Raises DataError."""
     numbers: dict[tuple[Path, str, str], set[int]] = {}
     for path in shards:
         if match := _SHARD.fullmatch(path.name):
@@ -90,7 +90,8 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
 
 
 def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:
-    """By names, as in ``train-00000-of-00002.parquet`` or ``test/0000.parquet``; else all are for training."""
+    """Group shards by split names as in ``train-00000-of-00002.parquet`` or ``test/0000.parquet``; else all are
+    training."""
     names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
     if not any(names.values()):
         return {"train": shards}

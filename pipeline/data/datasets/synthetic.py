@@ -1,4 +1,4 @@
-"""Generated images: for trying out a set-up at any size. An accuracy on them means nothing."""
+"""Generated images, for trying out a set-up at any size. An accuracy on them means nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
 from trainers.core.config import DatasetConfig, at_least
 
-_TRAIN, _TEST = 1, 2  # streams of one seed
+_TRAIN, _TEST = 1, 2  # random streams of the seed
 
 
 @dataclass(kw_only=True)
@@ -39,13 +39,13 @@ class SyntheticConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """None: the configuration says it all."""
+    """Return no files: the configuration defines the images."""
     refuse_source(config)
     return []
 
 
 def load(config: SyntheticConfig, work: Workspace) -> RawSet:
-    """Describe the images; they are generated block by block while they are packed."""
+    """Describe the images; they are generated block by block during packing."""
     return RawSet(
         train=_part(config, config.size, _TRAIN),
         test=_part(config, config.test_size, _TEST),
@@ -58,7 +58,7 @@ def load(config: SyntheticConfig, work: Workspace) -> RawSet:
 
 
 def _part(config: SyntheticConfig, count: int, stream: int) -> Part:
-    from pipeline.data.reading.patterns import generate  # not before: numpy, which looking at a pack does without
+    from pipeline.data.reading.patterns import generate  # late import: looking up a pack doesn't need numpy
 
     shape = (config.channels, config.image_size, config.image_size)
     settings = {"classes": config.num_classes, "seed": config.generator_seed, "stream": stream}

@@ -1,4 +1,4 @@
-"""Any labelled set of torchvision.datasets, which is read out in a process of its own (torch isn't imported here)."""
+"""Any labelled data set of torchvision.datasets, read in a separate process, because it imports torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TorchvisionConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """All files of the folder, by name."""
+    """Return all files of the root folder, by name."""
     path = local_path(config.source)
     if path is None and config.source is None:
         return []
@@ -56,8 +56,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
-    """Have the set read out; its images are decoded while they are packed. Raises DataError."""
-    from pipeline.data.reading.images import raw_set  # not before: numpy, which a look at what is packed does without
+    """Read the set in a subprocess; images are decoded during packing. Raises DataError."""
+    from pipeline.data.reading.images import raw_set  # late import: looking up a pack doesn't need numpy
 
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))

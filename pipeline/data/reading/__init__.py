@@ -1,1 +1,1 @@
-"""What reads images with numpy, pillow or pyarrow, and makes them: imported where packing begins, not before."""
+"""Image readers and generators that need numpy, pillow or pyarrow; imported only when packing begins."""

@@ -1,4 +1,4 @@
-"""The images of CIFAR-10's batches, in both published layouts."""
+"""Read the batch files of CIFAR-10, in both published layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RECORD_BYTES = 1 + _IMAGE_BYTES
 
 
 def read_binary(path: Path) -> Iterator[Block]:
-    """A .bin batch: records of one label byte and 3072 pixels, red plane first.
+    """Read a .bin batch: records of one label byte and 3072 pixels, red plane first.
 
     Raises:
         DataError: the file is not a whole number of records.
@@ -36,11 +36,12 @@ def read_binary(path: Path) -> Iterator[Block]:
 
 
 def read_python(path: Path) -> Iterator[Block]:
-    """A pickled batch {"data": uint8 [n, 3072], "labels": list of n}. Verify its checksum first: even so,
-    nothing but numpy arrays is ever reconstructed.
+    """Read a pickled batch {"data": uint8 [n, 3072], "labels": list of n}, after its checksum was verified.
+
+    In addition, the unpickler only reconstructs numpy arrays.
 
     Raises:
-        DataError: the pickle asks for anything else, or holds another shape.
+        DataError: the pickle contains anything else, or arrays of another shape.
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
@@ -54,7 +55,7 @@ def read_python(path: Path) -> Iterator[Block]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows only what numpy arrays of numbers are rebuilt from, under their old and new module names."""
+    """Allows only the classes that numpy arrays of numbers are rebuilt from, under their old and new module names."""
 
     _ALLOWED = (
         ("numpy", "ndarray"),

@@ -1,4 +1,4 @@
-"""Sets of image files (a folder of them, rows of a table): looked at, then decoded in threads while they are packed."""
+"""Read sets of image files or table rows: check headers first, then decode in threads during packing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trainers.data.image_files import BrokenImageError, Geometry, header, pixels
 if TYPE_CHECKING:
     from pipeline.data.base import EncodedBlock
 
-_USUAL = 224  # pixels of a side, where images differ or are larger
-_GROUP = 16  # images that a thread decodes before it hands them on
-_HEADERS = 16  # files that a thread looks at before it says what it saw
+_USUAL = 224  # side length in pixels if images differ or are larger
+_GROUP = 16  # images per decoding task
+_HEADERS = 16  # files per header-reading task
 _MOST_NAMED = 8  # broken images that an error lists
 
 
 @dataclass
 class _Seen:
-    """What the headers of a part's images say, taken together."""
+    """Summary of the headers of a part's images."""
 
     count: int = 0
     size: tuple[int, int] | None = None
@@ -40,10 +40,10 @@ class _Seen:
 
 
 def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> RawSet:
-    """Look at each image's header; decide on their size and channels, and whether the pack keeps them encoded.
+    """Read each image's header; choose size and channels, and whether the pack keeps the images encoded.
 
     Raises:
-        DataError: an image that can't be read is named, with others that can't.
+        DataError: images can't be read; the message names them.
     """
     wanted = [name for name in source.parts if name != "test" or not config.holdout]
     seen = {name: _survey(source, name, report) for name in wanted}
@@ -66,14 +66,14 @@ def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> Raw
 
 
 def _size(seen: list[_Seen]) -> tuple[int, int]:
-    """That of all images, if they share one that isn't large."""
+    """Return the common size of all images if they share one that isn't large, else the usual one."""
     size = seen[0].size
     is_one = all(part.is_one_size and part.size == size for part in seen)
     return size if is_one and size is not None and max(size) <= _USUAL else (_USUAL, _USUAL)
 
 
 def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
-    """Raises DataError that lists the images which can't be read."""
+    """Read the headers of a part. Raises DataError with a list of the unreadable images."""
     seen, broken = _Seen(), list[str]()
     groups = _grouped(source.parts[name](), _HEADERS)
     for headers, wrong in threads.in_order(_headers, groups, workers=_workers()):
@@ -95,7 +95,7 @@ def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
 
 
 def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
-    """(height, width, whether it is grey) of each image, and what is wrong with those that can't be read."""
+    """Return (height, width, is grey) of each image, and the errors of unreadable ones."""
     sizes, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
         try:
@@ -126,7 +126,7 @@ def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded:
 
 
 def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
-    """Raises DataError that names the image."""
+    """Decode a group of images. Raises DataError with the name of a broken image."""
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:
         try:

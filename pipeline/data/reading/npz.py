@@ -1,5 +1,4 @@
-"""Arrays inside a .npz, looked at by their headers and read in blocks, and those that a function gave. Nothing is ever
-unpickled."""
+"""Read arrays of a .npz file by header and in blocks, or from a mapping in memory. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, EOFError, ValueError, SyntaxError, TypeError,
     KeyError, OverflowError, RecursionError,
-    NotImplementedError,  # zipfile's, of a version or flag that it doesn't know
+    NotImplementedError,  # zipfile: an unknown version or flag
 )  # fmt: skip
-_MOST_DEFLATED = 1032  # bytes that one byte of a deflated member can stand for: the format allows no more
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
+_MOST_DEFLATED = 1032  # maximal expansion factor of the deflate format
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the methods that numpy writes
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy says before its values."""
+    """The header of a .npy array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -41,7 +40,7 @@ class Header:
 
 
 class ArrayFile:
-    """A .npz file. Raises DataError where it is no zip archive or is damaged."""
+    """A .npz file. Raises DataError if it is no zip archive or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +55,7 @@ class ArrayFile:
             self._refuse_impossible(member)
 
     def _refuse_impossible(self, member: zipfile.ZipInfo) -> None:
-        """Sizes that the file can't hold are found before anything is read or reserved for them."""
+        """Refuse impossible sizes before anything is read or allocated for them."""
         name, size_bytes = member.filename.removesuffix(".npy"), member.file_size
         if member.compress_type not in _METHODS or member.flag_bits & 1:
             raise DataError(f"{self.path}: {name} is encrypted or packed in a way that numpy doesn't write")
@@ -66,12 +65,12 @@ class ArrayFile:
             raise DataError(f"{self.path}: {name} is damaged: it claims {size_bytes} bytes and has {seen}")
 
     def header(self, name: str) -> Header:
-        """Shape and dtype; an array of Python objects is refused here, and one whose values aren't all there."""
+        """Return shape and dtype. Refuses arrays of Python objects and truncated arrays."""
         with self._member(name) as file:
             return self._header(name, file)
 
     def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """The whole array."""
+        """Return the whole array."""
         header = self.header(name)
         try:
             with self._reading(name), np.load(self.path, allow_pickle=False) as arrays:
@@ -81,10 +80,10 @@ class ArrayFile:
             raise DataError(f"{self.path}: {name} takes {size_bytes} bytes of memory, which this host lacks") from None
 
     def blocks(self, name: str, size: int) -> Iterator[Images]:
-        """A uint8 array in pieces of ``size`` along its first axis."""
+        """Yield a uint8 array in pieces of ``size`` along its first axis."""
         with self._member(name) as file:
             header = self._header(name, file)
-            if header.fortran_order:  # the first axis runs fastest: it can't be read in pieces
+            if header.fortran_order:  # the first axis varies fastest, so the file can't be read in pieces
                 whole = self.load(name)
                 yield from (whole[begin : begin + size] for begin in range(0, len(whole), size))
                 return
@@ -128,7 +127,7 @@ class ArrayFile:
 
 
 class InMemory:
-    """The arrays of a mapping, read like those of a .npz."""
+    """The arrays of a mapping, with the interface of ArrayFile."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Images of generated data: half a pattern of the image's class, half noise."""
+"""Generate synthetic images: half a pattern of the image's class, half noise."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import numpy as np
 if TYPE_CHECKING:
     from pipeline.data.base import Block, Images
 
-_PATTERNS = 0  # the stream of a seed that patterns are made of; those of images are others
-_GRID = 4  # a class's pattern has this many cells a side
-_BLOCK = 1024  # images that share a generator: part of what defines the content
+_PATTERNS = 0  # the seed's random stream for patterns; images use other streams
+_GRID = 4  # cells per side of a class's pattern
+_BLOCK = 1024  # images per generator; changing it changes the content
 
 
 def generate(shape: tuple[int, int, int], count: int, *, classes: int, seed: int, stream: int) -> Iterator[Block]:
-    """``count`` images of (C, S, S), block by block. Whole numbers throughout and only the raw output of PCG64, which
-    numpy keeps stable: the same bytes with every version, on every platform."""
+    """Yield ``count`` images of (C, S, S), block by block.
+
+    Uses only integers and the raw output of PCG64, which numpy keeps stable: the bytes are the same with every numpy
+    version on every platform.
+    """
     patterns = _patterns(shape, classes, seed)
     for begin in range(0, count, _BLOCK):
         size = min(_BLOCK, count - begin)
@@ -27,7 +30,7 @@ def generate(shape: tuple[int, int, int], count: int, *, classes: int, seed: int
 
 
 def _patterns(shape: tuple[int, int, int], classes: int, seed: int) -> Images:
-    """uint8 [K, C, S, S]: a coarse grid of random cells for each class."""
+    """Return uint8 [K, C, S, S]: a coarse grid of random cells for each class."""
     channels, side, _ = shape
     cells = _bytes((classes, channels, _GRID, _GRID), seed, _PATTERNS)
     nearest = np.arange(side) * _GRID // side

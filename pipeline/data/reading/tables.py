@@ -1,4 +1,4 @@
-"""Tables of images in parquet files: which columns hold them, their classes, and their rows."""
+"""Read tables of images from parquet files: find the columns, the classes, and the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipeline.core.errors import DataError
 from pipeline.data.image_items import Item, Items
 
-_BATCH = 16  # rows that are read at once: images of a few MB each are no burden
+_BATCH = 16  # rows read at once; images of a few MB each still fit easily
 _MOST_CLASSES = 100_000
 
 
@@ -29,8 +29,10 @@ class Table(NamedTuple):
 def table(
     splits: dict[str, list[Path]], folder: Path, origin: str, *, image_column: str | None, label_column: str | None
 ) -> Table:
-    """``splits``: name → its shards, which lie below ``folder``. Raises DataError: a column that isn't there or isn't
-    clear, shards that don't belong together, classes with gaps."""
+    """Read the columns and classes of ``splits``: name → its shards, which lie below ``folder``.
+
+    Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
+    """
     shards = sorted(path for split in splits.values() for path in split)
     columns = _columns(shards[0], image_column, label_column)
     _refuse_other_shards(shards, columns)
@@ -40,7 +42,11 @@ def table(
 
 
 class _Columns(NamedTuple):
-    """``names``: those of the classes, where the files say them. ``is_struct``: of bytes and path, as hubs have it."""
+    """The chosen columns.
+
+    ``names``: class names from the files' metadata, if present. ``is_struct``: the image column is a struct of bytes
+    and path, as on model hubs.
+    """
 
     image: str
     label: str
@@ -69,13 +75,13 @@ def _columns(path: Path, image_column: str | None, label_column: str | None) -> 
 
 
 def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
-    """Raises DataError: one was written otherwise than the first, as those of another set are."""
+    """Refuse shards whose columns differ from those of the first shard (another data set). Raises DataError."""
     labels = dict[bool, pa.DataType]()
     for path in shards:
         with _open(path) as file:
             schema: pa.Schema = file.schema_arrow
         if {columns.image, columns.label} - {*schema.names}:
-            continue  # who reads it says so
+            continue  # reading the shard reports the missing column
         image, label = schema.field(columns.image).type, schema.field(columns.label).type
         names = _published_names(schema, columns.label)
         labels.setdefault(_is_text(label), label)
@@ -97,7 +103,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # as pandas writes categories
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # pandas writes categories as dictionaries
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -113,7 +119,7 @@ def _chosen(path: Path, schema: pa.Schema, field: str, asked: str | None, fit: l
 
 
 def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
-    """The names of the classes that hubs write into a file's metadata."""
+    """Return the class names that hubs write into a file's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[label]["names"]) or None
@@ -124,7 +130,7 @@ def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
 def _classes(
     splits: dict[str, list[Path]], columns: _Columns, origin: str
 ) -> tuple[tuple[str, ...], dict[int | str, int]]:
-    """The names of the classes, and the number of each label that the training rows have. Raises DataError."""
+    """Return the class names, and the number of each label of the training rows. Raises DataError."""
     seen = {name: _values(found, columns) for name, found in splits.items()}
     train = seen["train"]
     for name, labels in seen.items():
@@ -168,7 +174,7 @@ def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
 
 
 def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
-    """(number of the first row, rows). Raises DataError."""
+    """Yield (number of the first row, rows). Raises DataError."""
     begin = 0
     with _open(path) as file:
         missing = [name for name in names if name not in file.schema_arrow.names]

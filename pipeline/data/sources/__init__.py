@@ -1,1 +1,1 @@
-"""Where data comes from: files and folders here, archives, web servers and object stores."""
+"""Sources of data: local files and folders, archives, web servers and object stores."""

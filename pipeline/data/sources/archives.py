@@ -1,4 +1,4 @@
-"""Take the wanted files out of a tar or zip archive whose sender need not be trusted."""
+"""Extract files from untrusted tar and zip archives."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pipeline.data import disk
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
 _MAX_MEMBERS = 10_000
-_MAX_BYTES = 2 << 30  # unpacked, all members together; the official sets have less than a tenth
+_MAX_BYTES = 2 << 30  # unpacked size of all members; the official sets have less than a tenth
 _COPY_BYTES = 1 << 20
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 def extract(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
-    """Write the members whose file name is in ``wanted`` (name → most bytes) flat into ``folder``.
+    """Extract the members whose file names are in ``wanted`` (name → maximal bytes) flat into ``folder``.
 
-    Only those are ever written, each under its own known name, so no member can choose where it lands (and
-    tarfile's filters, which early 3.11 releases lack, have nothing left to decide). An
-    archive with a hostile member (absolute or ``..`` path, link, device, too large) is refused whole.
+    Each file is written under its known name, so no member can choose its path, and tarfile's filters, which early 3.11
+    releases lack, aren't needed. An archive with a hostile member (absolute or ``..`` path, link, device, too large) is
+    refused as a whole.
 
     Raises:
         DataError: not a tar or zip archive, damaged, hostile or too large.
@@ -42,10 +42,10 @@ def extract(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
 
 
 def extract_tree(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None:
-    """Write the members whose names end in one of ``suffixes``, each at its own path below ``folder``.
+    """Extract the members whose names end in one of ``suffixes``, at their own paths below ``folder``.
 
-    A member that would land elsewhere or is a link or a device makes the whole archive refused. As much is written as
-    the disk has room for.
+    An archive with a link, a device or a path outside of ``folder`` is refused as a whole. Each file needs enough free
+    disk space.
 
     Raises:
         DataError: not a tar or zip archive, damaged, hostile or too large.
@@ -60,7 +60,7 @@ def extract_tree(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes], int]]:
-    """(name, content, size in bytes) of each file, which has to be read at once."""
+    """Yield (name, content, size in bytes) of each file. The content must be read before the next item."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             for member in bundle.infolist():
@@ -89,11 +89,11 @@ def _damage_as_data_error(archive: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise DataError(f"{archive} is damaged: {error}") from error  # gzip and bz2 raise bare OSErrors
+        raise DataError(f"{archive} is damaged: {error}") from error  # gzip and bz2 raise OSError without an errno
 
 
 def _extract_tar(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
-    """In one pass, as a stream: an archive is decompressed once."""
+    """Extract in one streaming pass, so that the archive is decompressed once."""
     with tarfile.open(archive, "r|*") as tar:
         budget = _Budget(archive)
         for member in tar:
@@ -103,7 +103,7 @@ def _extract_tar(archive: Path, wanted: Mapping[str, int], folder: Path) -> None
                 raise _hostile(archive, member.name, "is a link or a device")
             if member.isreg() and name in wanted:
                 content = tar.extractfile(member)
-                assert content is not None  # it is a regular file
+                assert content is not None  # member.isreg()
                 _copy(archive, content, folder / name, wanted[name])
 
 
@@ -125,12 +125,12 @@ def _refuse_special_zip(archive: Path, member: zipfile.ZipInfo) -> None:
 
 
 def _inner_name(archive: Path, member: str) -> str:
-    """The file's own name."""
+    """Return the member's file name."""
     return _inner_path(archive, member).name
 
 
 def _inner_path(archive: Path, member: str) -> PurePosixPath:
-    """One that leads out of the archive's folder, on any system, is hostile."""
+    """Return the member's path; one that leaves the archive's folder on any system is hostile."""
     path = PurePosixPath(member.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in "".join(path.parts[:1]):
         raise _hostile(archive, member, "lies outside the archive's folder")
@@ -138,7 +138,7 @@ def _inner_path(archive: Path, member: str) -> PurePosixPath:
 
 
 class _Budget:
-    """Counts members and the bytes they declare."""
+    """Limits the number of members and their declared bytes."""
 
     def __init__(self, archive: Path) -> None:
         self.archive = archive
@@ -155,7 +155,7 @@ class _Budget:
 
 
 def _copy(archive: Path, content: IO[bytes], path: Path, max_bytes: int) -> None:
-    """Count the real bytes: what an archive declares may be a lie."""
+    """Copy while counting the actual bytes, because an archive's declared sizes can't be trusted."""
     if path.exists():
         raise _hostile(archive, path.name, "is there twice")
     written = 0

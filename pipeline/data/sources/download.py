@@ -1,4 +1,4 @@
-"""Get one file from the first address that gives it, with retries. pooch checks it and puts it in place."""
+"""Download one file from the first address that works, with retries. pooch verifies it and moves it into place."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from pipeline.data.progress import OnProgress
 from pipeline.data.sources.wanted import Failure, Part, Wanted
 
-PAUSES_S = (0.5, 1.5)  # between rounds over all addresses that gave nothing
+PAUSES_S = (0.5, 1.5)  # between rounds over all addresses without new bytes
 _PATIENCE_S = 8.0  # no new round after this long without a byte
-_MAX_ROUNDS = 50  # of rounds that did bring bytes
+_MAX_ROUNDS = 50  # including rounds with new bytes
 
 
 def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Failure]:
-    """The verified file in ``folder``, or why each address failed. A file that is there with the right
-    sha256 is taken as it is; one without a known sha256 is always fetched anew.
+    """Return the verified file in ``folder``, or the failure of each address.
+
+    An existing file with the right sha256 is used as it is; without a known sha256 the file is always downloaded.
 
     Raises:
         DataError: the disk is full, or a protocol's driver is missing.
     """
-    from pipeline.data.sources.transfer import attempt  # not before: pooch and requests, where something is fetched
+    from pipeline.data.sources.transfer import attempt  # late import: only downloads need pooch and requests
 
     folder.mkdir(parents=True, exist_ok=True)
     part = Part(folder / f"{wanted.name}.part")
@@ -37,7 +38,7 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
                     return outcome
                 failures[url] = outcome
         if 0 < part.reached_bytes == reached[-1]:
-            break  # where the round before ended too: it isn't the connection
+            break  # the previous round ended at the same byte, so the connection isn't the cause
         if part.reached_bytes > before:
             pauses, progress_s = list(PAUSES_S), time.monotonic()
         reached.append(part.reached_bytes)

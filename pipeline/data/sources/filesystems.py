@@ -1,4 +1,4 @@
-"""Addresses that fsspec knows (s3://, gs://, sftp://, …): their drivers, logins, and errors in one line."""
+"""Access to fsspec addresses (s3://, gs://, sftp://, …): drivers, logins, and one-line errors."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LOGINS = {"s3": _S3, "s3a": _S3, "gs": _GOOGLE, "gcs": _GOOGLE}
 
 
 def protocol(url: str) -> str:
-    """``simplecache::s3`` is read by the driver of s3."""
+    """Return the protocol of the innermost driver: s3 for ``simplecache::s3``."""
     return scheme(url).rpartition("::")[2]
 
 
 def has_folders(url: str) -> bool:
-    """Whether files need a folder that is there; a store of objects would make a bucket of a name that is mistyped."""
+    """Return True if folders must exist before files; in an object store a mistyped name would create a bucket."""
     return protocol(url) not in _DRIVERS
 
 
 def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
-    """The filesystem behind an address, and the path in it. Raises DataError that names the setting."""
+    """Return the filesystem of an address, and the path in it. Raises DataError that names the setting."""
     if protocol(url) in _LOGINS and "@" in urlsplit(url).netloc:
         raise DataError(
             f"{setting}={shown(url)}: an address with {protocol(url)}:// holds no login", hint=_LOGINS[protocol(url)]
@@ -41,7 +41,7 @@ def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str
 
 
 def refuse_protocol(source: str) -> None:
-    """Raises DataError where an address can't be read here, whatever answers there."""
+    """Refuse an address whose protocol can't be read here, without connecting. Raises DataError."""
     if is_local(source) or scheme(source) in WEB:
         return
     with _fsspec(source, "dataset.source") as fsspec:
@@ -50,21 +50,21 @@ def refuse_protocol(source: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """What a driver says (each has error classes of its own), in one line and without secrets."""
+    """Return a driver's error on one line without secrets; each driver has its own error classes."""
     text = hide(str(error), of_environment(os.environ))
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 def login_hint(url: str, error: Exception) -> str | None:
-    """Where the login comes from, if that is what is wrong."""
+    """Return the hint about credentials if they are the cause of the error."""
     refused = isinstance(error, PermissionError) or "credentials" in str(error).lower()
     return _LOGINS.get(protocol(url)) if refused else None
 
 
 @contextmanager
 def _fsspec(url: str, setting: str) -> Iterator[Any]:
-    """The module; what it says of a protocol is a DataError, with the fix."""
-    import fsspec  # not before: for an address of such a store alone
+    """Yield the module; convert its errors about protocols to DataError with the fix."""
+    import fsspec  # late import: only such addresses need it
 
     try:
         yield fsspec
@@ -80,42 +80,45 @@ def _fsspec(url: str, setting: str) -> Iterator[Any]:
 
 
 class ObjectStore:
-    """``address`` is a folder there. Every error of a driver is a DataError that names the setting and the address."""
+    """A folder at ``address``. Every driver error becomes a DataError that names the setting and the address."""
 
     def __init__(self, address: str, setting: str) -> None:
-        """Raises DataError: the protocol isn't known, or its driver isn't installed."""
+        """Open the store. Raises DataError: an unknown protocol, or its driver isn't installed."""
         self.shown = f"{setting}={shown(address) if scheme(address) else address}"
         self._url = address if scheme(address) else f"file://{address}"
         self._filesystem, self._root = open_filesystem(self._url, setting)
 
     def names(self, folder: str) -> list[str]:
-        """Of the files right in ``folder``; none where it isn't there. Raises DataError: also without its bucket."""
+        """List the files directly in ``folder``; empty if it doesn't exist.
+
+        Raises DataError, also for a missing bucket.
+        """
         with self._explained("listed"):
-            self._filesystem.invalidate_cache()  # another computer may have written since
+            self._filesystem.invalidate_cache()  # another host may have written since
             try:
                 paths = self._filesystem.ls(self._path(folder), detail=False)
             except FileNotFoundError as error:
-                if "bucket does not exist" in str(error):  # S3's words; a folder there needs nobody to make it
+                if "bucket does not exist" in str(error):  # S3's message; a missing folder is no error there
                     raise
                 return []
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
     def try_writing(self, name: str) -> None:
-        """Write a small file of that name there and remove it. Raises DataError: that isn't possible."""
+        """Write a small file of that name and remove it. Raises DataError: that fails."""
         with self._explained("written"):
             self._make_folder_of(name)
             self._filesystem.pipe_file(self._path(name), b"tried")
             self._filesystem.rm(self._path(name))
 
     def put(self, source: Path, name: str) -> None:
-        """Write a file of this computer there, in place of what has that name. Raises DataError, FileNotFoundError."""
+        """Upload a local file, replacing a file of that name. Raises DataError, FileNotFoundError."""
         source.stat()
         with self._explained("written"):
             self._make_folder_of(name)
             self._filesystem.put_file(str(source), self._path(name))
 
     def get(self, name: str, target: Path) -> None:
-        """Raises FileNotFoundError: it isn't there. DataError: it can't be read now, or not be written here."""
+        """Download a file. Raises FileNotFoundError if it doesn't exist, DataError if it can't be read or written."""
         with self._explained("read"):
             try:
                 self._filesystem.get_file(self._path(name), str(target))
@@ -125,17 +128,18 @@ class ObjectStore:
         raise FileNotFoundError(f"{name} isn't there") from missing
 
     def below(self) -> dict[str, int]:
-        """The bytes of every file there, at any depth, by its path below the address. Raises DataError."""
+        """Return path → bytes of all files below the address, at any depth. Raises DataError."""
         with self._explained("listed"):
             entries = self._filesystem.find(self._root, detail=True)
         top = len(self._root.rstrip("/")) + 1
         return {path[top:]: int(about.get("size") or 0) for path, about in sorted(entries.items())}
 
     def get_below(self, names: Sequence[str], folder: Path) -> None:
-        """Those files of ``below``, at the same places in ``folder``; side by side where the driver can.
+        """Download files of ``below`` to the same paths in ``folder``, concurrently if the driver can.
 
         Raises:
-            DataError: one can't be read. OSError: one can't be written.
+            DataError: a file can't be read.
+            OSError: a file can't be written.
         """
         targets = [folder / name for name in names]
         for path in {target.parent for target in targets}:
@@ -144,7 +148,7 @@ class ObjectStore:
             self._filesystem.get([self._path(name) for name in names], [*map(str, targets)])
 
     def remove(self, name: str) -> None:
-        """A file or a whole folder. Raises DataError: also where it isn't there."""
+        """Remove a file or a whole folder. Raises DataError, also if it doesn't exist."""
         with self._explained("removed"):
             self._filesystem.rm(self._path(name), recursive=True)
 

@@ -1,4 +1,4 @@
-"""``dataset.source`` where it is a folder of files: one that is here or behind an address, or an archive of one."""
+"""Get a ``dataset.source`` that is a folder of files: local, at an address, or packed in an archive."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pipeline.data.sources.source import WEB, file_name, local_path, refuse_spec
 from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
-_AT_ONCE = 64  # files that a driver is asked for together
+_AT_ONCE = 64  # files per request to a driver
 
 
 class Place(NamedTuple):
-    """``origin`` is where the folder came from, fit for a message."""
+    """A local folder; ``origin`` is its source for messages."""
 
     folder: Path
     origin: str
 
 
 def local(config: DatasetConfig, what: str) -> Path | None:
-    """The folder or file on this computer; None: an address. ``what`` says in a message what is wanted.
+    """Return the local folder or file; None for an address. ``what`` describes the expected source in messages.
 
     Raises:
-        DataError: no source, or none that is there.
+        DataError: no source is given, or it doesn't exist.
     """
     if config.source is None:
         raise DataError(f"dataset={config.name} needs your images", hint=f"dataset.source=<{what}>")
@@ -41,10 +41,10 @@ def local(config: DatasetConfig, what: str) -> Path | None:
 
 
 def one_file(config: DatasetConfig, work: Workspace, what: str, suffix: str) -> tuple[Path, str] | None:
-    """The file and its origin, where the source is one with this suffix, here or behind an address; else None.
+    """Return the file and its origin if the source is a single file with this suffix, local or remote; else None.
 
     Raises:
-        DataError: there is no source, or it can't be had.
+        DataError: no source is given, or it can't be fetched.
     """
     path, source = local(config, what), config.source or ""
     name = path.name if path is not None else file_name(source)
@@ -54,7 +54,7 @@ def one_file(config: DatasetConfig, work: Workspace, what: str, suffix: str) -> 
 
 
 def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tuple[str, ...]) -> Place:
-    """The folder itself; of one behind an address or in an archive its files with these suffixes. Raises DataError."""
+    """Return a local folder; for an address or archive, fetch the files with these suffixes. Raises DataError."""
     path = local(config, what)
     if path is not None and path.is_dir():
         return Place(path, str(path))
@@ -80,7 +80,7 @@ def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tupl
 
 
 def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Workspace) -> None:
-    """The files with these suffixes of a folder that fsspec knows (s3://, gs://, …). Raises DataError, OSError."""
+    """Download the files with these suffixes from an fsspec folder (s3://, gs://, …). Raises DataError, OSError."""
     store = ObjectStore(source, "dataset.source")
     sizes = {
         name: size

@@ -1,4 +1,4 @@
-"""Data sets that consist of known files: find, download or unpack them, and verify every one."""
+"""Data sets with a fixed list of published files: find, download or unpack the files, and verify each one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.core.config import DatasetConfig
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialFile:
-    """A file as its makers published it."""
+    """A published file."""
 
     name: str
     size_bytes: int
@@ -27,7 +27,7 @@ class OfficialFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One form in which the set was published. ``folders``: where the files may lie below the source."""
+    """One published form of the set. ``folders``: where the files may lie below the source."""
 
     title: str
     folders: tuple[str, ...]
@@ -35,13 +35,13 @@ class Layout:
     test: tuple[OfficialFile, ...]
 
     def wanted(self, config: DatasetConfig) -> tuple[OfficialFile, ...]:
-        """A hold-out needs no official test files."""
+        """Return the required files; a hold-out needs no official test files."""
         return self.train if config.holdout else (*self.train, *self.test)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """All forms of a set, the downloads (archives or single files), and the hold-out to suggest."""
+    """All layouts of a set, the downloads (archives or single files), and the hold-out to suggest."""
 
     layouts: tuple[Layout, ...]
     downloads: tuple[Wanted, ...]
@@ -50,7 +50,7 @@ class Catalogue:
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialFiles:
-    """Verified files of one layout. ``origin`` is where they came from, fit for a message."""
+    """Verified files of one layout. ``origin`` is their source for messages."""
 
     layout: Layout
     files: dict[str, Path]
@@ -66,7 +66,7 @@ class OfficialFiles:
 
 
 def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
-    """What `request` fingerprints: an archive itself, or the known files that lie in a folder."""
+    """Return the files for `request` to fingerprint: the archive, or the known files in a folder."""
     path = local_path(config.source)
     if path is None:
         return []
@@ -78,7 +78,7 @@ def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
 
 
 def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> OfficialFiles:
-    """The verified files, from wherever ``config.source`` says. Raises DataError."""
+    """Return the verified files from ``config.source``. Raises DataError."""
     path = local_path(config.source)
     if config.source is None:
         folder, origin = _download(config, catalogue, work), "official addresses"
@@ -96,7 +96,7 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
 
 
 def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[Layout, Path]:
-    """The layout and folder with the fewest wanted files missing; the first of equals."""
+    """Return the layout and folder with the fewest missing files; on a tie, the first."""
     places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
 
     def missing(place: tuple[Layout, Path]) -> int:
@@ -130,7 +130,7 @@ def _check_complete(config: DatasetConfig, catalogue: Catalogue, layout: Layout,
 
 
 def _verify(file: OfficialFile, path: Path) -> None:
-    """Size first: it tells a truncated file from an altered one, and costs nothing."""
+    """Check the size first, which costs nothing and distinguishes a truncated file from an altered one."""
     size_bytes = path.stat().st_size
     if size_bytes != file.size_bytes:
         raise DataError(
@@ -156,7 +156,7 @@ def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
 
 
 def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
-    """From the official addresses; with a hold-out, single test files are not asked for."""
+    """Download from the official addresses; with a hold-out, separate test files are skipped."""
     test_only = {f.name for form in catalogue.layouts for f in form.test} if config.holdout else set()
     for wanted in catalogue.downloads:
         if wanted.name in test_only:
@@ -170,7 +170,7 @@ def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> P
 
 
 def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
-    """An archive's address, or that of a folder which holds the files of one layout."""
+    """Download an archive, or the files of one layout from a remote folder."""
     name = file_name(url)
     if name.endswith(archives.SUFFIXES):
         known = {official.name: official.sha256 for official in catalogue.downloads}
@@ -183,7 +183,7 @@ def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: s
 
 
 def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
-    """The first layout whose first file is there; a later file that is absent shows as missing."""
+    """Use the first layout whose first file exists; later absent files are reported as missing."""
     first: list[Failure] = []
     for layout in catalogue.layouts:
         for file in layout.wanted(config):
@@ -203,7 +203,7 @@ def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace,
 
 
 def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> DataError:
-    """Every address with its own error, and three ways on."""
+    """Return an error with every address's failure and three alternatives."""
     lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
     return DataError(
         f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",

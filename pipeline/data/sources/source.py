@@ -1,4 +1,4 @@
-"""Reading ``dataset.source``: which of the forms it has, and how it is shown in messages."""
+"""Parse ``dataset.source``: the form of the source, its local path, and its text in messages."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import expanded
 
 WEB = ("http", "https")
-_LOCAL = ("file", "local")  # fsspec's other name for it
+_LOCAL = ("file", "local")  # fsspec accepts both names
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 def scheme(source: str) -> str:
-    """What stands before ``://``, in small letters as everywhere; empty for a path."""
+    """Return the lower-case text before ``://``; empty for a path."""
     return source.partition("://")[0].lower() if "://" in source else ""
 
 
 def is_local(source: str) -> bool:
-    """Whether it is a path or a file:// URL."""
+    """Return True for a path or a file:// URL."""
     return scheme(source) in ("", *_LOCAL)
 
 
 def local_path(source: str | None) -> Path | None:
-    """The absolute path of a plain path or file:// URL; None for other URLs and for no source.
+    """Return the absolute path of a plain path or file:// URL; None for other URLs and for no source.
 
     Raises:
-        DataError: a file:// URL that names a host.
+        DataError: a file:// URL names a host.
     """
     if source is None:
         return None
@@ -47,7 +47,7 @@ def local_path(source: str | None) -> Path | None:
 
 
 def refuse_special(source: str | None, path: Path) -> None:
-    """Raises DataError for what isn't there, or is no regular file: reading a FIFO or a device may never end."""
+    """Refuse missing and special files: reading a FIFO or a device may never end. Raises DataError."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -59,20 +59,20 @@ def refuse_special(source: str | None, path: Path) -> None:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """All files below a folder by their path in it, sorted. Raises OSError."""
+    """Return all files below a folder by their relative paths, sorted. Raises OSError."""
     return {file.relative_to(folder).as_posix(): file for file in sorted(walked(folder)) if file.is_file()}
 
 
 def walked(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """What lies below a folder and is none, behind links to folders too: who reads it may follow them. Raises OSError.
+    """Yield everything below a folder except folders. Follows links to folders, as readers may do. Raises OSError.
 
     Args:
-        above: the folders that it lies in, up to where the walk began.
+        above: real paths of the parent folders up to the start of the walk.
     """
     place = os.path.realpath(folder)
-    if place in above:  # a link that leads up again
+    if place in above:  # a link to a parent folder
         return
-    with suppress(PermissionError):  # nobody who runs as this user can look into it
+    with suppress(PermissionError):  # unreadable for every process of this user
         for path in folder.iterdir():
             if path.is_dir():
                 yield from walked(path, (*above, place))
@@ -81,12 +81,12 @@ def walked(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def shown(url: str) -> str:
-    """The address without user, password, query and fragment: they may hold secrets (signed URLs)."""
+    """Return the address without user, password, query and fragment, which may hold secrets (signed URLs)."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def file_name(url: str) -> str:
-    """The last part of a URL's path; empty for a folder that ends in a slash."""
+    """Return the last part of a URL's path; empty for a folder that ends in a slash."""
     return unquote(urlsplit(url).path).rpartition("/")[2]

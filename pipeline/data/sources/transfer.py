@@ -1,6 +1,6 @@
-"""One attempt to get a file from one address: by HTTP, with resume, or by any other protocol through fsspec.
+"""One attempt to download a file from one address: by HTTP with resume, or by any fsspec protocol.
 
-Both are pooch downloaders.
+Both are implemented as pooch downloaders.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pipeline.data.sources.source import WEB, scheme, shown
 from pipeline.data.sources.wanted import Failure, Part, Wanted
 
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
-_ENCODED = (".gz", ".tgz")  # servers call these files gzip encoded; they are meant as they are
+_ENCODED = (".gz", ".tgz")  # some servers declare these files as gzip encoded; they must not be decoded
 _CHUNK_BYTES = 1 << 16
 _RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 def attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path | Failure:
-    """The verified file in the folder of ``part``, or why this address didn't give it. Raises DataError."""
+    """Return the verified file in the folder of ``part``, or the failure of this address. Raises DataError."""
     pooch.get_logger().setLevel("WARNING")
     web = scheme(url) in WEB
     download = HTTP(part, report) if web else Filesystem(report)
     path = part.path.with_name(wanted.name)
     if wanted.sha256 is None:
-        path.unlink(missing_ok=True)  # pooch would keep it unseen
+        path.unlink(missing_ok=True)  # without a checksum pooch would keep an existing file
     try:
         pooch.retrieve(url, wanted.sha256, fname=path.name, path=path.parent, downloader=download)
     except requests.HTTPError as error:
@@ -44,7 +44,7 @@ def attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path | 
     except (requests.RequestException, OSError) as error:
         absent = isinstance(error, FileNotFoundError)
         return Failure(url, _why(error), final=absent or isinstance(error, PermissionError), absent=absent)
-    except ValueError as error:  # pooch: the checksum is wrong
+    except ValueError as error:  # raised by pooch for a wrong checksum
         return Failure(url, str(error).partition(". Deleted")[0], final=not download.resumed)
     return path
 
@@ -57,7 +57,7 @@ def _refused(url: str, error: requests.HTTPError) -> Failure:
 
 
 def _why(error: Exception) -> str:
-    """The operating system's words where they are inside (requests nests them four deep)."""
+    """Return the operating system's message from inside the exception (requests nests it four deep)."""
     found = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
     if found:
         return found[1]
@@ -67,7 +67,7 @@ def _why(error: Exception) -> str:
 
 
 class HTTP:
-    """A pooch downloader that goes on where a broken download stopped."""
+    """A pooch downloader that resumes a broken download."""
 
     def __init__(self, part: Part, report: OnProgress) -> None:
         self.part, self.report = part, report
@@ -75,11 +75,11 @@ class HTTP:
 
     def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
         offset, validator = self.part.resumable(url)
-        headers = {"Accept-Encoding": "identity"}  # lengths and offsets are those of the file
+        headers = {"Accept-Encoding": "identity"}  # so that lengths and offsets refer to the file itself
         if offset:
             headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-            if response.status_code == 416:  # the part is as long as the file, or longer
+            if response.status_code == 416:  # the partial file is as long as the file, or longer
                 self.part.discard()
                 raise requests.ConnectionError("the server refused to resume")
             response.raise_for_status()
@@ -106,9 +106,7 @@ class HTTP:
                     done += len(chunk)
                     self.part.reached_bytes = max(self.part.reached_bytes, done)
                     self.report(f"downloading {self.part.path.stem}", done, total)
-        except (
-            urllib3.exceptions.HTTPError
-        ) as error:  # of urllib3, which is read directly: what travels counts, not what it encodes
+        except urllib3.exceptions.HTTPError as error:  # response.raw is read directly, so errors come from urllib3
             raise requests.ConnectionError(str(error)) from error
         except DataError:
             self.part.discard()
@@ -118,14 +116,16 @@ class HTTP:
 
 
 def _resumes(response: requests.Response, offset: int) -> bool:
-    """Whether the answer begins exactly where the part ends; a 200 is the whole file again."""
+    """Return True if the response begins exactly where the partial file ends; a 200 is the whole file again."""
     begins = response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
     return offset > 0 and response.status_code == 206 and begins
 
 
 def _decode(part: Part, encoding: str) -> None:
-    """A server that encodes though it was asked not to. Raises DataError where the disk is full, ValueError where
-    asking again gives the same."""
+    """Decode a response that the server encoded against the request.
+
+    Raises DataError if the disk is full, ValueError if a retry would give the same.
+    """
     if encoding not in ("gzip", "x-gzip"):
         part.discard()
         raise ValueError(f"the server sends it encoded ({encoding}), though it was asked not to")
@@ -142,7 +142,7 @@ def _decode(part: Part, encoding: str) -> None:
 
 
 class Filesystem:
-    """A pooch downloader for every other protocol that fsspec knows."""
+    """A pooch downloader for all other protocols of fsspec."""
 
     resumed = False
 

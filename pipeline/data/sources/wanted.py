@@ -1,4 +1,4 @@
-"""A file to get, what of it is here already, and why an address didn't give it."""
+"""State of a download: the requested file, its partial copy, and the failures of its addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.data.sources.source import shown
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an address did not give the file. ``final``: asking again would not help."""
+    """The reason why an address did not deliver the file. ``final``: a retry would not help."""
 
     url: str
     text: str
@@ -24,7 +24,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One file to get: its name here, its addresses in order of preference, its sha256 where one is known."""
+    """A file to download: its local name, its addresses in order of preference, its sha256 if known."""
 
     name: str
     urls: Sequence[str]
@@ -32,15 +32,15 @@ class Wanted:
 
 
 class Part:
-    """A broken download and what makes it safe to go on with: its address and the server's validator."""
+    """A partial download, with the address and the server's validator that make resuming safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.reached_bytes = 0  # where the longest attempt of this round has ended
+        self.reached_bytes = 0  # the furthest position of this round's attempts
         self._note = path.with_name(f"{path.name}.json")
 
     def resumable(self, url: str) -> tuple[int, str]:
-        """(bytes that are there, validator for If-Range); (0, "") where the download must begin anew."""
+        """Return (existing bytes, validator for If-Range); (0, "") if the download must start again."""
         try:
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if note["url"] == shown(url) and note["validator"]:
@@ -50,7 +50,7 @@ class Part:
         return 0, ""
 
     def begin(self, url: str, headers: Any) -> None:
-        """Note the validator: a strong ETag, else the date. Weak ETags don't promise equal bytes."""
+        """Record the validator: a strong ETag, else the date. Weak ETags don't guarantee equal bytes."""
         etag = headers.get("ETag", "")
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
         write_json(self._note, {"url": shown(url), "validator": validator})
