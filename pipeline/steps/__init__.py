@@ -1,5 +1,5 @@
-"""Steps of one's own: commands and functions with inputs, outputs and a content key, made once below ``runs/steps/``.
+"""User-defined preparation steps: commands or functions with inputs, outputs and a content key, run once.
 
-``declared`` reads them, ``key`` says what each is made of, ``graph`` what needs what and how each stands, ``making``
-makes them, ``source`` gives them to a run as its data.
+Results lie below ``runs/steps/``. ``declared`` reads the steps, ``key`` computes their keys, ``graph`` holds their
+dependencies and states, ``making`` runs them, ``source`` passes their outputs to a run as its data.
 """

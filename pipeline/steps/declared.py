@@ -1,4 +1,4 @@
-"""Which steps there are, by conf/step/NAME.yaml or ``declare`` in dodo.py, with the values of a configuration."""
+"""Load the declared steps: conf/step/NAME.yaml or ``declare`` in dodo.py, resolved against a configuration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pipeline.steps.step import Step, StepError, checked, refuse_name
 
 FOLDER = "conf/step"
 SECTION = "step"
-"""Of the configuration: ``step.clean.args.rate=0.3`` replaces what conf/step/clean.yaml says."""
+"""Configuration section with overrides: ``step.clean.args.rate=0.3`` replaces the value in conf/step/clean.yaml."""
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 
 def names(root: Path) -> list[str]:
-    """All steps, sorted, also those that can't be loaded. Raises StepError: one that is declared twice."""
+    """Return all steps, sorted, including those that can't be loaded. Raises StepError: a step is declared twice."""
     files = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
     for name in files:
         if name in REGISTERED:
@@ -40,11 +40,11 @@ def names(root: Path) -> list[str]:
 
 
 def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
-    """One step, its interpolations resolved against the composed configuration.
+    """Load one step and resolve its interpolations against the composed configuration.
 
     Raises:
-        StepError: no such step, a file that can't be read, a field or value that can't work.
-        UsageError: an interpolation that leads nowhere.
+        StepError: no such step, an unreadable file, or an invalid field or value.
+        UsageError: an interpolation can't be resolved.
     """
     own = composed.get(SECTION) or {}
     for key in own:
@@ -58,7 +58,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
         fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
         parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(written)}
     except OmegaConfBaseException as error:
-        from pipeline.config.errors.explain import explain_interpolation  # it imports Hydra
+        from pipeline.config.errors.explain import explain_interpolation  # late import: it needs Hydra
 
         raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
     assert isinstance(fields, dict)
@@ -80,17 +80,17 @@ def _refuse_unknown(name: str, root: Path) -> None:
 
 
 def _place(name: str) -> str:
-    """Where a step is declared, for messages."""
+    """Return the file that declares a step, for messages."""
     return "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
 
 
 def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
-    """The fields before interpolation, with what the command line says of them. Raises StepError."""
+    """Return the fields before interpolation, merged with the command line's overrides. Raises StepError."""
     try:
         file = root / FOLDER / f"{name}.yaml"
         read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
         fields = OmegaConf.to_container(read, resolve=False)
-        if isinstance(fields, dict) and True in fields:  # YAML takes a bare `on` for true
+        if isinstance(fields, dict) and True in fields:  # YAML parses a bare `on` as true
             fields["on"] = fields.pop(True)
         merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
         written = OmegaConf.to_container(merged, resolve=False)
@@ -104,7 +104,7 @@ def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """The fields that ``${…}`` names, in their order."""
+    """Yield the fields that ``${…}`` refers to, in order."""
     for text in texts(value):
         yield from _REFERENCE.findall(text)
 
@@ -114,10 +114,14 @@ def _plain(value: Any) -> Any:
 
 
 def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
-    """What neither key, folder nor log may hold: by name in ``env``, by reference, by form, of the configuration."""
+    """Return texts that neither key, folder nor log may contain.
+
+    They come from secret names in ``env``, references to secret variables, values with a secret form, and the
+    configuration's own secrets.
+    """
     of_variables = {os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
     env = fields.get("env")
-    named = env.items() if isinstance(env, Mapping) else ()  # what else it may be is refused later
+    named = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
     of_env = {str(value) for name, value in named if redact.is_secret_name(str(name))}
     values = {text for text in of_variables | of_env if redact.tells(text)}
     forms = {part for text in texts(fields) for part in redact.in_forms(text)}

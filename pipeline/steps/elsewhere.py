@@ -1,6 +1,6 @@
-"""A step's program on the hosts of the cluster: sent, started and followed as a run of a script is, once on each host.
+"""Run a step's program on the hosts of the cluster: sent, started and followed like a script's run, once per host.
 
-``on: first`` takes the first host alone. The outputs that come back are those of the first host.
+``on: first`` uses only the first host. The outputs of the first host are fetched.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from pipeline.steps.key import is_python, sources_of
 from pipeline.steps.step import Making, Step, StepError, filled
 from trainers.contract import run_folder
 
-_INPUTS = "_inputs"  # where the snapshot has the files that lie outside of the project
+_INPUTS = "_inputs"  # the snapshot's folder for inputs from outside of the project
 _LEFT = Outputs(
     final=("outputs", run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY), needed=(run_folder.SUMMARY,), whole=("outputs",)
 )
 _NO_METRIC = "the script logged no metric"
-_OUT = "\0out\0"  # stands for the folder of outputs until braces have been doubled; no argument can hold a NUL
+_OUT = "\0out\0"  # placeholder of the output folder until braces are escaped; no argument can contain a NUL
 _BRACES = re.compile(r"\{(\w*)\}")
 
 
 def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
-    """Run it on the hosts, its first host's outputs in ``making.out``; the exit code.
+    """Run the step on the hosts, move the first host's outputs to ``making.out``, and return the exit code.
 
     Raises:
-        StepError: a program that can't be sent.
+        StepError: the program can't be sent.
         HostError: a host can't take part.
-        Killed: stopped.
+        Killed: the step was stopped.
     """
     cluster = _one_each(build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus()))
     if making.step.on == "first":
@@ -64,7 +64,7 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
 
 
 def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
-    """A run folder for it, beside its outputs. Raises StepError, OSError."""
+    """Create a run folder for the attempt next to its outputs. Raises StepError, OSError."""
     folder = making.out.parent / "attempt"
     program, files = _program(making)
     files = {**files, **import_closure(making.root, (STARTER, TORCHRUN), cluster.python_path).sources}
@@ -73,7 +73,7 @@ def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
     write_json(folder / run_folder.CONFIG, {"seed": 0, "program": program})
     return AttemptSpec(
         run_dir=folder.resolve(),
-        run_key=f"step-{making.step.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's
+        run_key=f"step-{making.step.name}-{secrets.token_hex(3)}",  # random: a fixed key would end another user's step
         attempt=1,
         trainer=SCRIPT.entry,
         outputs=_LEFT,
@@ -83,11 +83,11 @@ def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
 
 
 def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
-    """Run it to its end, every line in the log and on the terminal. Raises HostError, Killed."""
+    """Run the attempt to its end, with every line in the log and on the terminal. Raises HostError, Killed."""
     with making.log.open("a", encoding="utf-8") as log:
 
         def heard(line: LogLine) -> None:
-            if _NO_METRIC in line.text:  # a step needs none
+            if _NO_METRIC in line.text:  # steps don't log metrics
                 return
             text = masking.shown(f"{line.host} | {line.text}")
             log.write(f"{text}\n")
@@ -97,26 +97,27 @@ def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
         try:
             run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=heard, on_note=making.say), making.stop)
         except TrainingError as error:
-            lines = [line for line in str(error).splitlines() if str(spec.run_dir) not in line]  # which doesn't stay
+            # The run folder is removed, so drop lines that refer to it.
+            lines = [line for line in str(error).splitlines() if str(spec.run_dir) not in line]
             log.write(masking.shown("\n".join([*lines, ""])))
             return False
     return True
 
 
 def _one_each(cluster: Cluster) -> Cluster:
-    """Once on each host, whatever number of ranks a training has there."""
+    """Run once on each host, regardless of the number of ranks of a training."""
     hosts = tuple(dataclasses.replace(host, nproc_per_node=1) for host in cluster.hosts)
     return dataclasses.replace(cluster, hosts=hosts, min_nodes=0)
 
 
 def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The section ``program`` of config.json, and the files of the snapshot. Raises StepError."""
+    """Return the section ``program`` of config.json, and the files of the snapshot. Raises StepError."""
     step = making.step
     _refuse_secret(step)
     placed, inputs = _inputs(making)
     files, flat = {**sources_of(step, making.root), **inputs}, [name for group in placed for name in group]
     section: dict[str, Any] = {"name": SCRIPT.name, "seal": "off", "script": None, "command": [], "env": dict(step.env)}
-    section["outputs_limit"] = None  # what a step makes is in its folder for outputs
+    section["outputs_limit"] = None  # a step writes only into its output folder
     if step.function:
         script = f"{CALL.replace('.', '/')}.py"
         text = _literal(call(step, flat, _OUT)).replace(json.dumps(_OUT)[1:-1], "{run}")
@@ -139,7 +140,7 @@ def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
 
 
 def _refuse_secret(step: Step) -> None:
-    """Raises StepError: a variable of its own holds one."""
+    """Refuse secret variables, which would be sent in a file. Raises StepError."""
     for variable, value in step.env.items():
         if any(secret in value for secret in step.secrets):
             raise StepError(
@@ -149,7 +150,7 @@ def _refuse_secret(step: Step) -> None:
 
 
 def _inputs(making: Making) -> tuple[list[list[str]], dict[str, Path]]:
-    """The files of each entry of ``inputs`` by their names in the snapshot, and where each lies here."""
+    """Return the snapshot names of the files of each entry of ``inputs``, and snapshot name → local path."""
     placed: list[list[str]] = []
     files: dict[str, Path] = {}
     for number, group in enumerate(making.inputs):
@@ -161,12 +162,12 @@ def _inputs(making: Making) -> tuple[list[list[str]], dict[str, Path]]:
 
 
 def _inside(path: Path, root: Path, steps_dir: Path, elsewhere: str) -> str:
-    """The place of an input in the snapshot: its own where it lies in the project and is no step's output."""
+    """Return the snapshot path of an input: its project path, unless it lies outside or is a step's output."""
     if path.is_relative_to(root) and not path.is_relative_to(steps_dir):
         return path.relative_to(root).as_posix()
     return f"{elsewhere}/{path.name}"
 
 
 def _literal(text: str) -> str:
-    """The text for a place where {x} would be a placeholder."""
+    """Escape {x}, which would otherwise be a placeholder."""
     return _BRACES.sub(lambda mark: f"{{{{{mark[1]}}}}}", text)

@@ -1,4 +1,4 @@
-"""What needs what, and how each step stands: made, or to be made and why. Looks, and starts nothing."""
+"""The dependency graph of steps and the state of each step: up to date, or to be run and why. Starts nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pipeline.steps.store import Made
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a step stands now.
+    """The state of a step.
 
-    ``key`` is None while a step that it needs isn't made; ``made`` is None while it is to be made, and ``why`` says
-    why in a line for each reason. ``inputs`` are the files of each entry of ``step.inputs``.
+    ``key`` is None while a required step is not up to date. ``made`` is None if the step must run; ``why`` gives the
+    reasons, one per line. ``inputs`` are the files of each entry of ``step.inputs``.
     """
 
     step: Step
@@ -36,12 +36,12 @@ class Standing:
 
 
 class Graph:
-    """The steps of one configuration; each is read when it is asked for first.
+    """The steps of one configuration, each loaded on first use.
 
     Args:
         composed: the resolved configuration.
         root: the project.
-        hosts: how many the cluster has, on which steps with ``on: hosts`` run.
+        hosts: returns the number of hosts, on which steps with ``on: hosts`` run.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Graph:
         self._standings: dict[str, Standing] = {}
 
     def names(self) -> list[str]:
-        """All steps that there are. Raises StepError."""
+        """Return all steps. Raises StepError."""
         return declared.names(self.root)
 
     def step(self, name: str) -> Step:
-        """Raises StepError, UsageError."""
+        """Return a step. Raises StepError, UsageError."""
         if name not in self._steps:
             self._steps[name] = declared.load(name, self.composed, self.root)
         return self._steps[name]
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """These steps and all that they need, each after what it needs. Raises StepError: they need each other."""
+        """Return these steps and all that they need, in topological order. Raises StepError: a cycle."""
         needs: dict[str, tuple[str, ...]] = {}
         waiting = [*names]
         while waiting:
@@ -78,15 +78,18 @@ class Graph:
             raise StepError(what, hint="take one of these out of the other's inputs") from error
 
     def standing(self, name: str) -> Standing:
-        """How a step stands. Raises StepError, UsageError: it can't be told, or an input is missing."""
+        """Return the state of a step.
+
+        Raises StepError, UsageError: the state is undecidable, or an input is missing.
+        """
         known = self._standings.get(name)
         if known is None:
-            self.order([name])  # a circle is refused before it is walked
+            self.order([name])  # refuses a cycle before the recursion
             known = self._standings[name] = self._look(self.step(name))
-        return known  # not looked up again: another thread may have had all forgotten
+        return known  # not self._standings[name]: another thread may have called forget()
 
     def forget(self) -> None:
-        """Look anew: a step was made."""
+        """Drop the cached states, after a step was run."""
         self._standings.clear()
 
     def _look(self, step: Step) -> Standing:
@@ -103,7 +106,7 @@ class Graph:
         return Standing(step=step, key=key, made=made, why=reasons, inputs=files)
 
     def key(self, step: Step, groups: list[list[tuple[str, Path]]]) -> ContentKey:
-        """Of the files as they are now. Raises StepError: one can't be read."""
+        """Compute the key from the current files. Raises StepError: a file can't be read."""
         labels = {label: path for group in groups for label, path in group}
         try:
             digests = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
@@ -115,7 +118,7 @@ class Graph:
         return step_key(step, {label: digests[path][1] for label, path in labels.items()}, self.root, hosts)
 
     def fresh_key(self, step: Step) -> ContentKey:
-        """The key of what lies there now, for one who has just made the step. Raises StepError, UsageError."""
+        """Return the key for the current files, for a step that has just been run. Raises StepError, UsageError."""
         return self.key(step, [self._files(step, item) for item in step.inputs])
 
     @staticmethod
@@ -123,17 +126,17 @@ class Graph:
         return item.startswith(PREFIX) and named(item)[0] in open_
 
     def _files(self, step: Step, item: str) -> list[tuple[str, Path]]:
-        """Name and place of each file that an entry of ``inputs`` stands for. Raises StepError: there is none."""
+        """Return name and path of each file of an entry of ``inputs``. Raises StepError: there is none."""
         if item.startswith(PREFIX):
             name, inside = named(item)
             made = self.standing(name).made
-            if made is None:  # it was altered while this step was made of it
+            if made is None:  # its outputs were altered while this step used them
                 raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
             return store.inside(self.step(name), made, inside)
         try:
             self._refuse_store(step, item)
             paths = _matches(item, self.root)
-        except OSError as error:  # too long a name, a folder that nobody may look into
+        except OSError as error:  # a name too long, or an unreadable folder
             raise StepError(f"step {step.name}: inputs: {item!r} can't be read: {os_reason(error)}") from error
         if not paths:
             raise StepError(
@@ -143,7 +146,7 @@ class Graph:
         return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in paths]
 
     def _refuse_store(self, step: Step, item: str) -> None:
-        """Raises StepError: an entry holds the folder in which steps lie, which changes with each that is made."""
+        """Refuse an entry that contains the folder of steps, which changes with every step. Raises StepError."""
         kept = store.steps_dir(self.runs_dir)
         for path in _named(item, self.root):
             if kept.is_relative_to(path) or path.is_relative_to(kept):
@@ -154,7 +157,7 @@ class Graph:
                 )
 
     def _reasons(self, step: Step, key: ContentKey) -> tuple[str, ...]:
-        """Why it isn't made: what has changed since the nearest earlier one."""
+        """Explain why the step must run: the differences from its nearest earlier version."""
         earlier = [record for _, record in earlier_of(self.runs_dir, step.name)]
         if not earlier:
             return ("never made",)
@@ -163,13 +166,13 @@ class Graph:
 
 
 def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Folders of a step that were made, whatever their key, with their step.json."""
+    """Return the folders of a step's earlier versions, with any key, and their step.json."""
     records = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
     return [(path, record) for path, record in records if record is not None and record.get("name") == name]
 
 
 def _named(pattern: str, root: Path) -> list[Path]:
-    """The files and folders that a pattern names."""
+    """Return the files and folders that match a pattern."""
     path = expanded(pattern, f"inputs: {pattern}")
     if path.is_absolute():
         anchor, rest = Path(path.anchor), path.relative_to(path.anchor)
@@ -179,6 +182,6 @@ def _named(pattern: str, root: Path) -> list[Path]:
 
 
 def _matches(pattern: str, root: Path) -> list[Path]:
-    """The files, and all those in a folder."""
+    """Return the matching files, and all files in matching folders."""
     files = [inner for item in _named(pattern, root) for inner in ([item] if item.is_file() else sorted(walked(item)))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]

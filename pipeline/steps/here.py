@@ -1,4 +1,4 @@
-"""A step's program on this computer: in the project's folder, its output masked, in a log and on the terminal."""
+"""Run a step's program locally: in the project folder, with masked output in a log and on the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINE = 65_536
 
 
 def command(making: Making) -> list[str]:
-    """What is run for a step, placeholders put in. Raises StepError."""
+    """Return the command line of a step, with placeholders filled in. Raises StepError."""
     step, out = making.step, str(making.out)
     inputs = [[str(path) for path in group] for group in making.inputs]
     flat = [path for group in inputs for path in group]
@@ -39,20 +39,21 @@ def command(making: Making) -> list[str]:
 
 
 def call(step: Step, inputs: Sequence[str], out: str) -> str:
-    """The argument of ``CALL`` for a step that is a function: JSON."""
+    """Return the JSON argument of ``CALL`` for a function step."""
     args = dict(sorted(step.args.items()))
     return json.dumps({"function": step.function, "args": args, "inputs": [*inputs], "out": out})
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
-    """Built as a rank's is, with the project importable, the variables of the step, and its arguments for bash.
+    """Build the environment like a rank's, plus the project on PYTHONPATH, the step's variables, and its arguments
+    for bash.
 
     Args:
         around: the environment of this process.
-        site: the folder with the audit hook, which every Python process looks into first.
+        site: the folder with the audit hook, first on PYTHONPATH so that every Python process loads it.
 
     Raises:
-        StepError: Python wouldn't find the hook or the project there.
+        StepError: Python could not find the hook or the project, because a path contains the separator.
     """
     step = making.step
     for folder in (site, making.root):
@@ -72,10 +73,10 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
 
 
 def run_here(making: Making) -> int:
-    """Run it to its end; the exit code. It ends with this process, when ``stop`` is set, and with its log.
+    """Run the step to its end and return the exit code. It is ended with this process and when ``stop`` is set.
 
     Raises:
-        OSError: what it says can't be kept; it is ended.
+        OSError: its output can't be written to the log; the program is ended.
     """
     argv, seal = command(making), making.out.parent / "seal"
     skipped = [making.out.parent, *(HOME / name for name in PACKAGES if making.root != HOME)]
@@ -93,7 +94,7 @@ def run_here(making: Making) -> int:
             _copy(making, child.stdout, log)
     except BaseException:
         child.stdin.close()
-        child.wait()  # its folder is about to be removed
+        child.wait()  # the caller removes its folder next
         raise
     code = child.wait()
     child.stdin.close()
@@ -107,8 +108,10 @@ def run_here(making: Making) -> int:
 def _program(
     making: Making, name: str, env: Mapping[str, str], zones: Sequence[tuple[str, str]], notes: Path
 ) -> dict[str, Any]:
-    """The record of the program that a list of words starts, where it lies outside of the project and the system: no
-    hook of Python sees its file being read. A line for bash names none."""
+    """Record the executable itself if it lies outside of the project and the system.
+
+    The Python audit hook doesn't see the executable being read. A bash line names no single program.
+    """
     notes.mkdir()
     path = shutil.which(str(making.root / name) if "/" in name else name, path=env.get("PATH"))
     if path is not None and isinstance(making.step.command, tuple):
@@ -117,7 +120,7 @@ def _program(
 
 
 def _warn_of_variables(making: Making, variables: Sequence[str]) -> None:
-    """Say which variables of this shell the step read in vain: a key holds those of its ``env`` alone."""
+    """Warn about shell variables that the step read but doesn't receive: only those in its ``env`` count in the key."""
     if variables:
         named = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in variables)
         making.warn(
@@ -127,7 +130,7 @@ def _warn_of_variables(making: Making, variables: Sequence[str]) -> None:
 
 
 def _end_when_stopped(making: Making, stdin: IO[bytes]) -> None:
-    """Close the guard's stdin, which ends the program."""
+    """Close the guard's stdin on a stop, which ends the program."""
     while not stdin.closed:
         if making.stop.wait(0.1):
             with suppress(OSError):
@@ -143,5 +146,5 @@ def _copy(making: Making, stdout: IO[bytes], log: IO[str]) -> None:
 
 
 def as_text(value: object) -> str:
-    """A value as bash's variable."""
+    """Convert a value to a bash variable's text."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

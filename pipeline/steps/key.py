@@ -1,4 +1,4 @@
-"""Of what a step is made: its key, and in what that differs from the key of an earlier one."""
+"""The content key of a step, and the differences from the key of an earlier version."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ VERSION = 1
 _PYTHON = ("python", "python3")
 _PYTHON_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*")
 _PART = re.compile(r"[^\s'\"`();<>|&=]+")
-_WRITTEN = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection: the file is written
+_WRITTEN = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection writes the file, so it is no input
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def is_python(word: str) -> bool:
-    """Whether a command's first word asks for Python: on this computer that of the project."""
+    """Return True if a command's first word means Python; a local step then uses the project's interpreter."""
     return word in _PYTHON
 
 
 def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) -> ContentKey:
-    """The key of a step.
+    """Compute the key of a step.
 
     Args:
         inputs: sha256 by name: a path, or ``step:clean/images.npz``.
         root: the project.
-        hosts: on how many it runs; 0: on this computer.
+        hosts: the number of hosts it runs on; 0: local.
 
     Raises:
-        UsageError: a Python source of it can't be parsed, or imports what isn't here.
+        UsageError: one of its Python sources can't be parsed, or has an unresolvable import.
     """
     code, versions = code_of(step, root)
     config: dict[str, Any] = {
@@ -65,10 +65,10 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
 
 
 def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | None]:
-    """Digests of its code files by path, and the versions of what its Python imports (None: it runs no Python).
+    """Return digests of the code files by path, and the versions of imported distributions (None: no Python).
 
-    A function, a Python file that the command names and, where the command runs Python, one among the inputs count
-    with all that they import, at any depth; other files of the project that the command names count by their bytes.
+    Python code counts with all imports at any depth: the function, Python files named in the command, and Python files
+    among the inputs if the command runs Python. Other project files named in the command count by their bytes.
     """
     closures, others = _code(step, root)
     digests: dict[str, str] = {}
@@ -81,13 +81,13 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
 
 
 def sources_of(step: Step, root: Path) -> dict[str, Path]:
-    """Where each file of its code lies, by its path in a copy of the project."""
+    """Return the code files: path in a copy of the project → local path."""
     closures, others = _code(step, root)
     return {name: path for part in [*(one.sources for one in closures), others] for name, path in part.items()}
 
 
 def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
-    """The import closures of its Python, and its other files by their path in the project."""
+    """Return the import closures of the Python code, and other files by their project paths."""
     words = [*_words(step)]
     runs_python = any(_PYTHON_PROGRAM.fullmatch(word) for word in words)
     inputs = [Path(os.path.normpath(root / item)) for item in step.inputs]
@@ -95,7 +95,7 @@ def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
     files = [path for path in paths if os.path.isfile(path) and path not in inputs]  # noqa: PTH113  (no error if too long)
     scripts = [path for path in [*files, *(inputs if runs_python else [])] if path.suffix == ".py" and path.is_file()]
     modules = [step.function.partition(":")[0]] if step.function else [*_modules(words, root)]
-    # empty, but not left out: whatever runs Python has its version in the key
+    # An empty closure still adds Python's version to the key.
     closures = [import_closure(root, modules)] if modules or runs_python else []
     closures += [import_closure(root, (), script=_entry(path, root)) for path in scripts]
     others = [path for path in files if path.suffix != ".py" and path.is_relative_to(root)]
@@ -103,10 +103,10 @@ def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
 
 
 def _words(step: Step) -> Iterator[str]:
-    """What in the command may name a file or module: its words, and the parts of each as bash would divide it.
+    """Yield texts of the command that may name files or modules: its words, and their parts as bash would split them.
 
-    Bash isn't parsed: what ``cd``, patterns and variables lead to is for the inputs of the step to say, and for the
-    observer to notice.
+    Bash isn't parsed: files reached through ``cd``, patterns or variables must be listed as inputs; the observer warns
+    about them.
     """
     texts = (step.command, *map(str, step.args.values())) if isinstance(step.command, str) else step.words
     for text in texts:
@@ -114,11 +114,11 @@ def _words(step: Step) -> Iterator[str]:
         parts = _PART.findall(_WRITTEN.sub(" ", text))
         yield from (
             part for part in parts if not part.startswith("/") or part.endswith(".py")
-        )  # else it may be written
+        )  # other absolute paths may be outputs
 
 
 def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
-    """The project's modules that stand behind ``-m``."""
+    """Yield the project modules that follow ``-m``."""
     for option, name in itertools.pairwise(word for word, _ in itertools.groupby(words)):
         if option == "-m" and _DOTTED.fullmatch(name):
             yield from (item for item in (name, f"{name}.__main__") if source_of(root, item) is not None)
@@ -133,15 +133,15 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
 
 
 def described(step: Step) -> dict[str, Any]:
-    """``written`` and ``parameters`` as step.json has them, without secrets."""
+    """Return ``written`` and ``parameters`` for step.json, with secrets masked."""
     return redact.without_secrets({"written": step.written, "parameters": step.parameters}, step.secrets)
 
 
 def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
-    """What sets a step apart from an earlier one, by name: inputs, parameters, code, versions.
+    """List the differences from an earlier version: inputs, parameters, code, versions.
 
     Args:
-        old: step.json of the earlier one.
+        old: step.json of the earlier version.
     """
     now = described(step)
     parts, parameters, written = (old.get(name) or {} for name in ("parts", "parameters", "written"))
@@ -152,12 +152,12 @@ def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
     ]
     by_parameter = {line.partition(":")[0] for line in lines}
     for item in differences(parts, key.parts):
-        if not item.field:  # nothing before, or nothing now
+        if not item.field:  # the whole part is empty on one side
             continue
         field = item.field.partition(".")[0]
         references = (f"${{{name}}}" in str(now["written"].get(field)) for name in by_parameter)
         if item.part == "config" and written.get(field) == now["written"].get(field) and any(references):
-            continue  # said by the name of what it refers to
+            continue  # already reported as a parameter
         lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
     return lines
 

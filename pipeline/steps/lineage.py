@@ -1,4 +1,4 @@
-"""Of which steps of one's own the data of a run came, as its folder and theirs tell; conf/step/ is not read."""
+"""The steps that a run's data came from, read from the run's and the steps' folders; conf/step/ is not read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.steps.step import PREFIX, named
 
 @dataclass(frozen=True, kw_only=True)
 class PastStep:
-    """A step as it was made then. ``key`` is '' where nothing tells it any more; ``needs`` are those before it."""
+    """A step as it was run then. ``key`` is '' if unknown; ``needs`` are the steps before it."""
 
     name: str
     key: str = ""
@@ -27,7 +27,7 @@ class PastStep:
 
 
 def of_run(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
-    """The step that its data comes from; None: from none. ``config``: what its config.json holds."""
+    """Return the step that the run's data came from, or None. ``config`` is the content of its config.json."""
     runs_dir = folder.path.parent
     with suppress(UsageError, AttributeError):  # a damaged config.json
         source = named_step(config)
@@ -40,7 +40,7 @@ def of_run(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
 
 
 def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
-    """The folder of the step that the images of a data pack came from."""
+    """Return the step folder that the images of a data pack came from."""
     origin, steps = origin_of(pack), store.steps_dir(runs_dir)
     if origin is None or steps not in origin.parents:
         return None
@@ -53,7 +53,7 @@ def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
 
 
 def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
-    """Those whose outputs it was made of, each once."""
+    """Yield the steps whose outputs this one used, each once."""
     inputs = ((store.record_of(made) or {}).get("parts") or {}).get("data") or {}
     taken: dict[str, dict[str, str]] = {}
     for label, sha256 in inputs.items():

@@ -1,4 +1,4 @@
-"""Steps brought to their outputs: once, in a temporary folder, put in place with one rename."""
+"""Run steps: each once, in a temporary folder that is renamed into place."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from trainers.core.dependencies import Seen, joined
 
 _END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
-_CALLER = ("trainers/__init__.py", "trainers/call.py")  # of functions
+_CALLER = ("trainers/__init__.py", "trainers/call.py")  # the code that calls functions
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
-    """Make these steps and what they need; how many were made now.
+    """Run these steps and those they need, if not up to date; return how many were run.
 
     Args:
-        at_once: so many that don't need each other run side by side.
+        at_once: the number of independent steps that run concurrently.
 
     Raises:
-        StepError: one can't be made; nothing was started.
-        PacelineError: one failed; what others had begun is ended.
+        StepError: a step can't be run; nothing was started.
+        PacelineError: a step failed; steps in progress are ended.
         Killed: stopped by a signal.
     """
     order = graph.order(names)
@@ -65,7 +65,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
 
 
 def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> None:
-    """Start each step in a thread once all that it needs is made."""
+    """Start each step in a thread once all steps that it needs are done."""
     ended: queue.Queue[tuple[str, BaseException | str | None]] = queue.Queue()
     open_, running = dict.fromkeys(todo), set[str]()
     failed: BaseException | None = None
@@ -74,7 +74,7 @@ def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> 
             ready = [name for name in open_ if not {*graph.step(name).upstream} & {*open_, *running}]
             for name in ready[: at_once - len(running)] if failed is None else ():
                 graph.forget()
-                standing = graph.standing(name)  # raises where a file that it needs has gone meanwhile
+                standing = graph.standing(name)  # raises if a required file has disappeared
                 del open_[name]
                 running.add(name)
                 _start(work, standing, ended)
@@ -90,7 +90,7 @@ def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> 
     finally:
         work.stop.tell("a signal")
         until = time.monotonic() + 10.0
-        while running and time.monotonic() < until:  # what they started is ended first
+        while running and time.monotonic() < until:  # wait until their programs have ended
             try:
                 running.discard(ended.get(timeout=_LOOK_S)[0])
             except queue.Empty:
@@ -114,14 +114,14 @@ def _start(work: _Work, standing: Standing, ended: queue.Queue[tuple[str, BaseEx
 
 
 class _Work:
-    """What the threads share."""
+    """State shared by the threads."""
 
     def __init__(self, graph: Graph, say: Say, stop: Stop) -> None:
         self.graph, self.say, self.stop = graph, say, stop
         self.made: list[str] = []
 
     def make(self, standing: Standing) -> None:
-        """One step whose inputs are all there. Raises PacelineError."""
+        """Run one step whose inputs all exist. Raises PacelineError."""
         step, key = standing.step, standing.key
         if standing.made is not None:
             return
@@ -169,7 +169,7 @@ class _Work:
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
                 known = rank_environment.variable_digests(os.environ, keys)
                 dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
-                dependencies["nodes"] = [making.program]  # counts, and no input needs to name it
+                dependencies["nodes"] = [making.program]  # counts without being listed as an input
                 self._warn_of_files(making, [*dependencies["files"]])
             write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)
@@ -181,7 +181,10 @@ class _Work:
             shutil.rmtree(building, ignore_errors=True)
 
     def _run(self, making: Making) -> None:
-        """Raises PacelineError: it failed, or left less than it names."""
+        """Run the program and check its outputs.
+
+        Raises PacelineError: it failed, or left fewer outputs than declared.
+        """
         step = making.step
         with making.log.open("w", encoding="utf-8"):
             pass
@@ -222,14 +225,14 @@ class _Work:
         making.warn(f"the key of step {making.step.name} is not complete: {what}")
 
     def _refuse_changed(self, step: Step, key: ContentKey) -> None:
-        """Raises PacelineError: its inputs or code are others than when it began."""
+        """Raise PacelineError if inputs or code changed since the step began."""
         now = self.graph.fresh_key(step)
         if now.digest != key.digest:
             what = "; ".join(changed({"parts": key.parts, **described(step)}, step, now))
             raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
 
     def _refuse_read(self, seen: Seen, step: Step, keyed: Mapping[str, str]) -> None:
-        """Raises PacelineError: a file that the key holds had another content when the step opened it."""
+        """Raise PacelineError if a file of the key had other content when the step opened it."""
         if edited := seen.changed_meanwhile(self.graph.root, keyed):
             raise PacelineError(
                 f"step {step.name} read {joined(edited)} with another content than its key holds: somebody edits it",
@@ -238,13 +241,13 @@ class _Work:
 
 
 def _code(step: Step, root: Path) -> dict[str, str]:
-    """sha256 of each file of its code, by its real path."""
+    """Return the sha256 of each code file, by its real path."""
     paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
     return {os.path.realpath(path): sha256_file(path) for path in paths}
 
 
 def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
-    """Without names that hold a secret, which stands in no file."""
+    """Drop names that contain a secret, because no file may hold one."""
     kept = {
         part: {name: value for name, value in record[part].items() if masking.shown(name) == name}
         for part in ("files", "folders", "looked_for")
@@ -253,12 +256,11 @@ def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elsewhere(making: Making, graph: Graph) -> int:
-
     return run_elsewhere(making, graph.composed)
 
 
 class _Waiting:
-    """Called while a lock is waited for: says so once, and ends the wait on a stop."""
+    """Called while waiting for a lock: reports the wait once, and aborts it on a stop."""
 
     def __init__(self, step: Step, say: Say, stop: Stop) -> None:
         self._step, self._say, self._stop, self._is_said = step, say, stop, False
@@ -272,7 +274,7 @@ class _Waiting:
 
 
 def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, Any]:
-    """step.json."""
+    """Return the content of step.json."""
     step = standing.step
     return {
         "name": step.name,
@@ -287,12 +289,12 @@ def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration
 
 
 def _put_in_place(building: Path, folder: Path) -> None:
-    """One rename; one that was altered is taken away first."""
+    """Move the folder into place with one rename, after an altered older one was moved away."""
     for path in [*building.rglob("*"), building]:
         if path.is_file() or path.is_dir():
             fsync(path)
     aside = building.with_name(f"{building.name}x")
-    if folder.exists():  # altered, or its step.json is gone
+    if folder.exists():  # altered, or without step.json
         folder.rename(aside)
     building.rename(folder)
     shutil.rmtree(aside, ignore_errors=True)
@@ -300,7 +302,7 @@ def _put_in_place(building: Path, folder: Path) -> None:
 
 
 def _end_of(log: Path) -> str:
-    """The last lines of a log, for an error."""
+    """Return the last lines of a log, for an error message."""
     text = log.read_text(encoding="utf-8", errors="replace")[-_END_CHARACTERS:]
     lines = text.rstrip().splitlines()[-_END_LINES:]
     return "".join(f"\n  | {line}" for line in lines)

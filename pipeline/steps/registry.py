@@ -1,4 +1,4 @@
-"""Steps that dodo.py declares, by name: fields as in conf/step/NAME.yaml."""
+"""Steps declared in dodo.py, by name, with the same fields as conf/step/NAME.yaml."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ REGISTERED: dict[str, Mapping[str, Any]] = {}
 
 
 def declare(name: str, **fields: Any) -> None:
-    """A step told in Python, in place of conf/step/NAME.yaml; a ``function`` may be the function itself.
+    """Declare a step in Python instead of conf/step/NAME.yaml; ``function`` may be the function object.
 
-    What is wrong with it is said when the step is used.
+    Errors in the fields are reported when the step is used.
     """
     function = fields.get("function")
     if callable(function):
-        called = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has none
+        called = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has no name
         fields["function"] = f"{function.__module__}:{called}"
     REGISTERED[name] = fields

@@ -1,4 +1,4 @@
-"""Folders and logs of steps that nothing needs any more."""
+"""Find and remove folders and logs of steps that nothing needs any more."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
 
 def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
-    """What may go, and why each of the other folders stays; both with the reason.
+    """Return the removable paths, and the remaining folders; both with the reason.
 
-    A folder stays while it is up to date, while a data pack or another step that stays was made of it, while a script's
-    data leads to it, or where nobody can tell. One whose step.json is damaged would be made anew, and goes; so does the
-    log of a step that failed.
+    A folder stays if it is up to date, if a data pack, a remaining step or a script's data came from it, or if that
+    can't be decided. A folder with a damaged step.json would be recreated, so it is removable, as are logs of failed
+    steps.
     """
     steps = store.steps_dir(graph.runs_dir)
     made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
-    # what stays keeps the steps that it was made of, and these keep theirs: repeat until nothing is added
+    # A folder that stays keeps the folders it was made from, so repeat until nothing is added.
     while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
         stays |= more
     going = {path: "nothing needs it" for path in made if path not in stays}
@@ -42,7 +42,7 @@ def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]
 
 
 def remove(path: Path) -> bool:
-    """Remove a folder or a log; False: a command is at it just now. Raises OSError."""
+    """Remove a folder or a log; False if a command is using it. Raises OSError."""
     lock = FileLock(store.lock_of(path.with_suffix("")))
     if not lock.take():
         return False
@@ -55,13 +55,13 @@ def remove(path: Path) -> bool:
 
 
 def _names(graph: Graph) -> set[str]:
-    """Of all that were ever made, those whose file is gone too."""
+    """Return all steps that were ever run, including those no longer declared."""
     folders = store.steps_dir(graph.runs_dir).glob("*/" + store.RECORD)
     return {path.parent.name.rpartition("-")[0] for path in folders if not path.parent.name.startswith(".")}
 
 
 def _origins(data_dir: Path) -> list[Path]:
-    """Where the images of each data pack came from, and what the data of each script leads to."""
+    """Return the origins of all data packs, and the link targets of all script data."""
     origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
     return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
 
@@ -82,7 +82,7 @@ def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool
 
 
 def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, str]) -> str:
-    """The step that stays and was made of this one's outputs; '' for none."""
+    """Name a remaining step that used this step's outputs; '' if none did."""
     own = {f"{PREFIX}{made[path]['name']}/{name}": sha256 for name, sha256 in made[path]["files"].items()}
     for other in stays:
         data: dict[str, str] = (made[other].get("parts") or {}).get("data") or {}
@@ -92,6 +92,6 @@ def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, s
 
 
 def sizes(paths: Iterable[Path]) -> Iterator[int]:
-    """Bytes of each."""
+    """Yield the bytes of each path."""
     for path in paths:
         yield sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

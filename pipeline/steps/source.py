@@ -1,4 +1,4 @@
-"""A step as the source of a run's data: ``dataset.source=step:clean``, ``program.data=step:clean/images``."""
+"""Use a step as the source of a run's data: ``dataset.source=step:clean``, ``program.data=step:clean/images``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.steps.step import named
 
 @dataclass(frozen=True, kw_only=True)
 class DataStep:
-    """The step ``name`` of ``graph``; ``inside`` is the path in its folder, '' for its one file or all of it."""
+    """The step ``name`` of ``graph``; ``inside`` is the path in its folder, '' for its single file or all of it."""
 
     text: str
     name: str
@@ -28,29 +28,29 @@ class DataStep:
 
     @property
     def path(self) -> Path | None:
-        """Where its output lies; None while it isn't made. Raises UsageError: it can't be made as it is told."""
+        """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
         standing = self.graph.standing(self.name)
         return store.as_source(standing.step, standing.made, self.inside) if standing.made is not None else None
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
-        """Make it and what it needs; how many were made now. Raises PacelineError."""
+        """Run it and the steps it needs; return how many were run. Raises PacelineError."""
 
         return make_all(self.graph, [self.name], say, at_once=at_once)
 
     def standings(self) -> list[StepState]:
-        """It and all steps that it needs, in order. Raises UsageError."""
+        """Return the states of it and all steps it needs, in order. Raises UsageError."""
         return [state(self.graph, name) for name in self.graph.order([self.name])]
 
 
 def state(graph: Graph, name: str) -> StepState:
-    """How a step stands, in words. Raises UsageError."""
+    """Describe the state of a step in words. Raises UsageError."""
     standing = graph.standing(name)
     where = standing.made.folder.name if standing.made is not None else "; ".join(standing.why)
     return StepState(name=name, made=standing.made is not None, why=where, needs=standing.step.upstream)
 
 
 def of(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
-    """The step that ``step:NAME`` names. Raises UsageError: there is none, or it can't be told how it stands."""
+    """Return the step named by ``step:NAME``. Raises UsageError: there is none, or its state is undecidable."""
     name, inside = named(text)
     steps = graph(composed, root)
     steps.step(name)
@@ -58,7 +58,7 @@ def of(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
 
 
 def graph(composed: Mapping[str, Any], root: Path) -> Graph:
-    """All steps as a resolved configuration tells them. Raises UsageError."""
+    """Return the graph of all steps for a resolved configuration. Raises UsageError."""
 
     def hosts() -> int:
         return build_cluster(composed["cluster"], root=root, local_gpus=usable_gpus()).nnodes

@@ -1,4 +1,4 @@
-"""One step: its fields, checked. Pure."""
+"""The fields of one step, validated. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.script.settings import words
 Say = Callable[[str], None]
 
 PREFIX = "step:"
-"""Begins what names a step as a source: ``step:clean`` or ``step:clean/images.npz``."""
+"""Prefix of a step used as a source: ``step:clean`` or ``step:clean/images.npz``."""
 WHERE = ("here", "first", "hosts")
 FIELDS = ("command", "function", "args", "inputs", "outputs", "on", "env")
 
@@ -30,16 +30,16 @@ _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)(?:\[(?P<a
 
 
 class StepError(UsageError):
-    """A step that can't work."""
+    """A step is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What conf/step/NAME.yaml says, with every interpolation resolved.
+    """The content of conf/step/NAME.yaml with every interpolation resolved.
 
     ``command`` is a list of words or a line for bash; ``function`` is ``package.module:name``. ``written`` are the
     fields before interpolation, ``parameters`` the values of their references (``optimizer.lr`` → 0.1). ``secrets`` are
-    texts that no file may hold.
+    texts that no file may contain.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Step:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command with its arguments, placeholders as they stand; none of a function or a line for bash."""
+        """The command with its arguments and unfilled placeholders; empty for a function or a bash line."""
         return (*self.command, *words(self.args)) if isinstance(self.command, tuple) and self.command else ()
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """The steps whose outputs it reads."""
+        """The steps whose outputs this step reads."""
         return tuple(dict.fromkeys(named(item)[0] for item in self.inputs if item.startswith(PREFIX)))
 
 
 def named(source: str) -> tuple[str, str]:
-    """``step:clean/images.npz`` → (clean, images.npz). Raises StepError: a name that no step can have."""
+    """Split ``step:clean/images.npz`` into (clean, images.npz). Raises StepError: an invalid step name."""
     name, _, inside = source.removeprefix(PREFIX).partition("/")
     refuse_name(name)
     if inside:
@@ -75,17 +75,17 @@ def named(source: str) -> tuple[str, str]:
 
 
 def refuse_name(name: str, named_in: str | None = None) -> None:
-    """Raises StepError: it can't be the name of a folder everywhere. ``named_in``: the file that has it."""
+    """Refuse a name that isn't a portable folder name. Raises StepError. ``named_in``: the file that has the name."""
     if not _NAME.fullmatch(name):
         what = f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
         raise StepError(f"{named_in}: {what}", hint="another name") if named_in else StepError(what)
 
 
 def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
-    """The fields as a Step. ``more`` are those of Step that no file has.
+    """Validate the fields and build a Step. ``more`` are fields of Step that no file has.
 
     Raises:
-        StepError: a field that there isn't, or a value that can't work.
+        StepError: an unknown field or an invalid value.
     """
     for field in fields:
         if field not in FIELDS:
@@ -149,7 +149,7 @@ def _check_outputs(step: Step) -> None:
 
 
 def _check_words(step: Step) -> None:
-    """Raises StepError: a placeholder that there isn't, a secret that a list of processes would show."""
+    """Refuse unknown placeholders, and secrets that a process list would show. Raises StepError."""
     if isinstance(step.command, str):
         for name, value in step.args.items():
             if not _SHELL_VARIABLE.fullmatch(name) or not isinstance(value, str | int | float):
@@ -198,10 +198,10 @@ def _check_mark(step: Step, word: str, mark: re.Match[str]) -> None:
 
 
 def filled(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
-    """The words with placeholders put in.
+    """Return the words with placeholders filled in.
 
     Args:
-        out: the folder for what it writes.
+        out: the output folder.
         inputs: the files of each entry of ``step.inputs``.
 
     Raises:
@@ -262,9 +262,9 @@ def _refuse_leading_out(what: str, path: str) -> None:
 
 @dataclass(kw_only=True)
 class Making:
-    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
+    """A step in progress. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
 
-    ``seen`` gets what its Python processes took in, ``program`` the record of the program itself.
+    ``seen`` receives what its Python processes read, ``program`` the record of the executable.
     """
 
     step: Step
@@ -278,7 +278,7 @@ class Making:
     program: dict[str, Any] | None = None
 
     def warn(self, text: str) -> None:
-        """Say it on the terminal and in the log."""
+        """Write a warning to the terminal and the log."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"WARNING: {text}\n")
         self.say(f"WARNING: {text}")

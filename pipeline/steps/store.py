@@ -1,4 +1,4 @@
-"""The folders of steps that are made: ``runs/steps/NAME-KEY/`` with ``out/``, ``step.json`` and ``log.txt``."""
+"""The folders of steps that were run: ``runs/steps/NAME-KEY/`` with ``out/``, ``step.json`` and ``log.txt``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOG = "log.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A step that is made and intact. ``files`` are sha256s of its outputs by their path in ``out``."""
+    """A step with intact outputs. ``files``: sha256 of each output by its path in ``out``."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Made:
 
 
 def folder_of(runs_dir: Path, step: Step, key: ContentKey) -> Path:
-    """Where a step lies once it is made."""
+    """Return the folder of a step with this key."""
     return steps_dir(runs_dir) / f"{step.name}-{key.short}"
 
 
@@ -51,35 +51,35 @@ def steps_dir(runs_dir: Path) -> Path:
 
 
 def log_of(folder: Path) -> Path:
-    """The log while it is made, and of one that failed: beside the folder that there isn't yet."""
+    """Return the log of a step in progress or failed, which lies next to the folder that doesn't exist yet."""
     return folder.with_name(f"{folder.name}.log")
 
 
 def lock_of(folder: Path) -> Path:
-    """The lock that a command holds while it makes the step."""
+    """Return the lock that a command holds while it runs the step."""
     return folder.parent / f".{folder.name}.lock"
 
 
 def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
-    """The logs of steps that a command is making now, each with the time at which something was written to it."""
+    """Return the logs of all steps in progress, each with its last modification time."""
     logs = []
     for path in sorted(steps_dir(runs_dir).glob("*.log")):
-        with suppress(FileNotFoundError):  # it is made by now
+        with suppress(FileNotFoundError):  # the step has just finished
             if locks.is_held(lock_of(path.with_suffix(""))):
                 logs.append((path, path.stat().st_mtime))
     return logs
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
-    """step.json, or None where there is none that can be read."""
+    """Return the content of step.json; None if missing or unreadable."""
     record = documents.read_or_none(folder / RECORD)
     return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else None
 
 
 def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
-    """The step if it is made and intact; else why not. Files are hashed only after their stamps changed.
+    """Return the step if its outputs are intact, else the reason. Hashes only files with changed stamps.
 
-    What it took in besides (``dependencies``) has to be as it was, too: its key doesn't say that.
+    Files that it read in addition to its key (``dependencies``) must be unchanged too.
     """
     record = record_of(folder)
     if record is None:
@@ -95,7 +95,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
-    # what it read besides its key (record["dependencies"]), and the values of the variables that it read
+    # Compare additional files that it read, and the variables that its own code read.
     keyed = key.parts["environment"]
     took = record.get("dependencies") or {}
     changed = dependencies.changed(took, root, keyed)
@@ -106,18 +106,18 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
 
 
 def hashed(out: Path, notes: Path) -> dict[str, str]:
-    """sha256 of each file below ``out`` by its path there; ``notes`` is the folder that keeps them.
+    """Return the sha256 of each file below ``out`` by relative path; ``notes`` is the folder of the cache.
 
     Raises:
-        OSError: one can't be read.
-        DataError: one is written to just now.
+        OSError: a file can't be read.
+        DataError: a file is being written to.
     """
     prints = fingerprints(_files(out), notes)
     return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in prints.items()}
 
 
 def digests(out: Path) -> dict[str, str]:
-    """The same where nobody asks again: of a folder that is about to get another name. Raises as ``hashed`` does."""
+    """Like ``hashed``, without the cache: for a folder that will be renamed."""
     return {path.relative_to(out).as_posix(): fingerprint(path)[1] for path in _files(out)}
 
 
@@ -126,20 +126,20 @@ def _files(out: Path) -> list[Path]:
 
 
 def missing_outputs(step: Step, out: Path) -> list[str]:
-    """Of the outputs that a step names those of which there is nothing."""
+    """Return the declared outputs that don't exist."""
     return [item for item in step.outputs if not _matched(item, out)]
 
 
 def _matched(item: str, out: Path) -> bool:
-    paths = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a name
+    paths = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a literal name
     return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in paths)
 
 
 def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
-    """The files that ``step:NAME/path`` stands for, each with its name; without a path all of them.
+    """Return name and path of each file of ``step:NAME/path``; without a path, of all files.
 
     Raises:
-        StepError: it stands for none.
+        StepError: there is none.
     """
     chosen = [name for name in made.files if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
     chosen = chosen or [name for name in made.files if fnmatchcase(name, path)]
@@ -149,7 +149,7 @@ def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
 
 
 def as_source(step: Step, made: Made, path: str) -> Path:
-    """The one file or folder that ``step:NAME/path`` stands for as the source of a run's data.
+    """Return the file or folder of ``step:NAME/path`` as the source of a run's data.
 
     Raises:
         StepError: there is no such output.

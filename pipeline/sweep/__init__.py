@@ -1,1 +1,1 @@
-"""Sweeps: many runs from one command line, each an ordinary run with a key of its own."""
+"""Sweeps: many runs from one command line, each an ordinary run with its own key."""

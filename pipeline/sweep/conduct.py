@@ -1,4 +1,4 @@
-"""A sweep brought to its end: trials in threads, one for each that is under way, all of them ended by one signal."""
+"""Run a sweep to its end: one thread per running trial; a single signal ends all of them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from pipeline.sweep.workers import was_missed
 
 
 def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
-    """What a controller that was killed has left running for this key, perhaps on other hosts than this slot's.
+    """End processes that a killed controller left running for this key, possibly on hosts of another slot.
 
-    Nothing is ended while another command holds the run: that one is alive.
+    Does nothing while another command holds the run, because its controller is alive.
     """
     entries = journal.read(run.folder.journal)
     if not entries or entries[-1].state not in UNDER_WAY:
@@ -66,7 +66,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
                 f"WARNING: run {key} was under way by cluster.launcher={plan.launcher}, which these words don't reach: "
                 f"doit stop {key} cluster=<the one that it was trained on> ends what it has left there"
             )
-        if not launchers.capabilities(cluster).hosts_are_granted:  # else the next attempt finds its job
+        if not launchers.capabilities(cluster).hosts_are_granted:  # otherwise the next attempt finds the job itself
             stop_run(cluster, run.folder.path, key)
     except HostError as error:
         say(f"WARNING: {error}")
@@ -74,7 +74,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
         lock.release()
 
 
-_LOOK_S = 0.2  # also how soon a search hears of an epoch
+_LOOK_S = 0.2  # also the delay until a search sees a new epoch
 
 Say = Callable[[str], None]
 TrialEvent = TrialBegan | TrialEnded | tuple[int, Progress | Waiting]
@@ -82,10 +82,10 @@ TrialEvent = TrialBegan | TrialEnded | tuple[int, Progress | Waiting]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be done. ``slots`` empty: the trials differ in their cluster, each runs on its own, one at a time.
+    """The parameters of a sweep. ``slots`` empty: the trials differ in their clusters, so they run one at a time.
 
-    ``on_event`` is told what begins and ends, and with its number in front what each trial under way tells, from any
-    thread; ``watched``: so it is for each second of waiting, in place of a line now and then.
+    ``on_event`` receives, from any thread, the begin and end of trials and the events of running trials with their
+    numbers. With ``watched`` it receives every second of waiting instead of occasional lines.
     """
 
     source: TrialSource
@@ -103,7 +103,10 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Event:
-    """From a trial's thread to the main one. Without ``outcome``: its slot is free. ``hint``: what mends a failure."""
+    """A message from a trial's thread to the main thread.
+
+    Without ``outcome`` the trial's slot is free. ``hint``: how to fix a failure.
+    """
 
     start: Start
     outcome: Outcome | None = None
@@ -112,11 +115,11 @@ class _Event:
 
 
 def conduct(sweep: Sweep) -> list[Ended]:
-    """Run what isn't finished; how every trial stands then, in the order of their ends.
+    """Run the unfinished trials; return the results of all trials in the order of their ends.
 
     Raises:
-        Killed: Ctrl-C, SIGTERM or SIGHUP; every trial under way was ended on its hosts.
-        PacelineError: the disk took no more.
+        Killed: Ctrl-C, SIGTERM or SIGHUP; every running trial was ended on its hosts.
+        PacelineError: the disk is full, or no host is left.
     """
     return _Conductor(sweep).run()
 
@@ -132,7 +135,7 @@ class _Conductor:
         entries = self._read_journal()
         self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
-        self._decided: dict[str, Ended] = {}  # by run key: pruned or failed for good, in this command
+        self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
             sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled
         )
@@ -152,7 +155,7 @@ class _Conductor:
                         self.sweep.source.watch(self.schedule.running)
                 self._record_missed()
             except BaseException:
-                signals.hold()  # a second Ctrl-C doesn't interrupt the ending of the trials
+                signals.hold()  # a second Ctrl-C must not interrupt the ending of the trials
                 self.stop.tell(signals.caught or "an error")
                 self._end_all()
                 raise
@@ -179,7 +182,7 @@ class _Conductor:
 
     def _handle(self, event: _Event) -> None:
         start, outcome = event.start, event.outcome
-        if outcome is None:  # trained: the next trial may take the slot while this one is evaluated and recorded
+        if outcome is None:  # trained: the next trial can use the slot while this one is evaluated and recorded
             self.schedule.freed(start.slot)
             return
         if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause in DECIDED):
@@ -200,7 +203,7 @@ class _Conductor:
             self._halt(outcome.detail, event.hint)
 
     def _after_host_trouble(self, start: Start, outcome: Outcome, *, last: bool) -> None:
-        """Its slot is given up, unless it was the last: that one gets another chance, then nothing can run."""
+        """Give up the trial's slot; if it was the last, a second failure halts the sweep."""
         self.shared.forget(start.slot)
         if last:
             self._halt(
@@ -208,13 +211,13 @@ class _Conductor:
             )
 
     def _halt(self, why: str, hint: str) -> None:
-        """Start nothing more; what is under way goes on."""
+        """Start no more trials; running ones continue."""
         if not self.halted:
             self.halted, self.hint = why, hint
         self.schedule.halt()
 
     def _end_all(self) -> None:
-        """After a signal: the trials see ``stop`` within a second and end on all of their hosts."""
+        """After a signal: the trials notice ``stop`` within a second and end on all of their hosts."""
         self._join()
         with suppress(queue.Empty):
             while True:
@@ -225,7 +228,7 @@ class _Conductor:
 
     def _join(self) -> None:
         for thread in self.threads:
-            if thread.ident is not None:  # a signal can come between its making and its start
+            if thread.ident is not None:  # a signal may come between creation and start
                 thread.join()
 
     # ----------------------------------------------------------------------------- the journal
@@ -252,7 +255,7 @@ class _Conductor:
         )
 
     def _write_noted(self) -> None:
-        """A disk that takes no more ends the sweep, not the trials that are under way."""
+        """Write pending entries. A full disk halts the sweep, but not the running trials."""
         try:
             self.folder.note(self._noted)
             self._noted = []
@@ -260,10 +263,13 @@ class _Conductor:
             self._halt(os_reason(error), write_hint(error, self.folder.path.parent.parent))
 
     def _settled(self, trial: Trial) -> Ended | None:
-        """How a trial stands that needs no start; None: start it. What MLflow missed of it is recorded at the end."""
+        """Return the result of a trial that needs no start, or None.
+
+        Its missing MLflow records are written at the end.
+        """
         try:
             ended = self._standing(trial)
-        except UsageError as error:  # a newer Paceline wrote its folder: the other trials go on
+        except UsageError as error:  # a newer Paceline wrote its folder; the other trials continue
             self._note_before(trial, State.FAILED, detail=error.what)
             return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
         if ended is not None:
@@ -285,9 +291,9 @@ class _Conductor:
         )
 
     def _standing(self, trial: Trial) -> Ended | None:
-        """Finished and intact, pruned, or failed for good; None: start it.
+        """Return the result of a finished, pruned or permanently failed trial; None: start it.
 
-        A search may draw what it has drawn before: that is the same run, and what was decided of it holds.
+        A search may choose a configuration again. That is the same run, so its earlier result holds.
         """
         assert trial.run is not None
         key = trial.run.key.short
@@ -312,7 +318,8 @@ class _Conductor:
         return None
 
     def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
-        """Note a trial that needs no start, unless the journal says so (an earlier call may have been killed)."""
+        """Record a trial that needs no start, unless the journal already has it (an earlier call may have been
+        killed)."""
         stood = self._stood.get(trial.number)
         if stood is None or (stood.key, stood.state) != (trial.key, state):
             self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
@@ -324,7 +331,7 @@ class _Conductor:
                 self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
 
     def _adopt(self, trial: Trial) -> None:
-        """A run that another command has finished becomes part of this sweep, in MLflow too."""
+        """Mark a run that another command finished as part of this sweep, also in MLflow."""
         assert trial.run is not None
         with suppress(OSError):
             if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
@@ -335,7 +342,7 @@ class _Conductor:
         self.events.put(self._train(start))
 
     def _thread_failed(self, start: Start, why: str) -> None:
-        """A mistake in Paceline must not leave the sweep waiting for ever."""
+        """Report an unexpected error as the trial's failure, so that the sweep doesn't wait forever."""
         self.events.put(_Event(start=start, outcome=Outcome(state=State.FAILED, detail=why), cause="code"))
 
     def _train(self, start: Start) -> _Event:

@@ -1,4 +1,4 @@
-"""A sweep's command line → its trials: each configured, with its key, duplicates removed. Starts nothing."""
+"""Expand a sweep's command line into trials: configured, with keys, without duplicates. Starts nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainers.core import config as node
 
 
 class Grid:
-    """The trials of a space, one after the other (a TrialSource)."""
+    """The trials of a space in order (a TrialSource)."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = trials
@@ -49,10 +49,10 @@ class Grid:
         return self._trials[self._next - 1]
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Nothing to do: no trial of a grid depends on another."""
+        """Do nothing: the trials of a grid are independent."""
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """Nothing to do: no trial of a grid depends on another."""
+        """Do nothing: the trials of a grid are independent."""
 
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
@@ -63,14 +63,14 @@ _OUTSIDE = (
     "sweep",
     "search",
     "notify",
-)  # sections that building takes more than the training part from
+)  # sections that ``build`` reads in addition to the training part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The trials of a grid in their order. ``duplicates``: how many combinations were the same run as an earlier one.
+    """The trials of a grid in order. ``duplicates``: combinations that gave the same run as an earlier one.
 
-    ``slots`` are the parts of the cluster on which trials run at a time.
+    ``slots`` are the parts of the cluster on which trials run concurrently.
     """
 
     trials: tuple[Trial, ...]
@@ -80,45 +80,45 @@ class Space:
 
     @property
     def key(self) -> str:
-        """A digest of the trials' keys, in whatever order; '' while data isn't fetched."""
+        """A digest of the trials' keys, independent of their order; '' while data is missing."""
         digests = [trial.run.key.digest for trial in self.trials if trial.run is not None]
         return sha256_text(canonical_json(sorted(digests)))[:KEY_LENGTH] if len(digests) == len(self.trials) else ""
 
     @property
     def configurations(self) -> str:
-        """A digest of what is searched through: configurations and topologies, without code, data, environment."""
+        """A digest of the search space: configurations and topologies, without code, data, environment."""
         each = sorted(configuration_digest(trial.config) for trial in self.trials)
         return sha256_text(canonical_json(each))[:KEY_LENGTH]
 
 
 def configuration_digest(config: RunConfig) -> str:
-    """A digest of one configuration and its topology."""
+    """Return a digest of one configuration and its topology."""
     return sha256_text(canonical_json([config.canonical, config.topology]))
 
 
 def _without_data(config: RunConfig) -> str:
-    """What sets a trial apart while its data isn't there: its configuration, and what the data will be made of."""
+    """Identify a trial whose data is missing: by its configuration and the inputs of its data."""
     section = dict(config.resolved.get("program") or config.resolved["dataset"])
     source = [section.get("source"), section.get("data"), config.resolved.get("step")]
     return canonical_json([configuration_digest(config), source])
 
 
 def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
-    """All trials that the words stand for.
+    """Return all trials of a command line.
 
     Args:
         words: Hydra overrides with sweep values (comma lists, choice, range, glob), ``sweep=NAME`` for a grid.
         root: the project.
-        local_gpus: GPUs of this computer.
+        local_gpus: the number of local GPUs.
 
     Raises:
-        UsageError: a word or value that can't work, with the trial's words where only one trial has it.
+        UsageError: an invalid override or value; if only one trial has it, with that trial's overrides.
     """
     return of_jobs(jobs(words), root=root, local_gpus=local_gpus)
 
 
 def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -> Space:
-    """The trials of combinations that Hydra has made already."""
+    """Return the trials of combinations that Hydra has already expanded."""
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
     for word in (word for job in combinations for word in job if word not in common):
@@ -142,10 +142,12 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
 
 
 def _refuse_no_part_of_a_run(word: str) -> None:
-    """Refuse several values of what is no part of a run: the trials would be one run. Most likely a text has a comma.
+    """Refuse several values of a field that is no part of a run, because all trials would be the same run.
+
+    Most likely the value is a text with a comma.
 
     Raises:
-        UsageError: names the field and how such a text is quoted.
+        UsageError: names the field and the quoting of such a text.
     """
     name = word.lstrip("+").partition("=")[0]
     if name.partition(".")[0] in ("paths", "tracking", "notify"):
@@ -156,17 +158,20 @@ def _refuse_no_part_of_a_run(word: str) -> None:
 
 
 class TrialFactory:
-    """Makes trials of one sweep from words; what they share is read once. Use within ``compose.hydra_ready()``."""
+    """Creates the trials of one sweep from overrides; shared parts are read once.
+
+    Use within ``compose.hydra_ready()``.
+    """
 
     def __init__(self, *, root: Path, local_gpus: int) -> None:
         self._root, self._local_gpus = root, local_gpus
         self._composer = TrialComposer()
         self._sources = code_reader(root)
         self._first: RunConfig | None = None
-        self._whole: dict[str, RunConfig] = {}  # by the sections that a trial's words rarely touch
+        self._whole: dict[str, RunConfig] = {}  # by the sections that rarely differ between trials
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
         self._packs: dict[str, Pack | None] = {}
-        self._parents: dict[str, RunConfig | None] = {}  # by init.run and where it would run
+        self._parents: dict[str, RunConfig | None] = {}  # by init.run, cluster, paths and tracking
 
     @property
     def settings(self) -> SweepConfig:
@@ -174,7 +179,7 @@ class TrialFactory:
         return self._first.sweep
 
     def slots(self) -> tuple[Cluster, ...]:
-        """What trials run on at a time. Where they differ in their cluster: each on its own, one at a time."""
+        """Return the parts of the cluster for concurrent trials; empty if the trials differ in their clusters."""
         if len(self._slots) == 1:
             return next(iter(self._slots.values()))
         if any(len(slots) > 1 for slots in self._slots.values()) and self.settings.slots != "auto":
@@ -182,11 +187,11 @@ class TrialFactory:
         return ()
 
     def forget_packs(self) -> None:
-        """Look for data packs anew; called after one was fetched."""
+        """Look up data packs again; call after one was fetched."""
         self._packs.clear()
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
-        """One configured trial. Raises UsageError."""
+        """Configure one trial. Raises UsageError."""
         requested = program_section.with_ranks(self._composer.resolve(words), self._root)
         resolved, step = with_step(requested, self._step_source)
         refuse_idle_words(requested, step)
@@ -223,7 +228,6 @@ class TrialFactory:
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-
         return source.of(text, resolved, self._root)
 
     def _whole_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
@@ -270,7 +274,7 @@ def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, behind: 
 
 
 def _of_the_run(words: Overrides, hosts: Overrides) -> Overrides:
-    """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
+    """Drop overrides that only control the sweep; ``hosts`` replaces overrides of the hosts."""
     replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
     words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
     return tuple(word for word in words if not word.lstrip("+").startswith(_NOT_OF_THE_RUN))

@@ -1,4 +1,4 @@
-"""The sweep folder: what was asked for, once and atomically, and what has become of each trial, line by line."""
+"""The sweep folder: the sweep's description (written once, atomically), and the journal of its trials."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from trainers.contract import run_folder
 
 _FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
 _LATER: Mapping[str, type] = {"at_once": int, "by": str, "goals": dict}
-"""What a file of an older version, or of a grid, lacks."""
+"""Fields that files of older versions, or of grids, lack."""
 _OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """``configuration`` is a digest; ``chosen`` are the words that set the trial apart, ``overrides`` all of them."""
+    """``configuration`` is a digest; ``chosen`` are the overrides that distinguish the trial, ``overrides`` all of
+    them."""
 
     number: int
     key: str
@@ -42,10 +43,10 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """``total`` trials of the search space ``configurations`` (a digest), ``at_once`` at a time.
+    """The content of sweep.json: ``total`` trials of the search space ``configurations`` (a digest).
 
-    ``words`` are those of the command. ``by`` is the metric that says which trial is best, and ``goals`` says of each
-    that a search aims at whether it is to ``maximize`` or ``minimize``.
+    ``at_once`` is the number of concurrent trials, ``words`` the command's arguments. ``by`` is the metric that decides
+    which trial is best; ``goals`` maps each objective of a search to ``maximize`` or ``minimize``.
     """
 
     key: str
@@ -66,7 +67,7 @@ NOT_BEGUN = SweepRecord(key="", configurations="", words=(), total=0)
 
 
 def parse(raw: Mapping[str, Any]) -> SweepRecord:
-    """Raises DamagedError: a field is missing or of another type."""
+    """Parse sweep.json. Raises DamagedError: a field is missing or has the wrong type."""
     later = {name: kind for name, kind in _LATER.items() if name in raw}
     _check(raw, {**_FIELDS, **later})
     for item in raw["trials"]:
@@ -89,13 +90,16 @@ def _frozen(value: Any) -> Any:
 
 FOLDER = "sweeps"
 VERSION = 2
-"""From 2 on sweep.json is sealed."""
+"""Since version 2, sweep.json is sealed."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEntry:
-    """One line of a sweep's journal. ``time`` is unix seconds; ``cause`` is TrainingError's; ``detail`` one line."""
+    """One line of a sweep's journal.
+
+    ``time`` is in unix seconds; ``cause`` as in TrainingError; ``detail`` is one line.
+    """
 
     number: int
     key: str
@@ -107,7 +111,7 @@ class TrialEntry:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Paths of one sweep. The folder's name is the sweep's name, or its key where it has none."""
+    """Paths of one sweep. The folder is named after the sweep, or after its key if the sweep has no name."""
 
     path: Path
 
@@ -125,11 +129,11 @@ class SweepFolder:
 
     @property
     def code(self) -> Path:
-        """The node half as it was when the sweep's keys were taken."""
+        """The node half's code at the time when the sweep's keys were computed."""
         return self.path / "code"
 
     def about(self) -> SweepRecord:
-        """sweep.json, or NOT_BEGUN. Raises UsageError: unreadable, or newer."""
+        """Read sweep.json, or return NOT_BEGUN. Raises UsageError: unreadable, or from a newer version."""
         path = self.path / "sweep.json"
         if not path.exists():
             return NOT_BEGUN
@@ -150,25 +154,25 @@ class SweepFolder:
             ) from error
 
     def begun(self) -> SweepRecord:
-        """Of one that has begun. Raises UsageError: what ``about`` does, or it was removed meanwhile."""
+        """Read sweep.json of a sweep that has begun. Raises UsageError like ``about``, or if the file was removed."""
         about = self.about()
         if not about.has_begun:
             raise UsageError(f"{self.path / 'sweep.json'} was removed", hint="the same doit sweep makes it anew")
         return about
 
     def begin(self, about: SweepRecord) -> None:
-        """Write sweep.json, unless it names the same trials already (however they were spelled), as many at a time."""
+        """Write sweep.json, unless it already has the same trials and concurrency (regardless of their spelling)."""
         known = self.about()
         if (known.trials, known.at_once) != (about.trials, about.at_once) or not known.has_begun:
             documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(about)})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
-        """Append to the journal, on disk when this returns. Raises OSError."""
+        """Append to the journal durably. Raises OSError."""
         if entries:
             journal.append_lines(self.journal, [asdict(entry) for entry in entries])
 
     def entries(self) -> tuple[list[TrialEntry], list[str]]:
-        """All lines of the journal that make sense, and those that don't."""
+        """Return the valid entries of the journal, and its invalid lines."""
         good, bad = [], []
         for line in journal.lines(self.journal):
             try:
@@ -182,7 +186,7 @@ class SweepFolder:
         return good, [line for line in bad if line.strip()]
 
     def set_aside(self, bad: Sequence[str], good: Sequence[TrialEntry]) -> Path:
-        """Move lines that make no sense into a file of their own; the journal keeps the rest. Returns that file."""
+        """Move invalid lines into a separate file, and keep the rest in the journal. Returns that file."""
         aside = self.path / "journal.corrupt"
         before = aside.read_text(encoding="utf-8") if aside.exists() else ""
         write_atomic(aside, before + "".join(f"{line}\n" for line in bad))
@@ -191,7 +195,7 @@ class SweepFolder:
 
 
 def describe(space: Space, words: Sequence[str]) -> SweepRecord:
-    """sweep.json of a grid: words, fixed total and the order of the trials, which `shuffle` doesn't give twice."""
+    """Return sweep.json of a grid, with the total and the order of the trials, which `shuffle` doesn't reproduce."""
     return SweepRecord(
         key=space.key,
         configurations=space.configurations,
@@ -203,7 +207,7 @@ def describe(space: Space, words: Sequence[str]) -> SweepRecord:
 
 
 def recorded(trial: Trial) -> TrialRecord:
-    """As it stands in sweep.json."""
+    """Convert a trial to its record in sweep.json."""
     assert trial.key is not None, "a trial is written down once its data is in place"
     return TrialRecord(
         number=trial.number,
@@ -215,10 +219,10 @@ def recorded(trial: Trial) -> TrialRecord:
 
 
 def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
-    """Where this sweep lies: under its key, or under ``sweep.name``, which stands for one search space.
+    """Return the folder of a sweep: named by its key, or by ``sweep.name``, which belongs to one search space.
 
     Raises:
-        UsageError: the name stands for another space, and no fork is wanted; a name that is none.
+        UsageError: the name belongs to another space and ``fork`` is False, or the name is invalid.
     """
     name = space.settings.name
     if name is None:
@@ -239,7 +243,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
 
 
 def named(runs_dir: Path, name: str) -> SweepFolder:
-    """Where ``sweep.name`` lies. Raises UsageError: a name that is none."""
+    """Return the folder for ``sweep.name``. Raises UsageError: an invalid name."""
     if not _NAME.fullmatch(name):
         shown = name if len(name) <= 100 else f"{name[:40]}… ({len(name)} characters)"
         raise UsageError(f"sweep.name={shown!r} must be up to 100 letters, digits, '.', '_' and '-'")
@@ -247,13 +251,13 @@ def named(runs_dir: Path, name: str) -> SweepFolder:
 
 
 def every(runs_dir: Path) -> list[SweepFolder]:
-    """All that have begun, the latest last."""
+    """Return all sweeps that have begun, the latest last."""
     known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
     return [SweepFolder(path.parent) for path in known]
 
 
 def find(runs_dir: Path, named: str | None) -> SweepFolder:
-    """The sweep whose name begins with ``named``; None: the latest. Raises UsageError: none does, or several do."""
+    """Return the sweep whose name starts with ``named``; None: the latest. Raises UsageError: none or several match."""
     known = every(runs_dir)
     names = [folder.name for folder in known]
     if named is None:
@@ -272,12 +276,12 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
 
 
 def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
-    """Run key → its last line."""
+    """Return run key → its last journal entry."""
     return {entry.key: entry for entry in entries}
 
 
 def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
-    """Note in the run folder that the run belongs to this sweep, for its tags in MLflow. False: it says so already."""
+    """Record in the run folder that the run belongs to this sweep, for its MLflow tags. False: already recorded."""
     listed = (run.read_json("sweeps.json") or {}).get("sweeps")
     known = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     if any(item.get("key") == key for item in known):
@@ -288,7 +292,7 @@ def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequ
 
 
 def in_order(space: Space, about: SweepRecord) -> Space:
-    """The trials in the order that sweep.json has written down (``shuffle`` makes another one each time)."""
+    """Sort the trials in the order recorded in sweep.json (``shuffle`` gives another order each time)."""
     places = {item.configuration: item.number for item in about.trials}
     if not places:
         return space

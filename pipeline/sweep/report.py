@@ -1,4 +1,4 @@
-"""Results of a sweep as tables: seeds taken together, the best configuration, the command that repeats it. Pure."""
+"""Summarize a sweep: statistics over seeds, the best configuration, and the command that repeats it. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, wr
 from pipeline.runs.contents import short_value
 
 SEEDS = ("seed", "program.args.seed")
-"""The fields that say which seed; the second is how scripts are told theirs."""
+"""The fields that hold a seed; the second is how scripts receive theirs."""
 BY = "val/accuracy"
-"""What decides which configuration is best: choosing by test figures would make them mean less."""
+"""The metric that decides which configuration is best. Selecting by test figures would bias them."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
 _TINY = 1e-3
 _TINY_SPREAD = 1e-4
 _LARGE = 1e9
-_MOST_ODD = 5  # trials of which a line says what was no number
-_OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
+_MOST_ODD = 5  # trials with non-finite values that get their own line
+_OTHERS = 4  # columns for a script's own metrics, limited by the terminal's width
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _MORE = re.compile(
     r"accuracy|precision|recall|auc|score|reward|bleu|rouge|_per_s$|(?<![a-z])(acc|f1|iou|miou|map|r2|psnr|ssim)(?![a-z])"
@@ -37,7 +37,7 @@ _LESS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What is known of one trial. ``values`` are result.json's figures by name, empty unless FINISHED."""
+    """The result of one trial. ``values`` are the figures of result.json by name, empty unless FINISHED."""
 
     number: int
     key: str
@@ -50,7 +50,10 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Over the seeds of one configuration. ``std`` is the sample standard deviation (divisor n - 1); None for one."""
+    """A figure over the seeds of one configuration.
+
+    ``std`` is the sample standard deviation (divisor n - 1), None if n is 1.
+    """
 
     mean: float
     std: float | None
@@ -59,7 +62,7 @@ class Statistic:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Trials that differ in nothing but their seed. ``chosen`` is what sets the configuration apart."""
+    """Trials that differ only in their seed. ``chosen`` are the overrides that distinguish the configuration."""
 
     chosen: tuple[str, ...]
     trials: tuple[TrialResult, ...]
@@ -67,18 +70,21 @@ class Group:
 
     @property
     def title(self) -> str:
-        """``chosen`` with long numbers rounded; '' where nothing sets it apart."""
+        """``chosen`` with long numbers rounded; '' if the configuration is the only one."""
         pairs = (word.partition("=") for word in self.chosen)
         return " ".join(f"{name}={short_value(value)}" for name, _, value in pairs)
 
     @property
     def n(self) -> int:
-        """Finished trials."""
+        """The number of finished trials."""
         return sum(trial.state == "FINISHED" for trial in self.trials)
 
 
 def groups(trials: Iterable[TrialResult]) -> list[Group]:
-    """One for each configuration, in the order of their first trials. A run that a search chose again counts once."""
+    """Group trials by configuration, in the order of their first trials.
+
+    A run that a search chose again counts once.
+    """
     by_configuration: dict[tuple[str, ...], list[TrialResult]] = {}
     seen: set[str] = set()
     for trial in trials:
@@ -104,19 +110,21 @@ def _statistics(members: Sequence[TrialResult]) -> dict[str, Statistic]:
 
 
 def statistic(values: Sequence[float]) -> Statistic:
-    """Mean, standard deviation (n - 1) and n of at least one value."""
+    """Return mean, standard deviation (n - 1) and n of at least one value."""
     n = len(values)
     try:
         return Statistic(mean=statistics.fmean(values), std=statistics.stdev(values) if n > 1 else None, n=n)
-    except OverflowError:  # of figures near the largest float
+    except OverflowError:  # figures near the largest float
         return Statistic(mean=math.fsum(value / n for value in values), std=math.inf, n=n)
 
 
 def best(
     configurations: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Group, TrialResult] | None:
-    """The configuration with the best mean, and its best trial; None where no trial has the figure, or nobody knows
-    whether more or less of it is better."""
+    """Return the configuration with the best mean, and its best trial.
+
+    None if no trial has the figure, or the better direction is unknown.
+    """
     candidates = [group for group in configurations if by in group.statistics]
     direction = direction_of(by, goals)
     if not candidates or direction is None:
@@ -127,8 +135,10 @@ def best(
 
 
 def direction_of(name: str, goals: Mapping[str, str] = MappingProxyType({})) -> str | None:
-    """``maximize`` or ``minimize``: as a search aimed at the figure, else by its name, such as an accuracy or a loss;
-    None where that doesn't tell."""
+    """Return ``maximize`` or ``minimize`` for a figure: from the search's goals, else from its name (accuracy, loss).
+
+    None if the name is ambiguous.
+    """
     if name in goals:
         return goals[name]
     more, less = _MORE.search(name.lower()), _LESS.search(name.lower())
@@ -136,14 +146,14 @@ def direction_of(name: str, goals: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 def command(overrides: Sequence[str]) -> str:
-    """The command line that repeats a trial."""
+    """Return the command line that repeats a trial."""
     return shell_line(["doit", "train", *overrides])
 
 
 def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
-    """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean.
+    """Return one line per configuration: mean ± standard deviation of each figure, and n. ``*`` marks the best mean.
 
-    Its columns are the usual figures, and of a script, whose metrics have names of their own, the first few.
+    The columns are the usual figures; for a script with its own metrics, the first few of those.
     """
     shown = [name for name in _columns(configurations) if any(name in group.statistics for group in configurations)]
     top = {name: _starred(configurations, name, goals) for name in shown}
@@ -155,7 +165,7 @@ def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int)
 
 
 def _starred(configurations: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
-    """The best of several; none where all are alike."""
+    """Return the best of several configurations; None if all are equal."""
     top = best(configurations, name, goals)
     means = {group.statistics[name].mean for group in configurations if name in group.statistics}
     return top[0] if top is not None and len(means) > 1 else None
@@ -170,7 +180,7 @@ def _columns(configurations: Sequence[Group]) -> list[str]:
 def _cell(value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
-    # few digits for what is large, scientific notation for what would be 0.0000
+    # Few digits for large values, scientific notation for values that would show as 0.0000.
     of_mean = tiny if 0 < abs(value.mean) < _TINY else figure
     of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else of_mean
     spread = "" if value.std is None else f" ± {of_spread(value.std)}"
@@ -178,19 +188,19 @@ def _cell(value: Statistic | None, is_best: bool) -> str:
 
 
 def figure(value: float) -> str:
-    """Four digits after the point for shares and losses, none for hundreds."""
+    """Format with four decimals for shares and losses, none from 100 on."""
     if abs(value) >= _LARGE:
         return tiny(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
 def tiny(value: float) -> str:
-    """Three digits of what would have one or none after four places, or ten before them."""
+    """Format with three significant digits, for very small and very large values."""
     return f"{value:.3g}"
 
 
 def trial_table(trials: Sequence[TrialResult]) -> str:
-    """A line a trial."""
+    """Return one line per trial."""
     rows = [("trial", "key", "state", "what", "")]
     rows += [
         (str(item.number), item.key, item.state, printable(" ".join(item.chosen)), printable(item.detail))
@@ -207,11 +217,11 @@ def text(
     *,
     width: int = ENDLESS,
 ) -> str:
-    """The whole report, in lines of ``width`` columns but for the command, which can be copied.
+    """Return the whole report, wrapped to ``width`` columns except for the command, so that it can be copied.
 
     Args:
-        by: decides which trial is best (None: nobody asked for one).
-        goals: of the metrics that a search aimed at whether it made them large or small.
+        by: decides which trial is best (None: no best trial is shown).
+        goals: metric → direction, for the objectives of a search.
     """
     configurations = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
@@ -244,7 +254,7 @@ def _is_accepted(trial: TrialResult) -> bool:
 def as_json(
     trials: Sequence[TrialResult], total: int, by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The same as data."""
+    """Return the report as data."""
     configurations = groups(trials)
     top = best(configurations, by, goals)
     return {

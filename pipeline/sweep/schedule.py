@@ -1,4 +1,4 @@
-"""Which trial starts on which slot, which is tried again: decisions without clock, threads or files."""
+"""Decide which trial starts on which slot and which is retried: pure decisions without clock, threads or files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple[Cluster, ...]:
-    """The part of the cluster that each slot is; by default one slot that is the whole.
+    """Return the part of the cluster for each slot; by default one slot with the whole cluster.
 
-    ``sweep.nodes`` cuts the hosts into groups, ``sweep.slots`` lets several trials share each group: each
-    gets GPUs of its own (their numbers count from 0 on the host) and its part of the cores.
+    ``sweep.nodes`` splits the hosts into groups. ``sweep.slots`` lets several trials share each group: each gets its
+    own GPUs (numbered from 0 on the host) and a share of the cores.
 
     Args:
-        gpus: names of this computer's GPUs as CUDA_VISIBLE_DEVICES takes them, for ``cluster=local``.
+        gpus: the local GPUs in the form of CUDA_VISIBLE_DEVICES, for ``cluster=local``.
 
     Raises:
-        UsageError: groups that don't fit, or that would give a trial another key in another slot.
+        UsageError: the groups don't fit, or would give a trial another key in another slot.
     """
     groups = _groups(cluster, settings.nodes)
     shares = _shares(cluster, settings.slots, gpus)
@@ -41,13 +41,13 @@ def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple
 
 
 def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
-    """Hosts in their order, ``nodes`` at a time; what is left over stays idle."""
+    """Split the hosts in order into groups of ``nodes``; remaining hosts stay idle."""
     if nodes is None:
         return (cluster,)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= cluster.nnodes:
         raise UsageError(f"sweep.nodes={nodes} must lie between 1 and the cluster's {counted(cluster.nnodes, 'host')}")
     hosts = cluster.hosts
-    if _are_granted(cluster):  # each slot is a job of its own, whose hosts have no names yet
+    if _are_granted(cluster):  # each slot is a separate scheduler job, whose hosts have no names yet
         return (dataclasses.replace(cluster, hosts=hosts[:nodes]),) * (len(hosts) // nodes)
     groups = [hosts[at : at + nodes] for at in range(0, len(hosts) - nodes + 1, nodes)]
     for group in groups[1:]:
@@ -76,7 +76,7 @@ def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
 
 
 def _is_here(cluster: Cluster) -> bool:
-    """Whether its only host is this computer, whose GPUs are known."""
+    """Return True if the only host is this one, whose GPUs are known."""
     return launchers.capabilities(cluster).is_this_computer
 
 
@@ -112,7 +112,7 @@ def _names(hosts: Sequence[Host]) -> str:
 
 
 def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str, Any]:
-    """The ``cluster`` section of config.json for a trial that gets ``part`` of the hosts of ``whole``."""
+    """Return the ``cluster`` section of config.json for a trial that uses ``part`` of the hosts of ``whole``."""
     if part.nnodes == whole.nnodes:
         return raw
     if _are_granted(part):
@@ -121,14 +121,15 @@ def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str,
 
 
 def words(whole: Cluster, part: Cluster) -> tuple[str, ...]:
-    """The overrides that name ``part``'s hosts, for the command that repeats a trial; none where it is the whole."""
+    """Return the overrides that select ``part``'s hosts, for the command that repeats a trial; empty for the whole
+    cluster."""
     if part.nnodes == whole.nnodes:
         return ()
     return (f"cluster.nnodes={part.nnodes}",) if _are_granted(part) else _host_words(part)
 
 
 def placed(config: RunConfig, part: Cluster) -> RunConfig:
-    """A trial, configured for the first slot, on another one. Its key stays."""
+    """Move a trial that was configured for the first slot to another slot. Its key is unchanged."""
     if [host.label for host in part.hosts] == [host.label for host in config.cluster.hosts]:
         return dataclasses.replace(config, cluster=part)
     section = {**config.resolved["cluster"], "hostfile": None, "hosts": [_entry(host) for host in part.hosts]}
@@ -155,7 +156,7 @@ def _set(host: Host) -> list[tuple[str, Any]]:
 
 
 def _quoted(value: Any) -> str:
-    """In Hydra's grammar."""
+    """Write a value in Hydra's grammar."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_quoted(item)}" for name, item in value.items()) + "}"
     if isinstance(value, str):
@@ -164,12 +165,12 @@ def _quoted(value: Any) -> str:
 
 
 TRANSIENT = ("host", "memory")
-"""Causes of a failure that another try may not meet again."""
+"""Causes of failures that a retry may not meet again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A trial that is to be started now. ``tried`` counts earlier tries in this command."""
+    """A trial to start now. ``tried`` counts its earlier attempts in this command."""
 
     trial: Trial
     slot: int
@@ -178,7 +179,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a trial came out. ``before``: it was so already, nothing was started for it."""
+    """The result of a trial. ``before``: the result existed already, nothing was started."""
 
     trial: Trial
     outcome: Outcome
@@ -187,9 +188,9 @@ class Ended:
 
 
 class Schedule:
-    """A slot takes the next trial the moment that it is free: nobody waits for the slowest of a batch.
+    """Assigns trials to slots: a slot takes the next trial as soon as it is free, without waiting for a batch.
 
-    ``settled`` says how a trial stands that needs no start (finished before, failed for good), or None.
+    ``settled`` returns the result of a trial that needs no start (finished before, failed permanently), or None.
     """
 
     def __init__(
@@ -204,13 +205,14 @@ class Schedule:
         self.ended: list[Ended] = []
 
     def next(self) -> Start | None:
-        """What to start now; None while no slot is free, nothing is left, or the next one's very run is under way."""
+        """Return the next trial to start; None if no slot is free, nothing is left, or the next trial's run is in
+        progress."""
         while self._free and not self._halted:
             trial, tried = self._take()
             if trial is None:
                 return None
             if trial.key is not None and any(trial.key == other.key for other in self.running):
-                self._again.appendleft((trial, tried))  # the same run: what becomes of it holds for both
+                self._again.appendleft((trial, tried))  # the same run: its result will hold for both
                 return None
             known = self._settled(trial)
             if known is not None:
@@ -230,18 +232,18 @@ class Schedule:
 
     @property
     def running(self) -> list[Trial]:
-        """The trials under way."""
+        """The trials in progress."""
         return [start.trial for start in self._running.values()]
 
     def freed(self, slot: int) -> None:
-        """The slot's hosts have nothing to do any more; its trial may still be completing."""
+        """Mark a slot's hosts as free; its trial may still be completing."""
         if slot not in self._free:
             self._free.append(slot)
 
     def finished(self, start: Start, outcome: Outcome, cause: str = "") -> bool:
-        """A trial has ended; True when it will be tried again.
+        """Record the end of a trial; return True if it will be retried.
 
-        A slot on which a host failed is given up while there is another one.
+        A slot on which a host failed is given up, unless it is the last.
         """
         del self._running[start.trial.number]
         if cause == "host" and self._slots > 1:
@@ -258,16 +260,16 @@ class Schedule:
 
     @property
     def slots_left(self) -> int:
-        """Slots that were not given up."""
+        """The number of slots that were not given up."""
         return self._slots
 
     def halt(self) -> None:
-        """Start nothing more."""
+        """Start no more trials."""
         self._halted = True
 
     @property
     def done(self) -> bool:
-        """Nothing runs and nothing will be started."""
+        """True if nothing runs and nothing will be started."""
         return not self._running and (self._halted or (self._exhausted and not self._again))
 
     def _tell(self, ended: Ended) -> None:

@@ -1,7 +1,7 @@
-"""Which configuration to try next: Optuna, driven by ask and tell, with its study in the sweep's folder.
+"""A search driven by Optuna's ask-and-tell interface, with its study in the sweep's folder.
 
-Imports optuna (0.3 s), so it is itself imported only where a search runs. One process uses a study at a time; the
-sweep's lock sees to that. After a crash the trials that were under way are handed out again, with their numbers.
+Imports optuna (0.3 s), so this module is only imported where a search runs. One process uses a study at a time, ensured
+by the sweep's lock. After a crash, trials that were in progress are handed out again with their numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pipeline.core.specs import State
 from pipeline.sweep.search_plan import STUDY, objectives
 
 _STUDY = "search"
-_SEEDS = 1_000_003  # prime: seeds 0, 1, 2… and trials 0, 1, 2… share no sampler's seed
+_SEEDS = 1_000_003  # a prime, so that small search seeds and trial numbers never give equal sampler seeds
 _STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED, TrialState.FAIL: State.FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A trial by its number, from 0. ``state`` is what was told of it before; None: still to be told."""
+    """A trial of a search; ``number`` counts from 0. ``state`` is its recorded result; None: no result yet."""
 
     number: int
     overrides: tuple[str, ...]
@@ -44,7 +44,7 @@ class Suggestion:
 
 
 class Search:
-    """A study with a fixed total of trials. Made by ``open_search``."""
+    """A study with a fixed total of trials, created by ``open_search``."""
 
     def __init__(self, study: optuna.Study, config: SearchConfig, space: SearchSpace, total: int) -> None:
         self.total = total
@@ -55,7 +55,7 @@ class Search:
         self._next = 0
 
     def ask(self) -> Suggestion | None:
-        """The trials of earlier calls in their order, then new ones; None when the total is reached."""
+        """Return the trials of earlier calls in order, then new ones; None when the total is reached."""
         number, self._next = self._next, self._next + 1
         if number >= self.total:
             return None
@@ -64,6 +64,7 @@ class Search:
             if stored.state.is_finished():
                 return Suggestion(number=number, overrides=self._words(stored.params), state=_STATES[stored.state])
             self._study.sampler = _sampler(self._config, self._space, stored.number)
+            # An unfinished trial of an earlier call continues with its stored values.
             trial = Trial(self._study, stored._trial_id)
         else:
             at = len(self._study.get_trials(deepcopy=False))
@@ -76,9 +77,9 @@ class Search:
         return Suggestion(number=number, overrides=self._words(values), state=None)
 
     def tell(self, number: int, state: State, values: Sequence[float] = ()) -> None:
-        """How a trial ended: FINISHED with the objectives' ``values``, PRUNED or FAILED. Told again: no harm.
+        """Record a trial's end: FINISHED with the objectives' ``values``, PRUNED or FAILED. Repeated calls do no harm.
 
-        A trial that had failed and was tried again with success is told as a copy, as a study never takes back.
+        A study never changes a recorded result, so a failed trial whose retry succeeded is recorded as a copy.
         """
         known = self._trials[number]
         trial = self._live.pop(number, None)
@@ -92,13 +93,13 @@ class Search:
             self._trials[number] = self._copy(number, known, values)
 
     def best(self) -> tuple[int, ...]:
-        """The best finished trial; with several objectives all that no other one beats in each. By number."""
+        """Return the number of the best finished trial; with several objectives, of all Pareto-optimal trials."""
         return tuple(trial.user_attrs.get("of", self._number(trial)) for trial in self._study.best_trials)
 
     def report(self, number: int, epoch: int, value: float) -> bool:
-        """The metric after an epoch (from 1). True: end this trial now. An epoch that is known already is skipped."""
+        """Record the metric of an epoch (from 1); return True to end the trial now. A known epoch is skipped."""
         trial = self._live.get(number)
-        if trial is None or len(self._study.directions) > 1:  # Optuna's pruners know a single objective
+        if trial is None or len(self._study.directions) > 1:  # Optuna's pruners need a single objective
             return False
         if epoch not in self._study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(value, epoch)
@@ -124,13 +125,13 @@ class Search:
 def open_search(
     config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any], *, epochs: int
 ) -> Search:
-    """The study of a sweep folder, made where there is none. ``check`` must have passed.
+    """Open the study of a sweep folder, or create it. ``check`` must have passed.
 
-    ``made_of``: part → name → value of what all of its trials have in common, the space among it.
-    ``epochs``: how many a trial can have.
+    ``made_of``: part → name → value of everything that all trials share, including the space. ``epochs``: the maximum
+    of a trial.
 
     Raises:
-        UsageError: the folder's study searches another space or in another way, or has more trials already.
+        UsageError: the existing study has another space or other settings, or has more trials already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -139,7 +140,7 @@ def open_search(
         _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
     except UsageError:
         raise
-    except Exception as error:  # sqlite's, SQLAlchemy's, Optuna's and of what it unpacks: no common class
+    except Exception as error:  # sqlite, SQLAlchemy, Optuna and unpickling errors have no common class
         path, why = folder / STUDY, (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
             f"{path} can't be read as the study of this search: {why}",
@@ -162,7 +163,7 @@ def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
     return optuna.create_study(
         study_name=_STUDY,
         storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),
-        sampler=RandomSampler(seed=0),  # each trial has its own
+        sampler=RandomSampler(seed=0),  # replaced for each trial
         pruner=_pruner(config, epochs),
         directions=[StudyDirection[goal.direction.upper()] for goal in objectives(config)],
         load_if_exists=True,
@@ -193,15 +194,18 @@ def _shown(value: Any) -> str:
 
 
 def _sampler(config: SearchConfig, space: SearchSpace, at: int) -> BaseSampler:
-    """The sampler of the trial number ``at``: its seed comes from the trial."""
+    """Return the sampler of trial number ``at``, whose seed derives from the number."""
     seed = (config.seed * _SEEDS + at) % 2**32
     made: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
     return made
 
 
 def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
-    """Hyperband is told the length of a trial: else it would take it from the trials that have finished, so that a
-    search which goes on could put a trial into another bracket than before."""
+    """Return the pruner of the search.
+
+    Hyperband gets the length of a trial explicitly. Otherwise Optuna would infer it from finished trials, and a
+    continued search could put a trial into another bracket.
+    """
     if config.pruner == "median":
         # epochs count from 1, Optuna's steps from 0
         return MedianPruner(n_startup_trials=config.startup_trials, n_warmup_steps=config.warmup_epochs + 1)
@@ -213,7 +217,7 @@ def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
 
 
 def _suggest(trial: Trial, name: str, item: Dimension) -> Any:
-    """The trial's value of a dimension: drawn now, or what was drawn for this trial before."""
+    """Return the trial's value of a dimension: the stored value, or a new one."""
     if isinstance(item, Choice):
         return trial.suggest_categorical(name, item.options)
     if item.whole:

@@ -1,4 +1,4 @@
-"""A search as the words ask for it: its objectives, its space, what it can't work with."""
+"""Parse and check a search: its objectives, its space, and invalid combinations."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ AT_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """One figure of result.json: of its ``metrics`` where the name has a slash."""
+    """One figure of result.json; a name with a slash is one of its ``metrics``."""
 
     metric: str
     direction: str
 
     def value(self, result: Mapping[str, Any]) -> float | None:
-        """As a finished run has it; None where it lacks that figure."""
+        """Return the figure of a finished run; None if it is missing."""
         figure = result.get("metrics", {}).get(self.metric, result.get(self.metric))
         return float(figure) if isinstance(figure, int | float) else None
 
 
 def objectives(config: SearchConfig) -> tuple[Objective, ...]:
-    """What to make large or small. Raises UsageError: no metric and direction."""
+    """Return the objectives of the search. Raises UsageError: a text isn't a metric and a direction."""
     words = config.objectives or [f"{config.metric} {config.direction}"]
     return tuple(_objective(word) for word in words)
 
@@ -60,19 +60,19 @@ def _objective(word: str) -> Objective:
 
 
 def has_value_each_epoch(metric: str) -> bool:
-    """Whether a run has it after each evaluation of the val split."""
+    """Return True if a run has the metric after each evaluation of the val split."""
     return metric.startswith("val/")
 
 
 def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
-    """How many epochs a trial can have."""
+    """Return the maximal number of epochs of a trial."""
     item = space.dimensions.get("trainer.epochs")
     values = item.values if item is not None else (resolved["trainer"]["epochs"],)
     return max(int(value) for value in values or ())
 
 
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
-    """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
+    """Refuse settings whose errors would only show after the first trials. ``resolved``: the fixed configuration.
 
     Raises:
         UsageError: names the field, the value and the fix.
@@ -96,7 +96,7 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
 
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     wanted = objectives(config)
-    if not programs.of(resolved).is_ours:  # its metrics are known once it has run
+    if not programs.of(resolved).is_ours:  # a script's metrics are unknown before it runs
         if config.pruner == "hyperband":
             raise UsageError(
                 "search.pruner=hyperband divides the epochs of a trial, and a script has none; take median, which "
@@ -142,9 +142,9 @@ _NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydr
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """A search as the words ask for it. ``representative_trial`` is one point of its space, for what all trials share.
+    """A search as requested. ``representative_trial`` is one point of its space, for properties that all trials share.
 
-    ``epochs``: how many a trial can have. ``factory`` makes the trials, within ``compose.hydra_ready()``.
+    ``epochs``: the maximum of a trial. ``factory`` creates the trials, within ``compose.hydra_ready()``.
     """
 
     config: SearchConfig
@@ -161,7 +161,7 @@ class SearchPlan:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """What earlier trials must have in common with new ones, or their values would mislead."""
+        """Everything that earlier and new trials must share; otherwise earlier values would mislead the search."""
         settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
         return {
             "space": self.space.described(),
@@ -178,15 +178,16 @@ class SearchPlan:
 
     @property
     def key(self) -> str:
-        """A digest of code, data, environment, fixed words, space and search settings, without the number of trials."""
+        """A digest of code, data, environment, fixed overrides, space and search settings, without the number of
+        trials."""
         return sha256_text(canonical_json(self.made_of))[:KEY_LENGTH]
 
 
 def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Read the overrides, of which some stand for several values, and ``search=NAME``.
+    """Parse the overrides, some of which have several values, and ``search=NAME``.
 
     Raises:
-        UsageError: a word or a combination that can't work.
+        UsageError: an invalid override or combination.
     """
     with compose.hydra_ready():
         return _plan(space(trials.overrides(words)), TrialFactory(root=root, local_gpus=local_gpus))

@@ -1,4 +1,4 @@
-"""Trials that a search chooses as the scheduler asks for them: epochs on to the pruner, values back to the search."""
+"""The TrialSource of a search: passes epochs of running trials to the pruner, and results to the search."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ OnTrial = Callable[[Trial], None]
 
 
 def make_step(config: RunConfig, say: Callable[[str], None]) -> bool:
-    """The step that a trial's data comes from, where it isn't made yet. False: there was nothing to make."""
+    """Run the step that a trial's data comes from, if necessary. False: nothing was run."""
     return config.step is not None and config.step.path is None and config.step.make(say) > 0
 
 
 def fetch(config: RunConfig) -> None:
-    """The data set of a trial, where it isn't there yet."""
+    """Fetch the data set of a trial if it is missing."""
     if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
         store.fetch(config.train.dataset, config.data_dir)
 
 
 class Searching:
-    """A TrialSource on top of a search. ``on_trial`` hears of each trial before it starts, ``say``
-    of steps that are made for one."""
+    """A TrialSource on top of a search.
+
+    ``on_trial`` is called for each trial before it starts, ``say`` reports steps.
+    """
 
     def __init__(self, search: Search, plan: SearchPlan, on_trial: OnTrial, say: Callable[[str], None]) -> None:
         self._say = say
@@ -54,7 +56,7 @@ class Searching:
         return self._search.total
 
     def next_trial(self) -> Trial | None:
-        """Those of earlier calls first, with their numbers. Data that a trial needs is fetched now."""
+        """Return trials of earlier calls first, with their numbers. Fetches missing data of the trial."""
         suggestion = self._search.ask()
         if suggestion is None:
             return None
@@ -70,9 +72,9 @@ class Searching:
         return trial
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Report new epochs to the pruner, and write the file ``prune`` into the folder of each trial that it ends.
+        """Report new epochs to the pruner, and create the file ``prune`` in the folder of each pruned trial.
 
-        It is written at each call, as the start of another attempt removes it.
+        The file is created on each call, because the start of another attempt removes it.
         """
         for trial in running:
             self._report(trial)
@@ -80,7 +82,10 @@ class Searching:
                 (trial.run.folder.path / run_folder.PRUNE).touch()
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """Raises PacelineError: the run has no figure of that name. One that was killed is still to be told."""
+        """Pass a result to the search; killed trials stay open.
+
+        Raises PacelineError: the run lacks the objective's figure.
+        """
         self._report(trial)
         self._pruning.discard(trial.number)
         if outcome.state is State.KILLED:
@@ -105,7 +110,7 @@ class Searching:
 
 def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
     if _has_diverged(goal.metric, result, trial):
-        return math.nan  # a failed trial, and none that ends the search
+        return math.nan  # counts as a failed trial instead of ending the search
     value = goal.value(result)
     if value is None:
         hint = "dataset.val_size=…, which takes val images from the training images"
@@ -117,7 +122,8 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
 
 
 def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
-    """Whether no number of the metric came after the first value that was none: its last number tells nothing then."""
+    """Return True if no finite value of the metric followed its first non-finite one, so its last value is
+    meaningless."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
     path = trial.run.folder.path / run_folder.METRICS
@@ -127,13 +133,13 @@ def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
 
 
 class _Epochs:
-    """One metric in a growing metrics.jsonl, epoch by epoch (``by_step``: step by step, as scripts log)."""
+    """Reads one metric from a growing metrics.jsonl by epoch (``by_step``: by step, as scripts log)."""
 
     def __init__(self, path: Path, metric: str, *, by_step: bool = False) -> None:
         self._path, self._metric, self._by_step, self._at = path, metric, by_step, 0
 
     def new(self) -> Iterator[tuple[int, float]]:
-        """(epoch from 1 or step, value) of the lines since the last look; all again where the file was cut back."""
+        """Yield (epoch from 1 or step, value) of new lines; starts over if the file was truncated."""
         try:
             with self._path.open("rb") as file:
                 self._at = self._at if self._at <= self._path.stat().st_size else 0

@@ -1,4 +1,4 @@
-"""What the trials of a sweep share: provenance, code snapshot, hosts, and the processes for reports and records."""
+"""Resources shared by the trials of a sweep: provenance, code snapshot, hosts, report and record processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.sweep.workers import RecordWorker, ReportWorker
 
 
 class Shared:
-    """Each part is made when first needed, and closed at the end of the ``with``. Safe to use from threads."""
+    """Creates each resource on first use, and closes all at the end of the ``with`` block. Thread-safe."""
 
     def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path, say: Callable[[str], None]) -> None:
         self._folder, self._slots, self._root, self._say = folder, slots, root, say
@@ -48,14 +48,14 @@ class Shared:
             self._open.close()
 
     def placed(self, run: Run, slot: int) -> Run:
-        """The trial's run on the hosts of its slot."""
+        """Return the trial's run on the hosts of its slot."""
         if not self._slots:
             return run
         return dataclasses.replace(run, config=placing.placed(run.config, self._slots[slot]))
 
     def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> RunServices:
-        """For a run on the hosts of ``slot``."""
-        if run.config.script is None:  # of a script no report is made
+        """Return the services for a run on the hosts of ``slot``."""
+        if run.config.script is None:  # scripts have no report
             self._reports()
         return RunServices(
             evaluate=lambda folder, root: self._reports().evaluate(folder, root),
@@ -68,14 +68,14 @@ class Shared:
         )
 
     def forget(self, slot: int) -> None:
-        """A host of the slot failed: it is asked anew before the next trial."""
+        """Drop the state of a slot's hosts after a failure; they are probed again before the next trial."""
         if slot in self._hosts:
             self._hosts[slot].forget()
 
     def _provenance(
         self, run: Run, argv: Sequence[str], now: float, say: Callable[[str], None]
     ) -> tuple[provenance.Provenance, bytes]:
-        """git is asked once: all trials run the sweep's own snapshot of the code."""
+        """Collect provenance once: all trials run the sweep's own snapshot of the code."""
         with self._lock:
             if self._origin is None:
                 self._origin = training.collect_provenance(run, argv, now, say)
@@ -83,7 +83,7 @@ class Shared:
         return provenance.of_another(origin, run.details(now)), patch
 
     def _code(self, run: Run) -> dict[str, Path]:
-        """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""
+        """Return the sweep's own copy of the node half, so that an edit during the sweep doesn't affect its trials."""
         with self._lock:
             for name, digest in run.key.parts["code"].items():
                 copy = self._folder.code / name
@@ -101,13 +101,13 @@ class Shared:
                     first = next(iter(self._hosts.values()), hosts).launcher
                     assert isinstance(first, GrantedLauncher)
                     assert isinstance(hosts.launcher, GrantedLauncher)
-                    hosts.launcher.scheduler = first.scheduler  # which may submit the jobs of several trials as one
+                    hosts.launcher.scheduler = first.scheduler  # can submit several trials as one job
                     first.scheduler.side_by_side = len(self._slots)
                 self._hosts[slot] = self._open.enter_context(closing(hosts))
             return self._hosts[slot]
 
     def _reports(self) -> ReportWorker:
-        """Started with the first trial, so that it is warm when that one ends."""
+        """Return the report process, started with the first trial so that it is warm when that trial ends."""
         with self._lock:
             if self._reporting is None:
                 self._reporting = self._open.enter_context(
@@ -116,7 +116,7 @@ class Shared:
             return self._reporting
 
     def records(self, run: Run) -> RecordWorker:
-        """The sweep's way into MLflow."""
+        """Return the sweep's process for MLflow records."""
         with self._lock:
             if self._recording is None:
                 log = self._folder.path / "recorder.log"

@@ -1,4 +1,4 @@
-"""What a sweep is made of: trials, where they come from, and how each ended."""
+"""The parts of a sweep: trials, their sources, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 300  # characters
 
 
 def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
-    """The outcome of a finished run, from its result.json."""
+    """Return the outcome of a finished run, from its result.json."""
     result, _ = acceptance.standing(run.folder)
     metrics = result.metrics if result is not None else {}
     return Outcome(state=State.FINISHED, metrics=metrics, elsewhere=elsewhere)
@@ -34,8 +34,10 @@ def was_pruned(run: Run) -> bool:
 
 
 def detail_of(error: PacelineError | OSError) -> str:
-    """The first line of an error, as far as a table has room; of a HostError also the second, which names the first
-    host. The run's journal has all of it."""
+    """Return the first line of an error, shortened for a table; for a HostError also the second, with the first host.
+
+    The run's journal has the whole text.
+    """
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     summary = ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
@@ -47,7 +49,8 @@ def first_line(text: str) -> str:
 
 
 def cause_of(error: PacelineError | OSError) -> str:
-    """``host``, ``memory``, ``disk`` (no other trial would fare better) or ``code``."""
+    """Return ``host``, ``memory``, ``disk`` (any other trial would fail too) or ``code``, or a TrainingError's
+    cause."""
     if isinstance(error, HostError):
         return "host"
     if isinstance(error, TrainingError):
@@ -58,7 +61,7 @@ def cause_of(error: PacelineError | OSError) -> str:
 
 
 def hint_of(error: PacelineError | OSError, run: Run) -> str:
-    """What to do about a cause that stops the sweep: of a full disk here with the folder and what is free there."""
+    """Return the fix for a cause that halts the sweep; for a full local disk, with the folder and its free space."""
     if isinstance(error, TrainingError) and not launchers.capabilities(run.config.cluster).is_this_computer:
         return "make room there, then the same command"
     if isinstance(error, PacelineError) and error.hint is not None:
@@ -67,17 +70,17 @@ def hint_of(error: PacelineError | OSError, run: Run) -> str:
 
 
 def label(number: int, total: int) -> str:
-    """How lines name a trial: ``trial  3`` among 12, as wide as the last one's."""
+    """Return the name of a trial in log lines: ``trial  3`` of 12, padded to the widest number."""
     return f"trial {number:>{len(str(max(0, total - 1)))}}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One point of a sweep: an ordinary run, and what sets it apart.
+    """One point of a sweep: an ordinary run, and what distinguishes it.
 
-    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose for it,
-    ``overrides`` all of them: `doit train` with these words is this very run. ``run`` is None while its data
-    isn't fetched, so that it has no key.
+    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose, ``overrides`` all
+    of them: `doit train` with these is the same run. ``run`` is None while the data is missing and the key therefore
+    unknown.
     """
 
     number: int
@@ -88,15 +91,15 @@ class Trial:
 
     @property
     def key(self) -> str | None:
-        """The run key, once the data is in place."""
+        """The run key, once the data exists."""
         return self.run.key.short if self.run is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
+    """The end of a trial: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
 
-    ``elsewhere``: another command ran it, while this one waited for it.
+    ``elsewhere``: another command ran it while this one waited.
     """
 
     state: State
@@ -107,7 +110,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialBegan:
-    """A trial is started."""
+    """A trial starts."""
 
     number: int
     key: str
@@ -116,8 +119,10 @@ class TrialBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
-    """A trial has ended, perhaps before this command; ``detail``: the first line of why. ``again``: it will be tried
-    once more."""
+    """A trial ended, possibly before this command.
+
+    ``detail``: the first line of the reason; ``again``: it will be retried.
+    """
 
     number: int
     chosen: tuple[str, ...]
@@ -128,13 +133,13 @@ class TrialEnded:
 
 
 class TrialLines:
-    """What a log is told of the trials of one command: a line when a trial starts, one when it has ended well.
+    """Formats the log lines of a command's trials: one at the start and one at a successful end.
 
-    How it ended badly is said by who knows whether it is tried again.
+    A failure is reported elsewhere, together with the decision about a retry.
 
     Args:
-        total: how many trials there will be.
-        metric: of the sweep, such as val/accuracy.
+        total: the number of trials.
+        metric: the sweep's metric, such as val/accuracy.
     """
 
     def __init__(self, total: int, metric: str) -> None:
@@ -142,7 +147,7 @@ class TrialLines:
         self._began: dict[int, float] = {}
 
     def of(self, event: object, now: float) -> str | None:
-        """None: nothing is to be said of it. ``now``: seconds of a clock that only goes forward."""
+        """Return the line for an event, or None. ``now``: seconds of a monotonic clock."""
         if isinstance(event, TrialBegan):
             self._began[event.number] = now
             return f"{label(event.number, self._total)} started: {' '.join(event.chosen)} ({event.key})"
@@ -155,25 +160,25 @@ class TrialLines:
 
 
 class TrialSource(Protocol):
-    """Where trials come from: a grid that is known beforehand, or a search that is asked as slots get free.
+    """The source of trials: a grid known in advance, or a search that is queried as slots become free.
 
-    All calls come from the scheduler's one thread. A trial that is tried again isn't asked for again;
-    ``tell`` is called once for each, with its last outcome (also for one that was finished before).
+    All calls come from the scheduler's thread. A retried trial isn't requested again; ``tell`` is called once per trial
+    with its last outcome (also if it was finished before).
     """
 
     @property
     def total(self) -> int:
-        """How many trials there will be: fixed when the sweep begins."""
+        """The number of trials, fixed when the sweep begins."""
         ...
 
     def next_trial(self) -> Trial | None:
-        """The next one in order; None when the total is reached."""
+        """Return the next trial; None when the total is reached."""
         ...
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Called about once a second with the trials under way."""
+        """Called about once a second with the running trials."""
         ...
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """A trial has ended."""
+        """Record the end of a trial."""
         ...

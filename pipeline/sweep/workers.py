@@ -1,7 +1,6 @@
-"""The processes that a sweep keeps for all of its trials: one makes the reports, one records in MLflow (and one more in
-each other tracker).
+"""Long-lived processes of a sweep: one creates the reports, one per tracker records runs in MLflow.
 
-Each would cost seconds of imports in every trial, and would stand between a slot and its next trial.
+Starting them per trial would cost seconds of imports each, between a slot and its next trial.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from pipeline.tracking.destinations import Destination
 
 _REPORT_S = 300.0
 _AT_ONCE = 8
-_END_S = 60.0  # what other commands' runs are still told of this sweep
+_END_S = 60.0  # for pending requests when the sweep ends
 
 Answer = dict[str, Any] | None
 
 
 class WorkerProcess:
-    """A child process that answers requests; safe to ask from several threads. The answer None: it has ended."""
+    """A child process that answers requests from several threads. The answer None means that it has ended."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
         self._numbers = itertools.count()
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()
-        self._closed = False  # nothing more is read from it
+        self._closed = False  # no more answers will come
         self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
 
     @property
@@ -53,7 +52,7 @@ class WorkerProcess:
         return self._child.pid
 
     def ask(self, **request: Any) -> queue.SimpleQueue[Answer]:
-        """Send a request; its answer comes into the queue."""
+        """Send a request; the answer is put into the returned queue."""
         answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         with self._lock:
             number = next(self._numbers)
@@ -70,7 +69,7 @@ class WorkerProcess:
         return answer
 
     def close(self) -> None:
-        """Let it finish what it was asked, then end it. One that was asked nothing may still import, for seconds."""
+        """Let it finish pending requests, then end it; an idle one, which may still be importing, is ended at once."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.close()
@@ -99,7 +98,7 @@ class WorkerProcess:
         self._gone()
 
     def _gone(self, why: str = "") -> None:
-        """Nobody waits for an answer that no longer comes: each caller then does the work by itself."""
+        """Answer all pending requests with None: each caller then does the work itself."""
         with self._lock:
             self._closed = True
             for waiting in self._waiting.values():
@@ -123,14 +122,14 @@ def _came(answer: queue.SimpleQueue[Answer], timeout_s: float) -> bool:
 
 
 class ReportWorker:
-    """Makes the report of one run folder after another."""
+    """Creates the reports of run folders, one after the other."""
 
     def __init__(self, root: Path, log: Path) -> None:
         argv = [sys.executable, "-m", report_key.PROGRAM, "--serve"]
         self._worker = WorkerProcess(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
-        """Raises PacelineError. Without the worker (short of memory, it may have been ended): in a child."""
+        """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
         pending = self._worker.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
         answer = _wait(pending, _REPORT_S)
         if answer is None:
@@ -143,13 +142,13 @@ class ReportWorker:
 
 
 def was_missed(run: Run) -> bool:
-    """Whether a record of an ended run was begun and not completed, as its folder tells."""
+    """Return True if a record of an ended run was begun but not completed, according to its folder."""
     records = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
     return any(recorded is not None and not recorded.complete for recorded in records)
 
 
 class RecordWorker:
-    """Recorders for the trials, which share one process."""
+    """Provides recorders for the trials, which share one process per destination."""
 
     def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
         self._workers: dict[Destination, WorkerProcess] = {}
@@ -158,7 +157,7 @@ class RecordWorker:
             self._workers[to] = WorkerProcess(argv, process.of_this_clone(to.env), log)
 
     def recorder(self, run: Run) -> Recorder:
-        """That of one trial; a process of its own for a destination that none of the others has."""
+        """Return the recorder of one trial; it starts its own process for a destination without a shared one."""
         return Recorder(run.folder.path, run.config, run.root, make=self._destination_recorder)
 
     def _destination_recorder(self, run_dir: Path, to: Destination) -> DestinationRecorder:
@@ -166,7 +165,7 @@ class RecordWorker:
         return DestinationRecorder(run_dir, to) if worker is None else _SharedRecorder(run_dir, to, worker)
 
     def record_missed(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
-        """Record runs that ended before, a few at a time: a server that comes back shouldn't be run over."""
+        """Record runs that ended before, a few at a time so as not to overload a server that has just returned."""
         missed = [self.recorder(run) for run in runs]
         done = 0
         for at in range(0, len(missed), _AT_ONCE):
@@ -177,7 +176,7 @@ class RecordWorker:
                 recorder.finish(lambda _: None)
             failed = [recorder for recorder in part if not recorder.is_complete()]
             done += len(part) - len(failed)
-            if failed:  # the others would wait in vain as well
+            if failed:  # the remaining runs would fail the same way
                 first = failed[0]
                 say(
                     f"WARNING: {len(missed) - done} run(s) of before are not recorded yet: "
@@ -193,7 +192,7 @@ class RecordWorker:
 
 
 class _SharedRecorder(DestinationRecorder):
-    """Records one run in a destination through the sweep's process for it."""
+    """Records one run in a destination through the sweep's process."""
 
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
@@ -209,4 +208,4 @@ class _SharedRecorder(DestinationRecorder):
         if self._answer is not None:
             patient(self._worker.pid, partial(_came, self._answer))
         if self._says_nothing():
-            super().finish()  # the worker is gone: a process of its own
+            super().finish()  # the worker has ended, so start a separate process

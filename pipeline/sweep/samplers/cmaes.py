@@ -18,7 +18,7 @@ class CMAESConfig(SearchConfig):
     name: str = "cmaes"
 
     def check(self, space: SearchSpace) -> None:
-        """It needs numbers, and knows one objective."""
+        """Require at least two numbers and a single objective."""
         super().check(space)
         numbers = space.numbers
         if len(numbers) < 2:
@@ -31,5 +31,5 @@ class CMAESConfig(SearchConfig):
 
 
 def sampler(config: CMAESConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """See pipeline.sweep.samplers."""
+    """Return the sampler of one trial, see pipeline.sweep.samplers."""
     return CmaEsSampler(seed=seed, warn_independent_sampling=False)

@@ -20,7 +20,7 @@ class GridConfig(SearchConfig):
     name: str = "grid"
 
     def check(self, space: SearchSpace) -> None:
-        """It has to list all values."""
+        """Require a finite list of values for each dimension."""
         if space.endless:
             name = space.endless[0]
             raise UsageError(
@@ -29,17 +29,21 @@ class GridConfig(SearchConfig):
             )
 
     def total(self, space: SearchSpace) -> int:
-        """At most as many as there are combinations."""
+        """Return n_trials, limited by the number of combinations."""
         size = math.prod(len(item.values or ()) for item in space.dimensions.values())
         return min(size, self.n_trials or size)
 
 
 class _Grid(GridSampler):
-    """Optuna's sampler, which after the last trial would stop ``study.optimize``; here nobody calls that."""
+    """Optuna's sampler without its call of ``study.stop`` after the last trial, because ``study.optimize`` isn't
+    used."""
 
     def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
 
 
 def sampler(config: GridConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """See pipeline.sweep.samplers. Its seed is the order of the whole grid."""
+    """Return the sampler of one trial, see pipeline.sweep.samplers.
+
+    Its seed orders the whole grid, so all trials share it.
+    """
     return _Grid({name: item.values or () for name, item in space.dimensions.items()}, seed=config.seed)

@@ -1,4 +1,4 @@
-"""Each trial drawn anew, whatever the others found."""
+"""Random search: each trial is drawn independently of the others."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class RandomConfig(SearchConfig):
 
 
 def sampler(config: RandomConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """See pipeline.sweep.samplers."""
+    """Return the sampler of one trial, see pipeline.sweep.samplers."""
     return RandomSampler(seed=seed)

@@ -1,4 +1,4 @@
-"""Tree-structured Parzen estimator: learns from finished trials where good ones lie."""
+"""Tree-structured Parzen estimator: models promising regions from the finished trials."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class TPEConfig(SearchConfig):
 
 
 def sampler(config: TPEConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """See pipeline.sweep.samplers."""
+    """Return the sampler of one trial, see pipeline.sweep.samplers."""
     return TPESampler(seed=seed)
