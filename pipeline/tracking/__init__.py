@@ -1,6 +1,6 @@
-"""Recording runs in MLflow, and in other trackers, from their run folders: live, and later where no server answered.
+"""Record runs in MLflow and other trackers from their run folders: live, or later if no server answered.
 
-Only the process of ``recorder_command`` imports mlflow; what stands here is for the controller, and light.
+Only the process of ``recorder_command`` imports mlflow. This package's names are for the controller, and light.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``record``, imported when it is first asked for: a finished run only looks whether there is a record."""
+    """Import ``record`` on first use: a finished run only checks whether a record exists."""
     if name != "record":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.tracking.recorder import record  # not for a finished run
+    from pipeline.tracking.recorder import record  # late import: a finished run doesn't need it
 
     return record

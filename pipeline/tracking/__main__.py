@@ -1,8 +1,8 @@
-"""The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema, ``fetch``:
-what an MLflow run was made of; ``publish``: its model).
+"""The recorder process: ``python -m pipeline.tracking record RUN_DIR``.
 
-``serve`` records each run folder that stdin names, a JSON line each, while it is under way, several at a time; the
-answer is a line too. It ends with its stdin.
+Other verbs: ``prepare`` creates a database's schema, ``fetch`` downloads the recipe of an MLflow run, ``publish``
+publishes a run's model. ``serve`` records each run folder named on stdin, one JSON line each, while it is running,
+several at a time; it answers with one line each, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from pipeline.tracking.state import PENDING, Recorded
 if TYPE_CHECKING:
     from pipeline.tracking.mlflow.store import Store
 
-_LOOK_S, _LEAVES_S = 0.5, 1.0  # for its parent; what it has to leave by itself
-_LARGEST_BYTES = 1 << 30  # of a file that says what a run was made of: an answer without end fills no disk
+_LOOK_S, _LEAVES_S = 0.5, 1.0  # interval of looking for the parent; time to end regularly after it is gone
+_LARGEST_BYTES = 1 << 30  # of a downloaded recipe file, so that an endless answer doesn't fill the disk
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
+    """Return 0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
     arguments = _parser().parse_args(argv)
     unexpected.install()
     if arguments.do == "record":
@@ -61,10 +61,10 @@ def _done(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "tracker", None) is not None:
         return _track(arguments)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
-    if arguments.do == "publish":  # somebody waits for it, and may end it
+    if arguments.do == "publish":  # in the foreground: the user waits for it, and may end it
         return _publish(uri, arguments.run_dir)
     _leave_out_data_frames()
-    if arguments.do == "prepare":  # somebody waits for these two as well, and no ranks work meanwhile
+    if arguments.do == "prepare":  # also in the foreground, while no ranks run
         return _prepare(uri)
     if arguments.do == "fetch":
         return _fetch(uri, arguments.run_id, arguments.place)
@@ -74,9 +74,9 @@ def _done(arguments: argparse.Namespace) -> int:
 
 
 def _track(arguments: argparse.Namespace) -> int:
-    """The same for another tracker than MLflow, which may need the packages that MLflow has no use for."""
+    """Record in another tracker than MLflow, which may need packages that MLflow doesn't."""
     _run_in_background(arguments)
-    masking.begin()  # what a tracker prints goes into a file of the run folder
+    masking.begin()  # a tracker's output goes into a file of the run folder
     settings = os.environ.get(SETTINGS_VARIABLE, "{}")
     to = partial(
         record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings
@@ -96,8 +96,10 @@ def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> i
 
 
 def _parent(arguments: argparse.Namespace) -> int:
-    """The command that wants the record. Once it is gone this process ends, whatever it is at just then: the same
-    command again waits for its lock."""
+    """Return the process that wants the record, and end this process, in any state, once that is gone.
+
+    The same command run again would otherwise wait for this process's lock.
+    """
     parent: int = arguments.parent or os.getppid()
     threads.start(_end_with, parent, name="parent", on_error=lambda why: print(why, file=sys.stderr))
     return parent
@@ -130,22 +132,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_in_background(arguments: argparse.Namespace) -> None:
-    """Outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
+    """Ignore Ctrl-C: the journal's last state KILLED must still be recorded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if arguments.do == "serve":  # one trial ends while others train: it is as quick all the time
+    if arguments.do == "serve":  # trials end while others train, so the priority is low all the time
         give_way()
 
 
 def _leave_out_data_frames() -> None:
-    """mlflow works without the data-frame packages (mlflow-skinny has none of them) and takes 80 MB and half
-    of its import time less when it doesn't find them."""
-    sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None: "not there"
+    """Hide the data-frame packages: mlflow works without them (mlflow-skinny has none), imports in half the time and
+    uses 80 MB less."""
+    sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
 
 
 def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
-    """A thread a run: each mostly sleeps. The imports and the store's schema are paid for once."""
+    """Record each run in its own thread, which mostly sleeps. Imports and schema are paid for once."""
     parent = _parent(arguments)
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # mlflow's output must not mix with answers
     recording: list[threading.Thread] = []
     for line in sys.stdin:
         request = json.loads(line)
@@ -160,7 +162,7 @@ def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
             daemon=False,
         )
         recording = [known for known in [*recording, thread] if known.is_alive()]
-    for thread in recording:  # they notice by themselves that the parent is gone
+    for thread in recording:  # they end by themselves when the parent is gone
         thread.join()
     return 0
 
@@ -168,20 +170,20 @@ def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
 def _record(request: dict[str, Any], to: Callable[..., Recorded], parent: int, answers: TextIO) -> None:
     try:
         to(Path(request["run_dir"]), follow=True, parent_pid=parent)
-    except PacelineError as failure:  # the others go on
+    except PacelineError as failure:  # other records continue
         _answer(request, answers, str(failure))
     else:
         _answer(request, answers, None)
 
 
 def _answer(request: dict[str, Any], answers: TextIO, error: str | None) -> None:
-    with contextlib.suppress(OSError):  # nobody is there any more who wants to know
+    with contextlib.suppress(OSError):  # the parent is gone
         answers.write(json.dumps({"id": request["id"], "error": error}) + "\n")
         answers.flush()
 
 
 def _store(uri: str) -> Store:
-    from pipeline.tracking.mlflow.store import Store  # not before: mlflow, which takes seconds
+    from pipeline.tracking.mlflow.store import Store  # late import: mlflow takes seconds
 
     return Store(uri)
 
@@ -198,13 +200,13 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
 
 
 def _publish(uri: str, run_dir: Path) -> int:
-    """stdin is an object of ``publish``'s arguments by their names."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in one piece
+    """Publish a model; stdin is an object with ``publish``'s arguments by name."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in a single request
     request = json.load(sys.stdin)
     model_fields = request.pop("model")
     model = Published(**{**model_fields, "classes": tuple(model_fields["classes"])})
     done = publish(run_dir, model, uri=uri, **request)
-    with contextlib.suppress(BrokenPipeError):  # who has asked was killed, and it is published all the same
+    with contextlib.suppress(BrokenPipeError):  # the caller was killed, but the model is published
         print(json.dumps(asdict(done)), flush=True)
     return 0
 

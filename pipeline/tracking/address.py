@@ -1,4 +1,4 @@
-"""Where MLflow keeps the runs: the tracking URI made absolute, its credentials kept out of sight."""
+"""The tracking URI of MLflow: made absolute, and its credentials kept out of messages and process lists."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def default_uri(root: Path) -> str:
-    """The project's own store, a sqlite database: ``sqlite:////abs/mlflow.db``."""
+    """Return the project's own store, a sqlite database: ``sqlite:////abs/mlflow.db``."""
     return sqlite_uri(root.resolve() / "mlflow.db")
 
 
 def sqlite_uri(database: Path) -> str:
-    """The address of a database file by its absolute path, as SQLAlchemy reads it: it ends at ?, and %20 is a space."""
+    """Return the address of a database file in SQLAlchemy's syntax, where ? ends the path and %20 is a space."""
     return f"sqlite:///{_quoted(database)}"
 
 
@@ -34,10 +34,10 @@ def _quoted(path: Path) -> str:
 
 
 def absolute_uri(uri: str | None, root: Path) -> str:
-    """``uri`` such that it means the same store from every working directory (None: the default store).
+    """Return ``uri`` in a form that means the same store from every working directory (None: the default store).
 
     Raises:
-        UsageError: a file store, which MLflow no longer writes, an unknown scheme, or no host where one belongs.
+        UsageError: a file store, which MLflow no longer writes, an unknown scheme, or a missing host.
     """
     if not uri:
         return default_uri(root)
@@ -55,7 +55,7 @@ def absolute_uri(uri: str | None, root: Path) -> str:
 
 
 def _refuse_malformed(uri: str, scheme: str) -> None:
-    """A database's own driver judges its address, which may name no host and has rules of its own for passwords."""
+    """Refuse malformed web addresses. Database addresses are left to the driver, which may need no host."""
     try:
         urlsplit(uri)
     except ValueError:
@@ -74,34 +74,35 @@ def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The database file of an absolute sqlite URI; None for every other store."""
+    """Return the database file of an absolute sqlite URI; None for other stores."""
     if not uri.startswith("sqlite"):
         return None
     return Path("/" + unquote(uri.partition("://")[2].partition("?")[0]).lstrip("/"))
 
 
 def redact(text: str) -> str:
-    """``text`` without the credentials in addresses and without MLFLOW_TRACKING_PASSWORD, _TOKEN and the like."""
+    """Return ``text`` without credentials in addresses and without the values of MLFLOW_TRACKING_PASSWORD, _TOKEN
+    etc."""
     own = {value for name in _SECRET_VARIABLES if (value := os.environ.get(name))}
     return hide(text, own | of_environment(os.environ))
 
 
 def shown(uri: str) -> str:
-    """``uri`` as files and messages may hold it; equal for the same store with and without a login."""
+    """Return ``uri`` for files and messages; equal for the same store with and without a login."""
     return redact(recorder_env(uri)[URI_VARIABLE])
 
 
 def has_credentials(uri: str) -> bool:
-    """Whether ``uri`` must not be seen in a process list."""
+    """Return True if ``uri`` must not appear in a process list."""
     return hide(uri) != uri
 
 
 def recorder_env(uri: str) -> dict[str, str]:
-    """What to add to the recorder's environment: the address, and user and password apart from it; of a server on this
-    computer that no proxy is asked for it.
+    """Return the recorder's additional environment: address, user and password separately, and proxy exceptions.
 
-    MLflow reads all three; an http address without credentials can't leak them in an error message.
-    A database address keeps its own, for there is no other way to hand them over.
+    MLflow reads all three variables, and an http address without credentials can't leak them in an error message. A
+    database address keeps its login, because there is no other way to pass it. A server on this host gets a proxy
+    exception.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
@@ -117,10 +118,10 @@ def recorder_env(uri: str) -> dict[str, str]:
 
 
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
-    """``uri`` with what PostgreSQL's own programs would add to it: the password of PGPASSWORD, PGPASSFILE or ~/.pgpass;
-    and with the driver pg8000, unless it names another. What is no PostgreSQL stays as it is.
+    """Return a PostgreSQL ``uri`` with the password of PGPASSWORD, PGPASSFILE or ~/.pgpass, as libpq would add it.
 
-    Only for the environment of the process that opens the database.
+    The driver defaults to pg8000. Other addresses are returned unchanged. Only for the environment of the process that
+    opens the database.
     """
     parts = urlsplit(uri)
     if parts.scheme.partition("+")[0] != "postgresql":
@@ -134,8 +135,11 @@ def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
 
 
 def _pgpass(parts: SplitResult, file: str) -> str:
-    """The password of the first line of ``host:port:database:user:password`` that fits; '' where others may read the
-    file, as libpq has it (PostgreSQL documentation, "The Password File")."""
+    """Return the password of the first matching line ``host:port:database:user:password``; '' if others may read the
+    file.
+
+    Follows libpq (PostgreSQL documentation, "The Password File").
+    """
     path = Path(file)
     if not path.is_file() or path.stat().st_mode & 0o077:
         return ""

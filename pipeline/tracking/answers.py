@@ -1,9 +1,9 @@
-"""What a tracking server answers: bounded in time and in memory, and its failures in words that say how to act.
+"""Calls to a tracking server, bounded in time and memory, with actionable error messages.
 
-MLflow reads each answer whole, and its time limit is one for every single packet. So each call has a thread of its own,
-and who waits for it looks at the clock and at this process's memory. In a call that takes too long or too much an
-exception is raised (``PyThreadState_SetAsyncExc`` of Python's C API): it returns from each packet within MLflow's
-limit, and urllib3 closes its connection then.
+MLflow reads whole answers into memory, and its time limit applies to single packets. So each call runs in its own
+thread, while the caller watches the clock and this process's memory. If a call exceeds a limit, an exception is raised
+in its thread (``PyThreadState_SetAsyncExc`` of Python's C API). The thread returns from each packet within MLflow's
+limit, and urllib3 then closes the connection.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from pipeline.core.processes import threads
 ANSWER_TIMEOUT_S = 4
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 _LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
-
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")
 _WRAPPED = ("(Caused by ", "('Connection aborted.'")  # requests around urllib3 around http.client
 _INNERMOST = re.compile(r"\((?:-?\d+, )?'([^']+?)(?: \(_ssl\.c:\d+\))?'\)+$")
 
 
 class StoreError(Exception):
-    """The store did not do it. ``rejected``: it answered that what was sent is invalid. ``final``: nor will it soon."""
+    """A call to the store failed. ``rejected``: it refused the data as invalid.
+
+    ``final``: a retry soon would fail too.
+    """
 
     def __init__(self, reason: str, *, rejected: bool = False, final: bool = False) -> None:
         self.rejected = rejected
@@ -44,7 +46,7 @@ class StoreError(Exception):
 
 
 def plain_reason(text: str) -> str:
-    """The text of a failed request without the names of classes around what went wrong."""
+    """Return the core of a failed request's message, without the nested exception classes."""
     many = _TOO_MANY.search(text)
     if many:
         return f"it answers {many[1]} ({HTTPStatus(int(many[1])).phrase})"
@@ -57,7 +59,7 @@ def plain_reason(text: str) -> str:
 
 
 def explained(text: str) -> str | None:
-    """What to do about it; None for a failure that says enough, or that may pass by itself."""
+    """Return the fix for a known failure; None if the message suffices or the failure may be temporary."""
     if "Invalid Host header" in text:
         return (
             "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
@@ -105,25 +107,25 @@ def _of_database(text: str) -> str | None:
 
 
 GROWTH_BYTES = 256 << 20  # of this process in one call; the largest answer, a long metric's history, takes some MB
-_SLOW_BYTES_PER_S = 100_000  # of a line over which files are sent
-_FETCHED_BYTES = 10 << 20  # of the files that say what a run was made of
-_REQUESTS = 3  # that one call makes, each answered just in time
+_SLOW_BYTES_PER_S = 100_000  # assumed minimum upload speed
+_FETCHED_BYTES = 10 << 20  # assumed size of a run's recipe files
+_REQUESTS = 3  # per call, each allowed the full time limit
 _LOOK_S = 0.1
 _THREAD, _IDLE = "answer", "no answer awaited"
 _Result = TypeVar("_Result")
 
 
 class EndlessError(Exception):
-    """What is raised in the thread of a call that is given up."""
+    """Raised in the thread of a call that is given up."""
 
 
 def answer_timeout_s() -> float:
-    """Seconds after which a request is taken for unanswered."""
+    """Return the seconds after which a request counts as unanswered."""
     return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", ANSWER_TIMEOUT_S))
 
 
 class Bounded:
-    """A client of a server: each of its methods ends, with its own result or exception, or with a StoreError."""
+    """A client of a server whose methods always end: with their result, their exception, or a StoreError."""
 
     def __init__(self, client: object) -> None:
         self._client = client
@@ -139,7 +141,7 @@ def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named:
 
 
 def within(function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
-    """What it returns or raises, in a thread of its own: see ``Caller.call``."""
+    """Call a function in its own thread with limits, see ``Caller.call``."""
     caller = Caller()
     try:
         return caller.call(function, limit_s, ends_within_s=ends_within_s)
@@ -148,10 +150,10 @@ def within(function: Callable[[], _Result], limit_s: float, *, ends_within_s: fl
 
 
 class Caller:
-    """A thread that makes one call after the other: a tracker may use in one what it opened in another (sqlite3 refuses
-    that from a second thread).
+    """A thread that makes one call after the other.
 
-    ``growth_bytes``: by how much this process may grow in one call; 0: GROWTH_BYTES.
+    One thread for all calls, because a tracker may use objects in the thread that opened them (sqlite3 requires that).
+    ``growth_bytes``: allowed memory growth of this process per call; 0: GROWTH_BYTES.
     """
 
     def __init__(self, growth_bytes: int = 0) -> None:
@@ -166,15 +168,15 @@ class Caller:
             threading.current_thread().name = _IDLE
 
     def call(self, function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
-        """What the function returns or raises.
+        """Return or raise what the function returns or raises.
 
         Args:
             function: called in the thread.
-            limit_s: how long it may take.
-            ends_within_s: so long an EndlessError may take until it is noticed there.
+            limit_s: time limit of the call.
+            ends_within_s: time until an EndlessError takes effect in the thread.
 
         Raises:
-            StoreError: it took longer or more memory; no other call may be made.
+            StoreError: the call exceeded its time or memory; no further calls are possible.
         """
         results: list[_Result] = []
         raised: list[BaseException] = []
@@ -191,7 +193,7 @@ class Caller:
         left_s, allowed_bytes, grown = limit_s, memory_bytes() + self._growth_bytes, False
         self._calls.put(run)
         while not done.wait(_LOOK_S):
-            left_s -= _LOOK_S  # a look that comes late says that this process had no processor: that isn't counted
+            left_s -= _LOOK_S  # counts iterations, not wall time: a process without CPU time must not time out
             grown = memory_bytes() > allowed_bytes
             if grown or left_s <= 0:
                 self._give_up(ends_within_s)
@@ -218,7 +220,7 @@ class Caller:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process. Python would wait for threads of MLflow's own that still read an answer without end."""
+    """Exit the process. A normal exit would wait for MLflow threads that still read an endless answer."""
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -227,14 +229,14 @@ def leave(code: int) -> NoReturn:
 
 
 def memory_bytes() -> int:
-    """What this process has in memory; where the system doesn't tell (macOS), the most that it has had."""
+    """Return this process's resident memory; without /proc (macOS), its maximum so far."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _sent_bytes(word: object) -> int:
-    """Of a file or folder that is sent; anything else counts nothing."""
+    """Return the size of a file or folder argument; other arguments count 0."""
     path = Path(word) if isinstance(word, str) and word.startswith("/") else None
     if path is None or not path.exists():
         return 0

@@ -1,4 +1,4 @@
-"""The controller's side of recording: starts the recorder processes and waits for them, never for long."""
+"""The controller's side of recording: starts recorder processes, and waits for them for a limited time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pipeline.core.processes import priority, process
 from pipeline.tracking.destinations import Destination
 from pipeline.tracking.mlflow import artifacts
 
-_PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
-_BUSY_S = 600.0  # where it does something and others want the processors: it lets all of them go first
+_PATIENCE_S = 120.0  # without CPU time; a working recorder gives up sooner by itself (recorder.py)
+_BUSY_S = 600.0  # in total: on a busy host the recorder has the lowest priority
 _LOOK_S = 5.0
 _TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
-_WORDS_BYTES = 1 << 16  # on a disk with less the recorder's own words may be cut, or missing
+_WORDS_BYTES = 1 << 16  # with less free disk space the recorder's log may be incomplete
 _PROC = Path("/proc")  # not on macOS
 
 
 class DestinationRecorder:
-    """Records one run in one destination, by a process of its own."""
+    """Records one run in one destination with its own process."""
 
     def __init__(self, run_dir: Path, to: Destination) -> None:
         self.run_dir = run_dir
@@ -43,26 +43,26 @@ class DestinationRecorder:
         priority.lower_priority(self._child.pid)
 
     def restore_priority(self) -> None:
-        """The training is over: nobody else wants the processors as much any more."""
+        """Restore normal priority after the training, when the ranks no longer need the processors."""
         if self._child is not None:
             priority.restore_priority(self._child.pid)
 
     def finish(self) -> None:
-        """Until the recorder is done; once more where it died."""
+        """Wait until the recorder is done; restart it once if it died."""
         self.restore_priority()
         died = self._child is not None and _wait(self._child) and self._says_nothing()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
 
     def replay(self) -> None:
-        """The same, also where the destination lost what it was given."""
+        """Record everything again, even if the destination lost its data."""
         _wait(self._spawn(check=True))
 
     def is_recorded(self) -> bool:
         return self.to.is_recorded(self.run_dir)
 
     def why(self) -> str:
-        """Why the run isn't recorded, in a line."""
+        """Return the reason why the run isn't recorded, on one line."""
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.message:
             return recorded.message
@@ -72,7 +72,7 @@ class DestinationRecorder:
         return "; ".join([*last, f"see {self.log}"])
 
     def hint(self) -> str:
-        """The command that records the run later."""
+        """Return the command that records the run later."""
         file = self.to.database
         if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
             return f"doit record {self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
@@ -86,13 +86,13 @@ class DestinationRecorder:
         return f"doit record {self.run_dir.name}" + (", once the tracking server answers" if waits else "")
 
     def _logged(self) -> list[str]:
-        """The lines of its log; the last ones are an error and what helps."""
+        """Return the lines of the log, which end with an error and its hint."""
         with contextlib.suppress(FileNotFoundError):
             return self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         return []
 
     def _says_nothing(self) -> bool:
-        """The recorder left neither a record nor a reason: somebody (the system, short of memory) ended it."""
+        """Return True if the recorder left neither a record nor a reason: it was killed (for example out of memory)."""
         recorded = self.to.last_recorded(self.run_dir)
         return not self.is_recorded() and (recorded is None or not recorded.message)
 
@@ -105,9 +105,9 @@ class DestinationRecorder:
 
 
 class Recorder:
-    """Records one run in MLflow and other trackers. With tracking switched off it does nothing.
+    """Records one run in MLflow and other trackers; does nothing if tracking is disabled.
 
-    ``make`` makes the recorder of one destination.
+    ``make`` creates the recorder of one destination.
     """
 
     def __init__(
@@ -124,19 +124,19 @@ class Recorder:
         self._recorders = [make(run_dir, to) for to in destinations]
 
     def start(self) -> None:
-        """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock keeps the two apart."""
+        """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock separates the two."""
         for recorder in self._recorders:
             recorder.start()
 
     def restore_priority(self) -> None:
-        """The training is over, the report isn't yet: what there is may be recorded meanwhile."""
+        """Restore normal priority between training and report, so that existing data can be recorded meanwhile."""
         for recorder in self._recorders:
             recorder.restore_priority()
 
     def finish(self, say: Callable[[str], None]) -> str | None:
-        """Wait until everything is recorded and return the MLflow run's id; None while the server doesn't answer.
+        """Wait until everything is recorded; return the MLflow run's id, or None if the record is incomplete.
 
-        Must be called after the run's last state stands in its journal.
+        Call it after the run's last state is in its journal.
         """
         for recorder in self._recorders:
             recorder.finish()
@@ -149,17 +149,17 @@ class Recorder:
         return run_id
 
     def replay(self) -> bool:
-        """Bring each destination to what the folder says, also where it lost what it was given; whether all are."""
+        """Update each destination from the folder, even if it lost its data; return True if all are complete."""
         for recorder in self._recorders:
             recorder.replay()
         return self.is_complete()
 
     def is_complete(self) -> bool:
-        """Whether everything is recorded."""
+        """Return True if everything is recorded."""
         return not self._missing()
 
     def where(self) -> str:
-        """Where the run is recorded, in words."""
+        """Describe where the run is recorded."""
         run_id = self.mlflow_run_id()
         others = [recorder.to.title for recorder in self._recorders if recorder.to.tracker is not None]
         return " and ".join([*([f"MLflow run {run_id}"] if run_id else []), *others])
@@ -168,15 +168,15 @@ class Recorder:
         return " and ".join(recorder.to.title for recorder in self._recorders)
 
     def why(self) -> str:
-        """Why the run isn't recorded, in a line."""
+        """Return the reason why the run isn't recorded, on one line."""
         return "; ".join(recorder.why() for recorder in self._missing())
 
     def hint(self) -> str:
-        """The command that records the run later."""
+        """Return the command that records the run later."""
         return next(recorder.hint() for recorder in self._missing())
 
     def mlflow_run_id(self) -> str | None:
-        """The id of the run's record in MLflow, where that is complete."""
+        """Return the id of the run's MLflow record, if that is complete."""
         for recorder in self._recorders:
             if recorder.to.tracker is None and recorder.is_recorded():
                 recorded = recorder.to.last_recorded(self.run_dir)
@@ -188,7 +188,7 @@ class Recorder:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:
-    """Whether it ended by itself (True) or had to be ended."""
+    """Return True if the process ended by itself, False if it was killed."""
 
     def ended(timeout_s: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -204,7 +204,8 @@ def _wait(child: subprocess.Popen[bytes]) -> bool:
 
 
 def patient(pid: int, done: Callable[[float], bool]) -> bool:
-    """Whether ``done``, which waits so many seconds for it, came true while the process ``pid`` still did something."""
+    """Poll ``done`` (which waits the given seconds) until it is true or process ``pid`` uses no more CPU time;
+    return its result."""
     began = moved = time.monotonic()
     known = 0.0
     while (now := time.monotonic()) - moved < _PATIENCE_S and now - began < _BUSY_S:
@@ -217,9 +218,9 @@ def patient(pid: int, done: Callable[[float], bool]) -> bool:
 
 
 def _processor_s(pid: int) -> float:
-    """Processor time of a process so far; 0 where there is none."""
+    """Return the CPU time of a process so far; 0 if it doesn't exist."""
     if not _PROC.is_dir():
-        import psutil  # on macOS alone
+        import psutil  # only installed on macOS
 
         try:
             used = psutil.Process(pid).cpu_times()

@@ -1,4 +1,4 @@
-"""What a run folder says about its run, in MLflow's terms: name, parameters, tags, progress. Reads only."""
+"""Describe a run folder in MLflow's terms: name, parameters, tags, data, progress. Read-only."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from pipeline.runs.contents import decides, ranks_of, run_name, what
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
 
-_DIGEST_DIGITS = 12  # of the 64; MLflow takes 36, and its table shows the first ones
+_DIGEST_DIGITS = 12  # of 64; MLflow accepts 36, and its table shows the first ones
 _MAX_SOURCE = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInput:
-    """One data set. ``source``, ``schema`` and ``profile`` are JSON texts, as MLflow keeps them; ``context`` says what
-    it was used for."""
+    """One data set.
+
+    ``source``, ``schema`` and ``profile`` are JSON texts in MLflow's format; ``context`` names the splits used.
+    """
 
     name: str
     digest: str
@@ -40,12 +42,12 @@ class DataInput:
 
 
 def of_pack(config: Mapping[str, Any], manifest: Mapping[str, Any], digest: str) -> DataInput | None:
-    """The data that a run reads; None where its digest isn't known, or there is none (a script without data).
+    """Describe a run's data; None if its digest is unknown, or there is none (a script without data).
 
     Args:
-        config: what config.json holds.
-        manifest: that of the data pack; empty for a script's files.
-        digest: of the data, as the run's key counts it.
+        config: the content of config.json.
+        manifest: of the data pack; empty for a script's files.
+        digest: the data's digest in the run's key.
     """
     section = config.get("dataset")
     name = section.get("name") if isinstance(section, Mapping) else None
@@ -85,8 +87,11 @@ _SYNTHETIC = "**Synthetic data:** the images are generated, so the accuracy of t
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What the description is made of. ``error`` is that of an attempt that failed ('' otherwise), ``accepted`` maps
-    keys to what a person said of them and what differs, ``nonfinite`` a metric to what it was and at which step."""
+    """The facts for the description of a run.
+
+    ``error`` is that of a failed attempt, else ''. ``accepted`` maps keys to the user's statement and the differences.
+    ``nonfinite`` maps a metric to its non-finite value and step.
+    """
 
     key: str
     what: str
@@ -104,7 +109,7 @@ class Story:
 
 
 def note(story: Story) -> str:
-    """Paragraphs, what matters most first."""
+    """Write the description in paragraphs, the most important first."""
     return "\n\n".join(_paragraphs(story))
 
 
@@ -132,12 +137,12 @@ def _paragraphs(story: Story) -> Iterator[str]:
 
 
 def _is_of_files(word: str) -> bool:
-    """Whether it says where runs, data and records lie: another place is as good to who repeats the run."""
+    """Return True if an override only names folders or the tracking store, which may differ in a repetition."""
     return word.lstrip("+").startswith(("paths.", "tracking.uri="))
 
 
 def command(words: Sequence[str]) -> str:
-    """What a person types to have the run."""
+    """Return the command line that a user types for the run."""
     return shlex.join(["doit", "train", *words])
 
 
@@ -149,7 +154,7 @@ def _ranks(story: Story) -> str:
 
 
 def _host(name: str, known: Any) -> str:
-    """``node0 (2 × H200)``: with its GPUs, or its processor."""
+    """Return ``node0 (2 × H200)``: a host with its GPUs, or its processor."""
     if not isinstance(known, Mapping):
         return name
     gpus = known.get("gpu_models")
@@ -160,7 +165,7 @@ def _host(name: str, known: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """As code, whatever quotes it holds."""
+    """Format as inline code, with any backticks inside."""
     fence = "``" if "`" in text else "`"
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}"
@@ -183,7 +188,7 @@ ENDED = (State.FINISHED, State.PRUNED, State.FAILED, State.KILLED)
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """One run as MLflow shows it. Times are unix milliseconds."""
+    """One run as MLflow shows it. Times are in unix milliseconds."""
 
     key: str
     name: str
@@ -195,7 +200,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where the journal stands. ``end_ms`` (unix milliseconds) is None until the attempt has ended."""
+    """The last state in the journal. ``end_ms`` (unix milliseconds) is None until the attempt has ended."""
 
     state: State | None
     attempt: int
@@ -207,7 +212,7 @@ class Progress:
 
 
 def progress(run_dir: Path) -> Progress:
-    """The last whole line of journal.jsonl."""
+    """Read the last complete line of journal.jsonl."""
     entries = journal.read(run_dir / run_folder.JOURNAL)
     if not entries:
         return Progress(state=None, attempt=0, end_ms=None)
@@ -217,9 +222,9 @@ def progress(run_dir: Path) -> Progress:
 
 
 def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Description:
-    """Put config, key, provenance, plan and summary together; what is missing is left out.
+    """Combine config, key, provenance, plan and summary; missing parts are left out.
 
-    ``nonfinite``: metric → what it was that is no finite number, and at which step.
+    ``nonfinite``: metric → its first non-finite value and step.
     """
     files = _RunFiles.read(run_dir)
     synthetic = is_synthetic(run_dir)
@@ -242,7 +247,7 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
 
 @dataclass(frozen=True, kw_only=True)
 class _RunFiles:
-    """The files of a run folder that say what the run is. ``known`` is key.json."""
+    """The files of a run folder that describe the run. ``known`` is key.json."""
 
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
@@ -306,12 +311,12 @@ def _data(run_dir: Path, files: _RunFiles) -> DataInput | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is missing or damaged."""
+    """Read a JSON object; empty if the file is missing or damaged."""
     return documents.read_or_none(path) or {}
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The same of summary.json, whose seal must agree with it (what older versions wrote has none)."""
+    """Read summary.json, whose seal must match (files of older versions have none)."""
     try:
         return documents.read_sealed(run_dir / run_folder.SUMMARY)
     except documents.UnsealedError:
@@ -321,7 +326,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def is_synthetic(run_dir: Path) -> bool:
-    """What the summary says, else the data pack's manifest, else the name of the data set."""
+    """Return True for generated data: from the summary, else the pack's manifest, else the data set's name."""
     for described in (read_summary(run_dir), read_object(run_dir / "data/manifest.json")):
         if described.get("synthetic") is not None:
             return bool(described["synthetic"])
@@ -329,14 +334,14 @@ def is_synthetic(run_dir: Path) -> bool:
 
 
 def mlflow_key(name: str) -> str:
-    """``name`` with what MLflow refuses replaced: ``a[0]=b`` → ``a_0_b``. Slashes between words stay."""
+    """Replace characters that MLflow refuses: ``a[0]=b`` → ``a_0_b``. Slashes between words stay."""
     words = (_NOT_ALLOWED.sub("_", word).strip("_") for word in name.split("/"))
     kept = "/".join(word for word in words if word not in ("", ".", ".."))
     return (kept or "_")[:_MAX_NAME]
 
 
 def distinct(key: str, taken: Container[str]) -> str:
-    """``key``, with underscores behind it where it is taken: two names may differ only in what MLflow refuses."""
+    """Append underscores to ``key`` until it is free: two names may differ only in refused characters."""
     name, ending = key, ""
     while name in taken:
         ending += "_"
@@ -350,7 +355,7 @@ def _option(config: Mapping[str, Any], group: str) -> str:
 
 
 def _params(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
-    """What decides the result: the configuration as the key counts it, and how the ranks are spread."""
+    """Return the parameters that decide the result: the key's configuration, and the topology of ranks."""
     topology = known.get("topology")
     ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
@@ -360,7 +365,7 @@ def _params(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, st
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """``{"a": {"b": [1, {"c": 2}]}}`` → a.b.0 = 1, a.b.1.c = 2; lists of plain values stay whole."""
+    """Flatten ``{"a": {"b": [1, {"c": 2}]}}`` into a.b.0 = 1, a.b.1.c = 2; lists of plain values stay whole."""
     if isinstance(value, dict) and value:
         items = [(str(name), item) for name, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -377,7 +382,7 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str, limit: int, whole: str) -> str:
-    """Said in the value itself, where MLflow would cut in silence."""
+    """Truncate with a note in the value, because MLflow truncates silently."""
     if len(text) <= limit:
         return text
     ending = f"… ({len(text)} characters; the whole is in {whole})"
@@ -416,7 +421,7 @@ def _tags(run_dir: Path, files: _RunFiles, story: Story, attempt: int) -> dict[s
 
 
 def _typed(command: object) -> str | None:
-    """The command without the folder that doit lies in, which is nothing to who reads it elsewhere."""
+    """Return the command without doit's folder."""
     if not isinstance(command, str) or not command:
         return None
     first, space, rest = command.partition(" ")
@@ -424,12 +429,15 @@ def _typed(command: object) -> str | None:
 
 
 def _source(words: list[str]) -> str:
-    """The command as a column of MLflow's table shows it: that has only what follows the last slash."""
+    """Return the command for a column of MLflow's table, which only shows the text after the last slash."""
     return command([word for word in words if decides(word) and "/" not in word])
 
 
 def _sweep_tags(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Which sweeps the run belongs to, flat: MLflow shows no charts of nested runs. The latest in ``sweep.key``."""
+    """Return the run's sweeps as flat tags, because MLflow shows no charts of nested runs.
+
+    ``sweep.key`` is the latest.
+    """
     tags = {f"sweep.{item.get('key')}": item.get("trial") for item in sweeps}
     if sweeps:
         last = sweeps[-1]
@@ -439,7 +447,8 @@ def _sweep_tags(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
-    """Where the run was and who was told: ``cluster.launcher``, ``paths.runs``; what is not set is left out."""
+    """Return the settings of cluster, tracking and paths as tags such as ``cluster.launcher``; unset ones are left
+    out."""
     where: dict[str, Any] = {name: config[name] for name in _WHERE if name in config}
     if isinstance(dataset := config.get("dataset"), dict):
         where["dataset"] = {"source": dataset.get("source")}
@@ -452,7 +461,7 @@ def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """As ``_leaves``, with a list whole: hundreds of hosts are one tag."""
+    """Flatten like ``_leaves``, but keep lists whole, so that hundreds of hosts are one tag."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _fields(f"{prefix}.{name}", item)

@@ -1,4 +1,4 @@
-"""The places that a run is recorded in: MLflow's store, and what other trackers were asked for."""
+"""The destinations of a run's record: MLflow's store and the other configured trackers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SETTINGS_VARIABLE = "PACELINE_TRACKER_SETTINGS"
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """One of them.
+    """One destination of records.
 
     Attributes:
-        uri: MLflow's address; of another tracker its name.
+        uri: MLflow's address; for another tracker, its name.
         experiment: tracking.experiment.
         tracker: the name of another tracker than MLflow.
-        settings: the fields that it alone has, as JSON.
+        settings: the tracker's own settings, as JSON.
     """
 
     uri: str
@@ -36,7 +36,7 @@ class Destination:
 
     @property
     def shown(self) -> str:
-        """As messages have it."""
+        """The address for messages."""
         return redact(self.uri)
 
     @property
@@ -45,16 +45,16 @@ class Destination:
 
     @property
     def database(self) -> Path | None:
-        """MLflow's sqlite file."""
+        """MLflow's sqlite file, if it is one."""
         return sqlite_path(self.uri) if self.tracker is None else None
 
     @property
     def env(self) -> dict[str, str]:
-        """What to add to the environment of the recorder's process."""
+        """Additional environment of the recorder process."""
         return recorder_env(self.uri) if self.tracker is None else {SETTINGS_VARIABLE: self.settings}
 
     def is_recorded(self, run_dir: Path) -> bool:
-        """Whether everything of ``run_dir`` stands there already. Cheap: it looks at file times."""
+        """Return True if everything of ``run_dir`` is recorded already. Cheap: compares file times."""
         return state.is_recorded(run_dir, self.uri, marked(self.experiment, self.settings), self.tracker)
 
     def last_recorded(self, run_dir: Path) -> Recorded | None:
@@ -62,8 +62,10 @@ class Destination:
 
 
 def marked(experiment: str, settings: str) -> str:
-    """What a record's state calls its experiment: with other settings it is another record, with another login not.
-    The settings themselves stay out of the run folder."""
+    """Return the experiment's name in a record's state: it changes with the settings, but not with the login.
+
+    The settings themselves stay out of the run folder.
+    """
     if settings == "{}":
         return experiment
     plain = json.dumps(without_secrets(json.loads(settings)), sort_keys=True)
@@ -71,10 +73,12 @@ def marked(experiment: str, settings: str) -> str:
 
 
 def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
-    """MLflow first, where ``enabled`` (None: as the configuration says). Raises UsageError: its address is none.
+    """Return MLflow first if ``enabled`` (None: as configured), then other trackers.
+
+    Raises UsageError: an invalid address.
 
     Args:
-        section: the fields of tracking, with those that the chosen tracker alone has.
+        section: the fields of tracking, including the chosen tracker's own.
     """
     places, experiment = [], section["experiment"]
     if section["enabled"] if enabled is None else enabled:

@@ -1,4 +1,4 @@
-"""What one pass of the recorder gives to another tracker than MLflow: the points that it doesn't hold yet."""
+"""One recorder pass for a tracker other than MLflow: sends the points that the tracker doesn't have yet."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pipeline.tracking.trackers.base import Tracker, TrackerError
 from trainers.contract import run_folder
 
 _AT_ONCE = 1000
-_CALL_S = 60.0  # of one call of a tracker: who waits for the end of a run waits no longer for all of them
+_CALL_S = 60.0  # time limit of one call, also the limit of waiting at the end of a run
 _CLOSE_S, _ENDS_S = 5.0, 2.0
-_GROWTH_BYTES = 1 << 30  # of this process in one call: a tracker may import much
+_GROWTH_BYTES = 1 << 30  # allowed memory growth in one call: a tracker may import much
 _Result = TypeVar("_Result")
 
 
 class Feed:
-    """Brings one tracker up to date. How far it is the tracker itself knows; ``state`` says whether that is all.
+    """Updates one tracker. The tracker itself knows its last points; ``state`` records whether it is complete.
 
     ``folder`` is a descriptor of ``run_dir``. ``succeeded`` is called after every answer of the tracker and may raise
-    to end the pass; ``is_wanted`` raises where there is no reason to begin.
+    to end the pass; ``is_wanted`` raises if the record should not begin.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Feed:
         self._marks: dict[str, Mark] = {}
 
     def write(self, now: Progress) -> None:
-        """Raises StoreError."""
-        inputs = fingerprints(self.run_dir)  # taken first: what changes during the pass makes another one
+        """Make one pass. Raises StoreError."""
+        inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
         tracker = self._begun(now)
         if not (tracker.live or now.ended):
             return
@@ -68,11 +68,11 @@ class Feed:
             self.state.save(self._folder)
 
     def forget(self) -> None:
-        """The next pass begins with another object."""
+        """Close the tracker; the next pass begins with a new object."""
         tracker, self._tracker, self._attempt = self._tracker, None, None
         caller, self._caller = self._caller, None
         if tracker is not None and caller is not None:
-            with contextlib.suppress(Exception, SystemExit):  # it has failed before
+            with contextlib.suppress(Exception, SystemExit):  # the tracker has already failed
                 caller.call(tracker.close, _CLOSE_S, ends_within_s=_ENDS_S)
         if caller is not None:
             caller.close()
@@ -81,7 +81,7 @@ class Feed:
         if self._tracker is not None and self._attempt == now.attempt:
             return self._tracker
         self.forget()
-        self.state.save(self._folder)  # from here on there may be a part of a record
+        self.state.save(self._folder)  # from here on a partial record may exist
         self._is_wanted()
         tracker = self._tracker = self._ask(self._make)
         if tracker.live or now.ended:
@@ -91,7 +91,10 @@ class Feed:
         return tracker
 
     def _log(self, tracker: Tracker) -> None:
-        """An attempt that repeats steps from its checkpoint repeats their metrics: what is there stays."""
+        """Send new points.
+
+        An attempt that repeats steps from its checkpoint repeats their metrics; existing points stay.
+        """
         while True:
             chunk = read_points(self.run_dir / run_folder.METRICS, self._place, _AT_ONCE)
             points = [*chunk.points, *(last_figures(self.run_dir, chunk.place) if chunk.is_last else ())]
@@ -108,23 +111,23 @@ class Feed:
                 return
 
     def _ask(self, call: Callable[[], _Result]) -> _Result:
-        """Every failure of the tracker becomes a StoreError, and it is let go: what it has taken is not known. So is
-        one whose call has no end, as where a server answers without end."""
+        """Call the tracker; every failure becomes a StoreError, and the tracker is dropped, because its state is
+        unknown."""
         self._caller = self._caller or Caller(_GROWTH_BYTES)
         try:
             return self._caller.call(call, _CALL_S, ends_within_s=_ENDS_S)
         except StoreError:
-            self._tracker = None  # its thread hangs: it can't be closed
+            self._tracker = None  # its thread hangs, so it can't be closed
             self.forget()
             raise
-        except (Exception, SystemExit) as error:  # of many classes: it is other people's code
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)
             raise StoreError(masking.shown(redact(_reason(error))), final=final) from error
 
 
 def _marks(begun: object) -> dict[str, Mark]:
-    """What begin() has returned. Raises TrackerError: it is something else."""
+    """Validate the result of begin(). Raises TrackerError."""
     marks = dict[str, Mark]()
     for key, mark in begun.items() if isinstance(begun, Mapping) else [(begun, None)]:
         match key, mark:

@@ -1,4 +1,4 @@
-"""The command lines of the recorder process."""
+"""Command lines of the recorder process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from pipeline.tracking.address import has_credentials
 
 NO_SUCH_RUN = 4
-"""Exit code of ``fetch_command``: the store answered, and knows no run of that id."""
+"""Exit code of ``fetch_command``: the store answered, and has no run of that id."""
 
 
 def recorder_command(
     run_dir: Path, uri: str, experiment: str, *, tracker: str | None = None, follow: bool = False, check: bool = False
 ) -> list[str]:
-    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or this process is gone,
-    ``check`` asks the store also where everything is recorded already.
+    """Return the argv that records ``run_dir``.
 
-    Give the process the environment of its Destination: an address that holds credentials stands only there.
-    Exit code 0: recorded; 1: pending, with the reason on stderr.
+    ``follow`` continues until the run has ended or this process is gone; ``check`` queries the store even if everything
+    is recorded already. Give the process the environment of its Destination, because an address with credentials is
+    only passed there. Exit code 0: recorded; 1: pending, with the reason on stderr.
     """
     flags = [*(["--follow", *_parent()] if follow else []), *(["--check"] if check else [])]
     argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
@@ -27,13 +27,13 @@ def recorder_command(
 
 
 def serve_command(uri: str, experiment: str, *, tracker: str | None = None) -> list[str]:
-    """The argv that records many runs while this process lives; its environment is as above."""
+    """Return the argv that records many runs while this process lives; environment as for ``recorder_command``."""
     argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--experiment", experiment]
     return [*argv, *_tracker_arguments(uri, tracker), *_parent()]
 
 
 def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
-    """The argv that brings what an MLflow run was made of into the folder ``place``; give it ``recorder_env(uri)``.
+    """Return the argv that downloads an MLflow run's recipe into ``place``; give it ``recorder_env(uri)``.
 
     Exit code 0: done; 1: the store failed, with the reason on stderr; or NO_SUCH_RUN.
     """
@@ -41,20 +41,21 @@ def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
 
 
 def publish_command(run_dir: Path, uri: str) -> list[str]:
-    """The argv that publishes the model of a run; give it ``recorder_env(uri)``. stdin says as what (publishing.py).
+    """Return the argv that publishes the model of a run; give it ``recorder_env(uri)``.
 
-    Exit code 0: done, and stdout is a line of JSON; 1: not, with the reason on stderr.
+    Stdin holds the arguments (publishing.py). Exit code 0: done, and stdout is a line of JSON; 1: failed, with the
+    reason on stderr.
     """
     return [sys.executable, "-m", "pipeline.tracking", "publish", str(run_dir), *_uri_arguments(uri)]
 
 
 def prepare_command(uri: str) -> list[str]:
-    """The argv that creates a database store's schema, before a server or many recorders open it at once."""
+    """Return the argv that creates a database store's schema before several processes open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]
 
 
 def _parent() -> list[str]:
-    """Named, not looked up: a recorder that gets no processor may ask who its parent is when that is gone."""
+    """Pass the parent's pid explicitly: a recorder without CPU time may only look it up after the parent is gone."""
     return ["--parent", str(os.getpid())]
 
 

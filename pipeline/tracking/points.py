@@ -1,4 +1,4 @@
-"""metrics.jsonl and the final figures as MLflow points."""
+"""Convert metrics.jsonl and the final figures to MLflow points."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from pipeline.tracking.description import distinct, mlflow_key, read_object, rea
 from trainers.contract import run_folder
 
 Mark = tuple[int, int]
-"""A point's lap and step; from point to point of a metric they rise."""
+"""A point's lap and step, which increase from point to point of a metric."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric. ``time_ms`` is the time of the measurement (unix milliseconds), never of the
-    recording: MLflow takes an equal (key, time, step, value) for the same point, so a replay adds nothing.
+    """One value of one metric.
 
-    ``lap`` says how often the metric's steps had begun anew before: a script may count those of each epoch from 0.
+    ``time_ms`` is the time of the measurement (unix milliseconds), never of the recording: MLflow treats an equal (key,
+    time, step, value) as the same point, so a replay adds nothing. ``lap`` counts how often the metric's steps have
+    restarted: a script may count the steps of each epoch from 0.
     """
 
     key: str
@@ -39,9 +40,11 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """How far metrics.jsonl was read: to the byte that follows ``line``; a file that has another line there was cut
-    since. ``marks`` has of each metric its last point, ``keys`` what each name is called, ``bad_byte`` is the place of
-    the first line that makes no sense."""
+    """The position up to which metrics.jsonl was read: the byte after ``line``.
+
+    If the file has another line there, it was truncated since. ``marks`` holds the last point of each metric, ``keys``
+    maps names to MLflow keys, ``bad_byte`` is the position of the first invalid line.
+    """
 
     end_bytes: int = 0
     line: bytes = b""
@@ -52,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of metrics.jsonl: their points, where the next line begins, and whether there is none yet."""
+    """Points of complete lines, the position of the next line, and whether the file has no more lines yet."""
 
     points: tuple[Point, ...]
     place: Place
@@ -60,9 +63,11 @@ class Chunk:
 
 
 def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = False) -> Chunk:
-    """From ``place`` on, to the last whole line or as many as have ``limit`` points. One that was cut is read anew.
+    """Read from ``place`` to the last complete line, or up to ``limit`` points.
 
-    ``tests_once``: metrics of the test are measured once, and stand at step 0.
+    A truncated file is read from the beginning.
+
+    ``tests_once``: test metrics are measured once, and are placed at step 0.
     """
     points: list[Point] = []
     try:
@@ -75,7 +80,7 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
         names = _Names(place.marks, place.keys)
         file.seek(end)
         is_last = True
-        while (line := file.readline()).endswith(b"\n"):  # one without it is still being written
+        while (line := file.readline()).endswith(b"\n"):  # a line without it is still being written
             row = metrics_file.parse(line)
             if row is not None and points and len(points) + len(row.metrics) > limit:
                 is_last = False
@@ -90,13 +95,13 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
 
 
 def _stands(file: IO[bytes], place: Place) -> bool:
-    """Whether the last line that was read stands where it stood."""
+    """Return True if the last line read is still at its position."""
     file.seek(place.end_bytes - len(place.line))
     return file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
 
 
 class _Names:
-    """What the metrics are called, and of each the last point."""
+    """The MLflow keys of metrics, and the last point of each."""
 
     def __init__(self, marks: Mapping[str, Mark], keys: Mapping[str, str]) -> None:
         self.marks, self.keys = dict(marks), dict(keys)
@@ -112,25 +117,28 @@ class _Names:
 
 
 def next_mark(before: Mark | None, step: int) -> Mark:
-    """That of the point that follows ``before``."""
+    """Return the mark of the point that follows ``before``."""
     lap, last = before or (0, step - 1)
     return lap if step > last else lap + 1, step
 
 
 def key_of(name: str, keys: Mapping[str, str]) -> str:
-    """What MLflow calls a metric. Of names that differ only in what it refuses the first one has the plain key."""
+    """Return the MLflow key of a metric.
+
+    Of names that differ only in refused characters, the first gets the plain key.
+    """
     return keys.get(name) or distinct(mlflow_key(name), set(keys.values()))
 
 
 def mark_of(steps: Iterable[int]) -> Mark:
-    """The last of the points that have these steps, in any order; there is at least one."""
+    """Return the last mark of points with these steps (at least one), in any order."""
     counts = Counter(steps)
     laps = max(counts.values())
     return laps - 1, max(step for step, count in counts.items() if count == laps)
 
 
 def nonfinite(points: Iterable[Point]) -> dict[str, str]:
-    """Metric → ``NaN at step 7``: the first of its values that is no finite number. MLflow keeps them all."""
+    """Return metric → ``NaN at step 7``: its first non-finite value. MLflow stores all of them."""
     shown_by_key: dict[str, str] = {}
     for point in points:
         if not math.isfinite(point.value):
@@ -140,8 +148,10 @@ def nonfinite(points: Iterable[Point]) -> dict[str, str]:
 
 
 def last_figures(run_dir: Path, place: Place) -> list[Point]:
-    """The summary's metrics and speed and the report's macro F1, at the last step; without those that end the curves
-    up to ``place``, and empty before there is a summary."""
+    """Return the summary's metrics and speed and the report's macro F1 as points at the last step.
+
+    Metrics whose curves up to ``place`` already reach that step are left out. Empty before there is a summary.
+    """
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
@@ -162,8 +172,9 @@ def last_figures(run_dir: Path, place: Place) -> list[Point]:
 
 
 def final_points(run_dir: Path, place: Place) -> list[Point]:
-    """The same for MLflow: what belongs to a curve stands at the last step. Of the others there is one figure: it
-    stands at step 0, where MLflow draws it as a bar instead of a lone dot.
+    """Return the last figures for MLflow: those of a curve at the last step, single figures at step 0.
+
+    At step 0 MLflow draws a single figure as a bar instead of a lone dot.
     """
     points = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
     return [point if point.key in place.marks else replace(point, step=0) for point in points]

@@ -1,4 +1,4 @@
-"""One record: from the run folder to MLflow or another tracker, while the run goes on or later, each thing once."""
+"""Record one run: from its folder to MLflow or another tracker, live or later, each item exactly once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pipeline.tracking.trackers import create
 from trainers.contract import run_folder
 
 _POLL_S = 1.0
-_SPARSER = 4  # after 40 s a look every 10 s: what a server is asked grows with the logarithm of the time at first
-_LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
-_HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
+_SPARSER = 4  # polls become rarer: after 40 s every 10 s, so the number of requests grows logarithmically at first
+_LOOK_S = 0.2  # interval of checking the journal's size between polls, so that the end is noticed soon
+_HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of CPU time, which belongs to the ranks until the first metrics
 _MAX_BACKOFF_S = 30.0
-_TAIL_S = 60.0  # for a store that answers, but slowly, or a busy computer: `doit train` waits no longer than this
+_TAIL_S = 60.0  # after the run's end, for a slow store or a busy host: the limit of `doit train`'s wait
 _WAIT_S = 15.0  # for another process that is recording the same run
-_FOLLOWER_WAIT_S = 90.0  # the follower of the attempt before may still be at its tail
-_TRANSACTION_BYTES = 256 << 10  # what sqlite needs for one beside its journal: a disk that it fills keeps 12–45 KiB
+_FOLLOWER_WAIT_S = 90.0  # the previous attempt's follower may still be finishing
+_TRANSACTION_BYTES = 256 << 10  # needed by sqlite per transaction; a disk filled by sqlite keeps 12–45 KiB free
 
 
 def record(
@@ -50,13 +50,13 @@ def record(
     tracker: str | None = None,
     settings: str = "{}",
 ) -> Recorded:
-    """Bring MLflow, or another ``tracker``, to what the run folder says; what is there already is not written again.
+    """Update MLflow, or another ``tracker``, from the run folder; existing data is not written again.
 
-    With ``follow`` this goes on until the journal says that the attempt has ended, or until the process
-    ``parent_pid`` is no longer this one's parent. A store that fails is tried again while the run is under
-    way; after its end, until nothing has succeeded for ``give_up_s`` or it refuses (then the state is ``pending``).
-    With ``check`` the store is asked also where tracking.json says that it has everything: it may be a new one.
-    ``settings`` are the fields that the tracker alone has, as JSON; its ``uri`` is its name.
+    With ``follow`` this continues until the journal says that the attempt has ended, or until process ``parent_pid`` is
+    no longer this one's parent. A failing store is retried while the run is going on; after the run's end until nothing
+    has succeeded for ``give_up_s`` or the store refuses (then the state is ``pending``). With ``check`` the store is
+    queried even if tracking.json says that it has everything, because it may be a new one. ``settings`` are the
+    tracker's own fields as JSON; its ``uri`` is its name.
 
     Raises:
         PacelineError: the folder is no run, or another process is recording it.
@@ -97,7 +97,7 @@ def _alone(run_dir: Path, to: Destination, wait_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(run_dir: Path) -> Iterator[int]:
-    """A descriptor of the folder: it names this one for as long as it is open, and no other gets its inode."""
+    """Yield a descriptor of the folder, which keeps its inode reserved and so identifies it while open."""
     folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield folder
@@ -106,11 +106,11 @@ def _held(run_dir: Path) -> Iterator[int]:
 
 
 class _SlowError(Exception):
-    """The run has ended and the store has had its time."""
+    """The run has ended and the store has used up its time."""
 
 
 class _RemovedError(Exception):
-    """The run folder isn't the one that was recorded."""
+    """The run folder was removed or replaced."""
 
 
 class _Recording:
@@ -131,8 +131,8 @@ class _Recording:
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
         self.counting = False
-        self.refused = False  # the last time, for a reason that waiting does not fix
-        self.failure: str | None = None  # of the last pass that the store ended
+        self.refused = False  # the last pass failed for a reason that waiting doesn't fix
+        self.failure: str | None = None  # the store's error in the last pass
         self.title, self.database = to.title, to.database
         self.state = self._resumed_state(to)
         self.writer = self._writer(to)
@@ -155,7 +155,7 @@ class _Recording:
     def run(self) -> Recorded:
         backoff_s = _POLL_S
         while True:
-            size = self._journal_bytes()  # taken first: a line added from here on ends the sleep below at once
+            size = self._journal_bytes()  # taken first, so that a line added from here on ends the sleep below
             now = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if now.ended else None
             failure = self._try(now)
@@ -174,7 +174,7 @@ class _Recording:
         return min(max(_POLL_S, (time.monotonic() - self.began) / _SPARSER), _MAX_BACKOFF_S)
 
     def _try(self, now: Progress) -> str | None:
-        """One pass; the reason when the store failed."""
+        """Make one pass; return the reason if the store failed."""
         if self.follow and not now.ended and not self._under_way():
             return None
         self._begin_counting()
@@ -186,7 +186,7 @@ class _Recording:
             self.refused, self.failure = error.final or full is not None, full or str(error)
             return self.failure
         except _RemovedError:
-            return None  # the caller asks again
+            return None  # the caller checks _removed()
         except FileNotFoundError:
             if not self._removed():
                 raise
@@ -197,7 +197,7 @@ class _Recording:
         return None
 
     def _begin_counting(self) -> None:
-        """mlflow is imported: what that took, a minute on a busy computer, isn't held against the store."""
+        """Start the store's time after the import of mlflow, which may take a minute on a busy host."""
         if not self.counting:
             self.counting, self.last_success = True, time.monotonic()
             self.ended_at = None if self.ended_at is None else self.last_success
@@ -217,7 +217,7 @@ class _Recording:
         return self.follow and self._tail_is_over()
 
     def _tail_is_over(self) -> bool:
-        """Of a record that fails at one place again and again, whatever succeeds before it."""
+        """Return True if the time after the run's end is used up, even if some calls succeed."""
         return self.ended_at is not None and time.monotonic() - self.ended_at > _TAIL_S
 
     def _succeeded(self) -> None:
@@ -231,12 +231,12 @@ class _Recording:
             raise _SlowError
 
     def _abandoned(self) -> bool:
-        """The command that wants the record is gone, or the run folder was removed."""
+        """Return True if the command that wants the record is gone, or the run folder was removed."""
         orphaned = self.parent_pid is not None and os.getppid() != self.parent_pid
         return orphaned or self._removed()
 
     def _removed(self) -> bool:
-        """Whether another folder may stand in the run folder's place: nothing may be written there."""
+        """Return True if another folder may have replaced the run folder, so nothing may be written."""
         try:
             return not os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
         except FileNotFoundError:
@@ -249,7 +249,7 @@ class _Recording:
             return 0
 
     def _sleep(self, seconds: float, size: int) -> None:
-        """At most ``seconds``; wakes when the journal no longer has ``size`` bytes or the parent is gone."""
+        """Sleep at most ``seconds``; wake up when the journal's size changes or the parent is gone."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_S))
@@ -260,14 +260,16 @@ class _Recording:
         self.state.state, self.state.refused = state.PENDING, self.refused
         where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.title
         self.state.message = redact(f"{where} took no (more) records: {reason}")
-        with contextlib.suppress(FileNotFoundError):  # removed right now
+        with contextlib.suppress(FileNotFoundError):  # the folder was just removed
             self.state.save(self.folder)
         return self.state.outcome()
 
 
 def _full_disk(database: Path | None, reason: str) -> str | None:
-    """That the disk of a sqlite file is full, where the failure may come of it: sqlite calls that a read-only database,
-    and MLflow's next try a column that is there twice."""
+    """Return the message of a full disk if that may be the cause of a sqlite failure.
+
+    sqlite reports a full disk as a read-only database, and MLflow's retry as a duplicate column.
+    """
     if database is None or "(sqlite3." not in reason:
         return None
     with contextlib.suppress(OSError):

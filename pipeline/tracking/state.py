@@ -1,6 +1,7 @@
-"""tracking.json: how far the record of a run has come, so that a later process continues it exactly once.
+"""tracking.json: the progress of a run's record, from which a later process continues it exactly once.
 
-Another tracker than MLflow has one of its own, ``tracking.NAME.json``: uri is its name, and how far it is it knows.
+Each tracker other than MLflow has its own ``tracking.NAME.json``; its uri is the tracker's name, and the tracker itself
+knows its progress.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pipeline.tracking.address import shown
 from trainers.contract import run_folder
 
 TENSORBOARD = "tensorboard"
-"""The tracker that ``tracking.tensorboard=true`` adds to whatever else is chosen; it has no settings."""
+"""The tracker that ``tracking.tensorboard=true`` adds to any other choice; it has no settings."""
 RECORDING, PENDING, DONE = "recording", "pending", "done"
 
 _INPUTS = (
@@ -40,8 +41,11 @@ _INPUTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The outcome for the caller. ``state``: done, pending (the store failed) or recording (not over). ``refused``: it
-    answered, and will again what ``message`` says, until a person has mended that."""
+    """The outcome for the caller.
+
+    ``state``: done, pending (the store failed) or recording (in progress). ``refused``: a retry will fail with the same
+    ``message`` until the user fixes the cause.
+    """
 
     state: str
     run_id: str | None
@@ -50,19 +54,18 @@ class Recorded:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was recorded, when it was last looked at."""
+        """True if everything was recorded at the last check."""
         return self.state == DONE
 
 
 @dataclass(kw_only=True)
 class TrackingState:
-    """What tracking.json holds. ``token`` marks the MLflow runs that this record made; times are not kept.
+    """The content of tracking.json. ``token`` marks the MLflow runs that this record created; times are not stored.
 
-    ``unsure``: the answer to a creation may have been lost, so there may be a run that nobody knows of.
-
-    ``marks`` holds, by metric, lap and step of the last point that was logged: an attempt that repeats steps after a
-    resume logs only what is new. ``nonfinite`` holds the first value of a metric that was no finite number, in words.
-    ``artifacts`` and ``inputs`` map names to fingerprints of files.
+    ``unsure``: the answer to a creation may have been lost, so an unknown run may exist. ``marks`` holds lap and step
+    of the last point logged per metric: an attempt that repeats steps after a resume logs only new points.
+    ``nonfinite`` holds each metric's first non-finite value, in words. ``artifacts`` and ``inputs`` map names to
+    fingerprints of files.
     """
 
     uri: str
@@ -84,8 +87,10 @@ class TrackingState:
     tracker: str | None = None
 
     def save(self, folder: int) -> None:
-        """Write tracking.json atomically into the run folder that this descriptor is open on, and into no other one
-        that has taken its place. Raises OSError."""
+        """Write tracking.json atomically into the folder open at this descriptor, even if another has replaced it.
+
+        Raises OSError.
+        """
         write_json_in(folder, file_of(self.tracker), asdict(self))
 
     def outcome(self) -> Recorded:
@@ -93,18 +98,18 @@ class TrackingState:
 
 
 def file_of(tracker: str | None) -> str:
-    """The name of the file; None: MLflow's."""
+    """Return the file's name; None: MLflow's."""
     return run_folder.TRACKING if tracker is None else f"tracking.{tracker}.json"
 
 
 def trackers_of(run_dir: Path) -> list[str]:
-    """The other trackers that the run was, or was to be, recorded in."""
+    """Return the other trackers in which the run was, or should have been, recorded."""
     names = (path.name.removeprefix("tracking.").removesuffix(".json") for path in run_dir.glob("tracking.*.json"))
     return sorted(names)
 
 
 def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
-    """The state, or None where it is missing or damaged (everything is then replayed; that is safe)."""
+    """Return the state; None if missing or damaged (then everything is replayed, which is safe)."""
     raw = documents.read_or_none(run_dir / file_of(tracker)) or {}
     kinds = {item.name: item.type for item in fields(TrackingState)}
     try:
@@ -115,19 +120,19 @@ def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    """Of the outermost type: ``dict`` of ``dict[str, int]``."""
+    """Check the outermost type: ``dict`` for ``dict[str, int]``."""
     names = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "None": type(None)}
     return any(type(value) is names[word.strip().partition("[")[0]] for word in kind.split("|"))
 
 
 def last_recorded(run_dir: Path, tracker: str | None = None) -> Recorded | None:
-    """What tracking.json says, whatever store it speaks of."""
+    """Return the content of tracking.json, regardless of its store."""
     state = load(run_dir, tracker)
     return state.outcome() if state else None
 
 
 def is_recorded(run_dir: Path, uri: str, experiment: str, tracker: str | None = None) -> bool:
-    """Whether everything of ``run_dir`` stands in that store already. Cheap: it looks at file times."""
+    """Return True if everything of ``run_dir`` is in that store already. Cheap: compares file times."""
     state = load(run_dir, tracker)
     return (
         state is not None
@@ -137,12 +142,12 @@ def is_recorded(run_dir: Path, uri: str, experiment: str, tracker: str | None = 
 
 
 def fingerprints(run_dir: Path) -> dict[str, list[int]]:
-    """Name → [bytes, mtime in ns] of every file that a record is made from."""
+    """Return name → [bytes, mtime in ns] of every file that a record is made from."""
     return {str(path.relative_to(run_dir)): fingerprint(path) for path in _inputs(run_dir)}
 
 
 def fingerprint(path: Path) -> list[int]:
-    """[bytes, mtime in ns]. Raises OSError."""
+    """Return [bytes, mtime in ns]. Raises OSError."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
 

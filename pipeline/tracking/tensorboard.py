@@ -1,8 +1,8 @@
-"""Event files for TensorBoard, in ``tensorboard/NAME/`` of the run folder.
+"""Write event files for TensorBoard, in ``tensorboard/NAME/`` of the run folder.
 
-What stands in them follows from metrics.jsonl alone, times included, and a file is only ever appended to after its last
-whole record: so it holds each point once however often its writer was killed, and a TensorBoard that reads it meanwhile
-never sees a byte change. Records are written by tensorboard's own writer; importing that takes 0.3 s.
+Their content, including times, depends only on metrics.jsonl, and a file is only appended to after its last complete
+record. So it holds each point once however often its writer was killed, and a TensorBoard that reads it never sees a
+byte change. Records are written by tensorboard's own writer, whose import takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAD, _TAIL = struct.Struct("<QI"), struct.Struct("<I")
 
 
 class TensorBoard(Tracker):
-    """One event file a run: scalars, and what the run is as a text."""
+    """One event file per run: scalars, and the run's description as text."""
 
     def __init__(self, settings: Any, run_dir: Path) -> None:
         super().__init__(settings, run_dir)
@@ -58,7 +58,7 @@ class TensorBoard(Tracker):
         return marks
 
     def _path(self, run: Description, start_s: int) -> Path:
-        """In a folder that is called as the run is: TensorBoard shows folders as the names of runs."""
+        """Return the file in a folder named after the run, because TensorBoard shows folders as run names."""
         name = _NOT_IN_A_NAME.sub("_", run.name)[:_LONGEST_NAME].strip(" .") or run.key
         return self.run_dir / FOLDER / name / f"events.out.tfevents.{start_s}.{run.key}"
 
@@ -74,7 +74,7 @@ class TensorBoard(Tracker):
         )
 
     def end(self, run: Description, state: str, end_ms: int | None) -> None:
-        """Nothing more: an event file has no end."""
+        """Do nothing: an event file has no end record."""
 
     def close(self) -> None:
         if self._file is not None:
@@ -90,7 +90,7 @@ class TensorBoard(Tracker):
 
 
 def _held(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
-    """Where the last whole record ends, and the last point of each metric up to there."""
+    """Return the end of the last complete record, and the last point of each metric up to there."""
     end, marks = 0, dict[str, Mark]()
     while event := _record(file):
         for value in event.summary.value:
@@ -100,7 +100,7 @@ def _held(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
 
 
 def _record(file: IO[bytes]) -> Any:
-    """The next event; None at the end, or where the writer was killed in the midst of one."""
+    """Read the next event; None at the end, or if the writer was killed inside a record."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -114,7 +114,7 @@ def _record(file: IO[bytes]) -> Any:
 
 
 def _about(run: Description, time_s: float) -> Event:
-    """Name and description as TensorBoard's tab "Text" shows them."""
+    """Return name and description as an event for TensorBoard's tab "Text"."""
     text = f"**{run.name}**\n\n{run.tags.get('mlflow.note.content', '')}"
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)

@@ -1,4 +1,4 @@
-"""The settings of other trackers than MLflow, looked at without importing any of them."""
+"""Settings of trackers other than MLflow, checked without importing the trackers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pipeline.core.errors import UsageError
 
 
 def own_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the fields of tracking those that a tracker alone has."""
+    """Return the fields of tracking that belong to the chosen tracker alone."""
     shared = TrackingConfig.__dataclass_fields__
     return {name: value for name, value in section.items() if name not in shared}
 
 
 def refuse_missing(settings: TrackingConfig) -> None:
-    """Raises UsageError: a package that a tracker needs isn't installed."""
+    """Check that a tracker's package is installed. Raises UsageError."""
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "tracking.tensorboard=true needs tensorboard, which is not installed",

@@ -1,1 +1,1 @@
-"""MLflow: its store, what is written into it and fetched from it, its registry of models, its server and pages."""
+"""MLflow: its store, writing and fetching records, its model registry, its server and web pages."""

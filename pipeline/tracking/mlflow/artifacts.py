@@ -1,4 +1,4 @@
-"""Which files of a run folder go to MLflow, small ones first."""
+"""Select the files of a run folder that are uploaded to MLflow, small ones first."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LATE = (
 _OF_SCRIPT = (run_folder.OUTPUT_DIGESTS, "outputs/**/*")
 _LATER = (*_LATE, *_OF_SCRIPT)
 _BESIDES = "outputs/workdir"
-"""What a script wrote in its working directory and program.outputs doesn't name."""
-_BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # of that the smallest files, up to so much
+"""Files that a script wrote in its working directory and program.outputs doesn't name."""
+_BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # upload limits for these; the smallest come first
 RECIPE = (
     run_folder.CONFIG,
     run_folder.KEY,
@@ -37,26 +37,26 @@ RECIPE = (
     run_folder.JOURNAL,
     run_folder.CHANGES,
 )
-"""What a run can be made again from, on a machine that has the record alone."""
+"""Files from which a run can be repeated on a host that has only the record."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
 _LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
 _MAX_LOG_BYTES = 1 << 20
 
 
 def early(run_dir: Path) -> list[Path]:
-    """What stands before the training starts."""
+    """Return the files that exist before the training starts."""
     return [*_existing(run_dir, _EARLY), *_patch(run_dir)]
 
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
-    """What stands at its end."""
+    """Return the files that exist after the end."""
     paths = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATER)]
     too_much = {*_left_out(run_dir)}
     return [path for path in paths if path not in too_much]
 
 
 def left_out(run_dir: Path) -> Iterator[str]:
-    """Which files stay in the run folder or aren't of it, in words."""
+    """Yield messages about files that stay in the run folder or don't belong to it."""
     present = [
         path for pattern in (*_EARLY, run_folder.CHANGES, *_LATER, _LOGS) for path in sorted(run_dir.glob(pattern))
     ]
@@ -84,7 +84,10 @@ def _left_out(run_dir: Path) -> list[Path]:
 
 
 def _patch(run_dir: Path) -> list[Path]:
-    """The uncommitted changes, unless there are none, or a login stands in them: cut out, it is another patch."""
+    """Return the patch of uncommitted changes, unless empty.
+
+    A patch with a login is skipped: masked, it would not apply.
+    """
     path = run_dir / run_folder.CHANGES
     content = path.read_bytes() if path.is_file() and not layout.leads_out(path, run_dir) else b""
     text = content.decode(errors="replace")
@@ -98,7 +101,7 @@ def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 @contextlib.contextmanager
 def sendable(path: Path) -> Iterator[Path]:
-    """The file itself, or a copy under the same name: text without credentials, a log's last MiB."""
+    """Yield the file itself, or a copy of the same name: text without credentials, the last MiB of a log."""
     if path.suffix not in _TEXT:
         yield path
         return
@@ -120,7 +123,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
-    """The log of the host with node_rank 0: the plan's first (a lone log needs no plan)."""
+    """Return the log of the host with node_rank 0, the first in the plan (a single log needs no plan)."""
     logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
     nodes = read_object(run_dir / run_folder.PLAN).get("nodes")
     first = nodes[0] if isinstance(nodes, list) and nodes else None

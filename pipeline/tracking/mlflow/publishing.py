@@ -1,7 +1,7 @@
-"""Publishing a finished run's final weights as a model of MLflow, in a process of its own.
+"""Publish a finished run's final weights as an MLflow model, in a separate process.
 
-The node half makes the model's file of the run's own code (trainers/exporting.py); what stands here logs it, registers
-it, and does nothing twice.
+The node half exports the model from the run's own code (trainers/exporting.py). This module logs and registers it, and
+repeats no completed part.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _OF_A_VERSION = re.compile(r"v[0-9]+", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A finished run as a model.
+    """The metadata of a finished run as a model.
 
     Attributes:
-        key: the run's; ``weights_sha256`` and ``dataset_digest`` are of its result.
-        dataset: the name of its data; ``accuracy`` on the test split.
+        key: the run's key; ``weights_sha256`` and ``dataset_digest`` come from its result.
+        dataset: the name of its data; ``accuracy`` is on the test split.
         network: the name of the model's option, ``resnet18``.
-        step: the training's last.
-        classes: their names, in the order of the logits.
-        standing: whether somebody has made the run again, in words.
+        step: the last training step.
+        classes: the class names, in the order of the logits.
+        standing: whether the run was reproduced, in words.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Published:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The tags by which a model is found again: with the same it is the same."""
+        """Tags that identify a model: equal tags mean the same model."""
         return {"paceline.run_key": self.key, "paceline.weights_sha256": self.weights_sha256}
 
     @property
@@ -92,7 +92,7 @@ class Published:
 
 
 def refuse_names(name: str | None, alias: str | None) -> None:
-    """Raises UsageError: MLflow doesn't take them, or an address of the model couldn't hold them."""
+    """Refuse names that MLflow or an address of the model can't hold. Raises UsageError."""
     if name is None:
         raise UsageError("which name is the model registered under?", hint="doit publish KEY name=NAME alias=ALIAS")
     if not _NAME.fullmatch(name) or not name.strip("."):
@@ -112,11 +112,11 @@ def refuse_names(name: str | None, alias: str | None) -> None:
 
 
 def mlmodel(model: Published, about: Mapping[str, Any], *, model_id: str, run_id: str) -> str:
-    """The file MLmodel, as JSON, which is YAML too. It is that of mlflow.pytorch for a model of torch.export.
+    """Return the file MLmodel as JSON (which is valid YAML), like mlflow.pytorch writes it for torch.export models.
 
     Args:
-        about: what the exporter knows of the model: ``shape`` [C, H, W], ``classes`` (how many), ``torch`` and
-            ``python`` (versions).
+        about: the exporter's description: ``shape`` [C, H, W], ``classes`` (count), ``torch`` and ``python``
+            (versions).
     """
     flavors = {
         "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},
@@ -150,7 +150,7 @@ def mlmodel(model: Published, about: Mapping[str, Any], *, model_id: str, run_id
 
 
 def environment(about: Mapping[str, Any], *, numpy: str) -> dict[str, str]:
-    """The files beside it that say what it needs, by name."""
+    """Return the files that declare the model's requirements, by name."""
     requirements = f"torch=={about['torch'].partition('+')[0]}\nnumpy=={numpy}\nmlflow\n"
     python = about["python"]
     python_env = {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
@@ -165,13 +165,16 @@ _EXPORTER = HOME / "trainers" / "exporting.py"
 _EXPORTED = ".exported"
 _LOCK = ".publish.lock"
 _WAIT_S = 600.0
-_EXPORT_S = 1800.0  # a large network on a busy computer
+_EXPORT_S = 1800.0  # a large network on a busy host
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What came of it. ``agreed`` of ``checked`` test images came out as in the run's evaluation; both are 0 where the
-    model was there before. ``alias_before``: the version that the alias was taken from."""
+    """The result of publishing.
+
+    ``agreed`` of ``checked`` test images matched the run's evaluation; both are 0 if the model existed before.
+    ``alias_before``: the version that had the alias before.
+    """
 
     version: str
     model_id: str
@@ -184,16 +187,17 @@ class Publication:
 def publish(
     run_dir: Path, model: Published, *, uri: str, name: str, alias: str | None, run_id: str, pythonpath: str
 ) -> Publication:
-    """The model of a run as a version of the registered model ``name``; one that is there already stays.
+    """Publish a run's model as a version of the registered model ``name``, unless it exists already.
 
     Args:
-        run_id: the run in MLflow, which is recorded.
-        pythonpath: what the run's ranks had on PYTHONPATH behind their code.
+        run_id: the run in MLflow, fully recorded.
+        pythonpath: the ranks' PYTHONPATH after their code.
 
     Raises:
-        PacelineError: the model can't be made. StoreError: MLflow didn't take it.
+        PacelineError: the model can't be exported.
+        StoreError: MLflow refused it.
     """
-    from pipeline.tracking.mlflow.store import ModelStore, Version  # not before: mlflow, which takes seconds
+    from pipeline.tracking.mlflow.store import ModelStore, Version  # late import: mlflow takes seconds
 
     with held(run_dir / _LOCK, timeout_s=_WAIT_S):
         store = ModelStore(uri)
@@ -203,7 +207,7 @@ def publish(
         if version is None:
             number, model_id, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
             version = Version(number, model_id)
-        store.link_output(version.model_id, run_id, model.step)  # that call alone may have been lost before
+        store.link_output(version.model_id, run_id, model.step)  # an earlier call may have failed only here
         before = store.set_alias(name, alias, version.number) if alias is not None else None
     return Publication(
         version=version.number,
@@ -218,7 +222,7 @@ def publish(
 def _register(
     store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, name: str, pythonpath: str
 ) -> tuple[str, str, dict[str, Any]]:
-    """The new version's number, its model's id, and what the exporter said of the model where it had to be made."""
+    """Return the new version's number, its model's id, and the exporter's description if the model was exported now."""
     model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
     if model_id is None:
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
@@ -235,10 +239,10 @@ def _register(
 
 
 def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]:
-    """Export the run's network into the folder ``target`` as EXPORTED_FILE, and return the exporter's description.
+    """Export the run's network to EXPORTED_FILE in the folder ``target``; return the exporter's description.
 
     Raises:
-        PacelineError: torch.export can't follow the network, or it isn't what the run has evaluated.
+        PacelineError: torch.export fails, or the network differs from the one that the run evaluated.
     """
     code = os.pathsep.join(filter(None, (str(run_dir / run_folder.CODE), pythonpath)))
     done = process.run(
@@ -255,10 +259,10 @@ def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]
 
 
 def exported_file(folder: RunFolder) -> Path:
-    """Return the run's network as a file of torch.export, made once for its weights (runs/.exported).
+    """Return the run's network as a torch.export file, created once per weights (runs/.exported).
 
     Raises:
-        PacelineError: as ``export_model``; or the run has no result.
+        PacelineError: as ``export_model``, or the run has no result.
     """
     result = folder.read_result()
     if result is None:
@@ -275,7 +279,7 @@ def exported_file(folder: RunFolder) -> Path:
 
 
 def _complete(folder: Path, text: str, about: dict[str, Any]) -> None:
-    """What lies beside the model's file."""
+    """Write the files next to the exported model."""
     files = environment(about, numpy=version_of("numpy"))
     example = about["example"]
     files |= {"MLmodel": text, EXAMPLE_FILE: json.dumps(example), SERVED_FILE: json.dumps({"inputs": example})}

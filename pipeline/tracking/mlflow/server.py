@@ -1,4 +1,4 @@
-"""`doit server`: one tracking server for a team, kept up until Ctrl-C."""
+"""`doit server`: run one tracking server for a team until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _USER, _PASSWORD = "MLFLOW_AUTH_ADMIN_USERNAME", "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """tracking.server_*, with addresses and folders made absolute."""
+    """tracking.server_*, with absolute addresses and folders."""
 
     store: str
     artifacts: str
@@ -33,15 +33,15 @@ class Settings:
 
 
 def serve(settings: Settings, experiment: str, *, say: Callable[[str], None], note: Callable[[str], None]) -> None:
-    """Keep the server up until Ctrl-C or SIGTERM.
+    """Run the server until Ctrl-C or SIGTERM.
 
     Args:
-        say: takes where it keeps its records and files, and its addresses.
-        note: takes progress and warnings.
+        say: receives the places of records and files, and the server's addresses.
+        note: receives progress and warnings.
 
     Raises:
-        UsageError: a setting that can't work.
-        PacelineError: the store can't be opened, another server has it, or the server ends.
+        UsageError: an invalid setting.
+        PacelineError: the store can't be opened, another server uses it, or the server ends.
     """
     check(settings, os.environ)
     with _only_server(settings.store):
@@ -66,7 +66,7 @@ def serve(settings: Settings, experiment: str, *, say: Callable[[str], None], no
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Raises UsageError, before anything is written."""
+    """Validate the settings before anything is written. Raises UsageError."""
     if settings.store.startswith(("http://", "https://")):
         raise UsageError(
             f"tracking.server_store={shown(settings.store)} is a server already; a server's own store is a database",
@@ -89,7 +89,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _only_server(store: str) -> Iterator[None]:
-    """Of a sqlite file: two servers would write to it at once, with two caches. Raises PacelineError."""
+    """Lock a sqlite file: two servers would write to it with separate caches. Raises PacelineError."""
     database = sqlite_path(store)
     if database is None:
         yield
@@ -107,7 +107,7 @@ def _only_server(store: str) -> Iterator[None]:
 
 
 def _login(settings: Settings) -> dict[str, str]:
-    """What MLflow's basic-auth application needs: where it keeps logins (hashed), and a key for its forms."""
+    """Write the configuration of MLflow's basic-auth app (database of hashed logins); return its variables."""
     database = sqlite_path(settings.store)
     if database is not None:
         folder = database.parent
@@ -116,7 +116,7 @@ def _login(settings: Settings) -> dict[str, str]:
     config, address = folder / "mlflow-auth.ini", sqlite_uri(folder / "mlflow-auth.db")
     text = (
         "[mlflow]\ndefault_permission = READ\n"
-        f"database_uri = {address.replace('%', '%%')}\n"  # a mark of the file's own grammar
+        f"database_uri = {address.replace('%', '%%')}\n"  # % is special in ini files
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     write_atomic(config, text.encode())

@@ -1,6 +1,6 @@
-"""The few calls of MLflow that a record is made of; beside model_store.py the only module that imports mlflow.
+"""The MLflow calls for records and models; the only module that imports mlflow.
 
-Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
+The import takes 1–3 s and 80–140 MB, so only the recorder process does it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeline.tracking.points import Point
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # create_run twice is two runs; the recorder looks first
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a repeated create_run makes a second run; the recorder checks first
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_TIMEOUT_S),
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a request at each end, for a line that nobody reads
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves a request at each end
 }
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # whatever is set: it drops points in silence when a server is down
+os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # always: it silently drops points when a server is down
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
 from mlflow.entities import (  # noqa: E402  (the settings above must come first)
@@ -50,13 +50,13 @@ from mlflow.entities import (  # noqa: E402  (the settings above must come first
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 _DATA_TRIES = 3
-_FOLDER = 60  # characters of the name of an experiment's folder: of up to four bytes each, and file systems take 255
+_FOLDER = 60  # characters of an experiment's folder name: up to four bytes each, of the file system's 255
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-_MAKE_TIMEOUT_S = 600.0  # the tables take 3–10 s of a core, on a busy computer minutes; a lock ends with its holder
+_MAKE_TIMEOUT_S = 600.0  # creating the tables takes 3–10 s of CPU time, on a busy host minutes
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-_FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # of the artifacts
+_FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # from writing artifacts
 _NO_FOLDER = re.compile(rf"\[Errno (?:{errno.ENOTDIR}|{errno.EEXIST})\] [^:]+: '([^']+)'")
 _UNQUOTABLE = re.compile(r"""'.*"|".*'|(?<![:\w]):\w""")  # both kinds of quotes, or the name of a parameter
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
@@ -66,7 +66,7 @@ Item = TypeVar("Item")
 
 @contextlib.contextmanager
 def calls() -> Iterator[None]:
-    """Every failure becomes a StoreError; mlflow passes on those of requests, SQLAlchemy, alembic, the OS."""
+    """Convert every failure to StoreError; mlflow passes on errors of requests, SQLAlchemy, alembic and the OS."""
     try:
         yield
     except StoreError:
@@ -79,7 +79,7 @@ def calls() -> Iterator[None]:
 
 
 def _in_the_way(text: str) -> str | None:
-    """Of a failure to make a folder of artifacts: the file that stands in its place, or in that of one above it."""
+    """Explain a failure to create an artifact folder: a file has its path, or the path of a parent."""
     named = _NO_FOLDER.search(text)
     path = Path(named[1]) if named else None
     file = next((place for place in (path, *path.parents) if place.is_file()), None) if path else None
@@ -99,7 +99,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """What the store has of a run; ``data``: name and digest of its inputs, ``last_steps``: of each metric."""
+    """A run in the store; ``data``: name and digest of its inputs, ``last_steps``: per metric."""
 
     run_id: str
     name: str
@@ -112,8 +112,8 @@ class StoredRun:
 class Store:
     """A tracking server or database. Every method raises StoreError.
 
-    The tables of a sqlite database are made under a file lock, because MLflow does so at the first opening, and
-    processes that do it at the same time break it.
+    The tables of a sqlite database are created under a file lock: MLflow creates them when it first opens the file, and
+    concurrent processes would corrupt it.
     """
 
     items_per_call = 1000  # MLflow's limit: points, parameters and tags together
@@ -133,11 +133,11 @@ class Store:
             client = MlflowClient(tracking_uri=address, registry_uri=address)
             self._client = cast(MlflowClient, Bounded(client)) if address.startswith("http") else client
             if database:
-                self._client.get_experiment("0")  # the client opens its database at the first question
+                self._client.get_experiment("0")  # the client opens its database on the first call
         self.name = shown(uri)
 
     def experiment_id(self, name: str) -> str:
-        """Find or create the experiment; beside a sqlite database lies its artifact folder."""
+        """Find or create the experiment; for sqlite, its artifact folder lies next to the database."""
         with calls():
             experiment = self._client.get_experiment_by_name(name)
             if experiment is None:
@@ -154,7 +154,7 @@ class Store:
         try:
             return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
         except MlflowException as error:
-            experiment = self._client.get_experiment_by_name(name)  # another recorder was quicker
+            experiment = self._client.get_experiment_by_name(name)  # another recorder may have created it
             if experiment is None:
                 raise error
             return str(experiment.experiment_id)
@@ -162,10 +162,10 @@ class Store:
     def open_run(
         self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
     ) -> StoredRun:
-        """The run of run key ``key``, made where there is none yet.
+        """Return the MLflow run of run key ``key``; create it if there is none.
 
-        ``known`` is preferred, then the oldest. ``token`` marks what this recorder makes: when the answer to
-        a creation was lost and it made another one, all but the chosen one are deleted again.
+        If several exist, ``known`` is preferred, then the oldest. ``token`` marks runs created by this recorder. If the
+        answer to a creation was lost and a second run was created, all but the chosen one are deleted again.
         """
         with calls():
             runs = self._find(experiment_id, key)
@@ -185,7 +185,7 @@ class Store:
         )
 
     def steps(self, run_id: str, key: str) -> list[int]:
-        """Of all points of a metric."""
+        """Return the steps of all points of a metric."""
         with calls():
             return [int(point.step) for point in self._client.get_metric_history(run_id, key)]
 
@@ -200,7 +200,7 @@ class Store:
                 self._client.delete_run(run.info.run_id)
 
     def remove_duplicates(self, experiment_id: str, key: str, token: str, run_id: str) -> None:
-        """A creation that a slow server carried out after its time-out shows only later."""
+        """Delete runs whose creation a slow server only carried out after the time-out."""
         with calls():
             runs = self._find(experiment_id, key)
             chosen = next((run for run in runs if run.info.run_id == run_id), None)
@@ -216,9 +216,9 @@ class Store:
             self._client.update_run(run_id, name=name)
 
     def set_ended(self, run_id: str, status: str, end_ms: int | None) -> None:
-        """``status`` FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` unix milliseconds.
+        """Set the final status FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` in unix milliseconds.
 
-        MLflow has no word for a pruned run; as FINISHED it would stand among those that were trained to the end.
+        MLflow has no status for pruned runs, so they are stored as KILLED: as FINISHED they would look fully trained.
         """
         with calls():
             self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
@@ -226,8 +226,10 @@ class Store:
     def log(
         self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> list[str]:
-        """All in one request where it holds them. Returns the names that the store refused: a parameter never changes,
-        and one with another value would make it refuse the rest."""
+        """Send everything in one request if it fits. Returns the refused names.
+
+        A parameter never changes in MLflow, and one with another value makes it refuse the rest of the request too.
+        """
 
         def send(part: Sequence[Metric | Param | RunTag]) -> None:
             self._client.log_batch(
@@ -243,7 +245,7 @@ class Store:
         return [item.key for item in _send(send, items, self.items_per_call)]
 
     def log_data(self, run_id: str, data: DataInput) -> list[str]:
-        """The run's data set as its input; again is nothing new. Returns its name where the store refused it."""
+        """Log the run's data set as its input; repeating is harmless. Returns its name if the store refused it."""
         item = Dataset(
             name=data.name,
             digest=data.digest,
@@ -254,12 +256,12 @@ class Store:
         )
         inputs = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
         refused = inputs
-        for _ in range(_DATA_TRIES):  # of two recorders that are the first with it at once one is refused
+        for _ in range(_DATA_TRIES):  # of two recorders that create it concurrently, one is refused
             refused = _send(lambda part: self._client.log_inputs(run_id, part), refused, 1)
         return [f"dataset {item.dataset.name}" for item in refused]
 
     def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
-        """Bring those of the artifacts ``names`` that the run has into the folder ``place``. False: no such run."""
+        """Download the run's artifacts among ``names`` to the folder ``place``. False: no such run."""
         with calls():
             try:
                 self._client.get_run(run_id)
@@ -273,13 +275,13 @@ class Store:
         return True
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
-        """Put a file under its own name into the artifact folder ``folder`` (None: the top)."""
+        """Upload a file under its own name into the artifact folder ``folder`` (None: the top)."""
         with calls():
             self._client.log_artifact(run_id, str(path), folder)
 
 
 def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: int) -> list[Item]:
-    """Send in parts of at most ``limit``; a refused one is halved to find its bad items, the result."""
+    """Send in parts of at most ``limit``; bisect a refused part to find the invalid items, which are returned."""
     refused: list[Item] = []
     for start in range(0, len(items), limit):
         part = list(items[start : start + limit])
@@ -294,8 +296,8 @@ def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: in
 
 
 def _connect(address: str) -> None:
-    """Fail at once where a database can't be opened: MLflow tries that for 101 s, whatever the reason is."""
-    from sqlalchemy import create_engine, make_url  # mlflow doesn't import it for a server
+    """Fail fast if a database can't be opened: MLflow itself retries for 101 s, whatever the reason."""
+    from sqlalchemy import create_engine, make_url  # late import: not needed for a server
 
     url = make_url(address)
     port = url.port or _PORTS.get(url.get_backend_name())
@@ -309,20 +311,20 @@ def _connect(address: str) -> None:
 
 
 def _refuse_damaged(database: Path) -> None:
-    """MLflow tries for 101 s to open a folder or a file of something else, too."""
+    """Fail fast on a folder or another file type, for which MLflow also retries for 101 s."""
     with contextlib.closing(sqlite3.connect(database, timeout=0.0)) as opened:
         try:
             opened.execute("PRAGMA schema_version")
         except sqlite3.Error as error:
-            if explained(str(error)) is not None:  # else it is locked for a moment
+            if explained(str(error)) is not None:  # otherwise it is only locked for a moment
                 raise
 
 
 def _make_tables(database: Path) -> None:
-    """Make a new database under another name and rename it.
+    """Create a new database under a temporary name and rename it.
 
-    MLflow makes its tables one by one, for seconds. One that is killed meanwhile leaves a part of them, and MLflow
-    refuses such a database for good.
+    MLflow creates its tables one by one, which takes seconds. If it were killed meanwhile, MLflow would refuse the
+    partial database forever.
     """
     if _has_tables(database):
         return
@@ -333,18 +335,18 @@ def _make_tables(database: Path) -> None:
         if _has_tables(database):
             return
         made = database.with_name(f"{database.name}.{os.getpid()}.new")
-        with contextlib.chdir(_quotable(Path.cwd())):  # MLflow writes its own experiment's folder, below it, into SQL
+        with contextlib.chdir(_quotable(Path.cwd())):  # MLflow writes the working directory into SQL
             MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
         made.replace(database)
 
 
 def _quotable(folder: Path) -> Path:
-    """It, or the nearest folder above it whose path SQLAlchemy reads as it stands, between quotes."""
+    """Return the folder, or its nearest parent whose path SQLAlchemy accepts verbatim between quotes."""
     return next(place for place in (folder, *folder.parents) if not _UNQUOTABLE.search(str(place)))
 
 
 def _has_tables(database: Path) -> bool:
-    """All of them, or those of somebody else: ``_make_tables`` leaves no part of them."""
+    """Return True if the database has tables; ``_make_tables`` never leaves a part of them."""
     return database.exists() and database.stat().st_size > 0
 
 
@@ -353,31 +355,31 @@ _NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED", "FEATURE_DISABLED")
 
 
 class Version(NamedTuple):
-    """A registered version, and the LoggedModel that it is of."""
+    """A registered version and its LoggedModel."""
 
     number: str
     model_id: str
 
 
 class ModelStore(Store):
-    """A store's models. Every method raises StoreError."""
+    """The models of a store. Every method raises StoreError."""
 
     def experiment_of(self, run_id: str) -> str:
-        """That of an MLflow run, which must be there."""
+        """Return the experiment of an existing MLflow run."""
         with calls():
             return str(self._client.get_run(run_id).info.experiment_id)
 
     def version(self, name: str, identity: Mapping[str, str]) -> Version | None:
-        """The version of the registered model ``name`` that has these tags."""
+        """Return the version of the registered model ``name`` with these tags."""
         with calls():
             for version in self._client.search_model_versions(f"name='{name}'"):
                 if identity.items() <= (version.tags or {}).items():
-                    # a database keeps the model's id in its source alone
+                    # A database stores the model's id only in the source.
                     return Version(str(version.version), str(version.source).removeprefix(_SOURCE))
         return None
 
     def model(self, experiment_id: str, run_id: str, identity: Mapping[str, str]) -> str | None:
-        """The LoggedModel of the run with these tags; one whose upload was cut short is removed."""
+        """Return the LoggedModel of the run with these tags; one with an incomplete upload is deleted."""
         ready = None
         wanted = " AND ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
         with calls():
@@ -391,7 +393,7 @@ class ModelStore(Store):
         return ready
 
     def begin_model(self, experiment_id: str, run_id: str, name: str, tags: Mapping[str, str]) -> str:
-        """A LoggedModel without files yet; its id."""
+        """Create a LoggedModel without files; return its id."""
         with calls():
             made = self._client.create_logged_model(
                 experiment_id, name=name, source_run_id=run_id, tags=dict(tags), model_type="classifier"
@@ -399,20 +401,23 @@ class ModelStore(Store):
         return str(made.model_id)
 
     def complete_model(self, model_id: str, folder: Path) -> None:
-        """Send its files; from then on it is READY."""
+        """Upload its files, and mark it READY."""
         with calls():
             self._client.log_model_artifacts(model_id, str(folder))
             self._client.finalize_logged_model(model_id, "READY")
 
     def link_output(self, model_id: str, run_id: str, step: int) -> None:
-        """It is the run's outcome after ``step`` steps; again is nothing new."""
+        """Link the model as the run's output after ``step`` steps; repeating is harmless."""
         with calls():
             outputs = self._client.get_run(run_id).outputs
             if all(model_id != known.model_id for known in (outputs.model_outputs if outputs else ())):
                 self._client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
 
     def link_metric(self, model_id: str, run_id: str, name: str, data: DataInput | None) -> None:
-        """The run's last value of a metric is the model's too: the same point, so the run's curve stays."""
+        """Log the run's last value of a metric for the model too.
+
+        It is the same point, so the run's curve is unchanged.
+        """
         with calls():
             for point in self._client.get_metric_history(run_id, name)[-1:]:
                 self._client.log_metric(
@@ -421,7 +426,7 @@ class ModelStore(Store):
                 )  # fmt: skip
 
     def register(self, name: str, model_id: str, run_id: str, tags: Mapping[str, str], description: str) -> str:
-        """A new version of the registered model ``name``, which is made where it is missing; the version's number."""
+        """Create a version of the registered model ``name`` (created if missing); return the version's number."""
         with calls():
             self._refuse_without_registry(name)
             made = self._client.create_model_version(
@@ -439,7 +444,7 @@ class ModelStore(Store):
                 raise
 
     def set_alias(self, name: str, alias: str, version: str) -> str | None:
-        """Let ``alias`` mean this version; the version that it meant before, if another."""
+        """Move ``alias`` to this version; return the version that had it before, if another."""
         with calls():
             before = self._client.get_registered_model(name).aliases.get(alias)
             if str(before) != version:

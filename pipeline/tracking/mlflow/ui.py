@@ -1,8 +1,7 @@
-"""MLflow's web page for the recorded runs: the command of its server, keeping it up until Ctrl-C, and addresses of its
-pages that open on what is wanted.
+"""MLflow's web UI: its server process, run until Ctrl-C, and addresses of pages that open on selected runs.
 
-MLflow's page keeps the state of a shared view in a tag of the experiment, ``mlflow.sharedViewState.<name>``: columns of
-the table, order, which charts are shown. An address names it with ``viewStateShareKey`` (read in MLflow 3.17's page).
+MLflow's page stores the state of a shared view (table columns, order, charts) in a tag of the experiment,
+``mlflow.sharedViewState.<name>``. An address refers to it by ``viewStateShareKey`` (found in MLflow 3.17's page).
 """
 
 from __future__ import annotations
@@ -47,15 +46,16 @@ _ANYWHERE = ("0.0.0.0", "::")
 _LOG_LINES = 15
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # starts in a third of the time
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # reduces the start to a third of the time
 }
 
 
 def ui_command(uri: str, port: int | None = None) -> tuple[list[str], dict[str, str], str]:
-    """The argv of a server for this computer alone, what to add to its environment, and its URL. ``port`` None: a free
-    one.
+    """Return the argv of a server for this host only, its additional environment, and its URL.
 
-    For an http(s) tracking server the argv is empty: it shows its runs itself.
+    ``port`` None: any free one.
+
+    For an http(s) tracking server the argv is empty, because that server has its own UI.
 
     Raises:
         PacelineError: the port is taken.
@@ -74,7 +74,10 @@ def server_command(
     allowed_hosts: Sequence[str] = (),
     auth: bool = False,
 ) -> tuple[list[str], dict[str, str], str]:
-    """The same for a server that others may use too. A database's login stands in the environment alone."""
+    """Like ``ui_command``, for a server that others may use too.
+
+    A database's login is only passed in the environment.
+    """
     chosen = _free_port(host, port, for_team=artifacts is not None)
     argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
     env = dict(_SETTINGS)
@@ -86,7 +89,7 @@ def server_command(
         env["MLFLOW_BACKEND_STORE_URI"] = address
     else:
         argv += ["--backend-store-uri", address]
-    if host not in LOOPBACK or allowed_hosts:  # it answers only to names that it was told
+    if host not in LOOPBACK or allowed_hosts:  # the server only accepts listed host names
         own = [] if host in _ANYWHERE else [host]
         names = dict.fromkeys(["localhost", "127.0.0.1", platform.node(), *own, *allowed_hosts])
         argv += ["--allowed-hosts", ",".join(part for name in names for part in (name, f"{name}:*"))]
@@ -98,7 +101,7 @@ def server_command(
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the page shall open on: runs by their keys (none: all), charts by the names of metrics (none: all)."""
+    """The selection that a page opens with: runs by key and charts by metric name (empty: all)."""
 
     keys: tuple[str, ...] = ()
     charts: tuple[str, ...] = ()
@@ -113,11 +116,11 @@ def serve(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Show the addresses of the runs' pages once they answer, and keep the server up until Ctrl-C or SIGTERM.
+    """Run the server until Ctrl-C or SIGTERM, and print the addresses of the runs' pages once it answers.
 
     Args:
-        say: takes the addresses.
-        note: takes the progress.
+        say: receives the addresses.
+        note: receives progress.
 
     Raises:
         PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
@@ -142,10 +145,10 @@ def keep_up(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Start a server, say ``links`` once it answers, and keep it up until Ctrl-C or SIGTERM. Raises PacelineError."""
+    """Start a server, print ``links`` once it answers, and wait for Ctrl-C or SIGTERM. Raises PacelineError."""
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
-        server = process.guarded(argv, env={**os.environ, **env}, log=log)  # kill -9 of this process ends it, too
+        server = process.guarded(argv, env={**os.environ, **env}, log=log)  # ends even if this process is killed
         try:
             note(f"starting {what}; Ctrl-C ends it")
             with waiting(note, f"starting {what}"):
@@ -159,13 +162,16 @@ def keep_up(
 
 
 def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str = "") -> list[str]:
-    """Lines with the addresses of charts and table, and of the comparison of the runs that were asked for; none while
-    nothing is recorded. Raises PacelineError: a key that the server has no run of."""
+    """Return lines with the addresses of charts, table and comparison of the selected runs; empty if nothing is
+    recorded.
+
+    Raises PacelineError: the server has no run of a key.
+    """
     wanted, server = wanted or Wanted(), Server(url, uri)
     try:
         number = server.experiment_id(experiment)
         runs_by_id = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a server that asks for a login
+    except (OSError, ValueError, KeyError, TypeError):  # no experiment yet, or the server requires a login
         return []
     chosen = [
         run for run in runs_by_id.values() if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)
@@ -179,7 +185,7 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
     try:
         server.set_view(number, name, state)
-    except (OSError, ValueError):  # a login that may only read
+    except (OSError, ValueError):  # a read-only login
         name = ""
     ids = [run.run_id for run in chosen] if wanted.keys else []
     lines = [
@@ -203,12 +209,12 @@ def _prepare(uri: str) -> None:
     if done.code != 0:
         why = done.stderr.strip().splitlines() or [
             f"exit code {done.code}"
-        ]  # above the last one MLflow's own traceback
+        ]  # only the last line: MLflow's traceback precedes it
         raise PacelineError(f"the store {shown(uri)} cannot be opened: {why[-1]}")
 
 
 def _free_port(host: str, port: int | None, *, for_team: bool) -> int:
-    """``port`` itself, or MLflow's usual one, or any that is free. Raises PacelineError."""
+    """Return ``port``, or MLflow's default one, or any free one. Raises PacelineError."""
     for wanted in (_USUAL_PORT, 0) if port is None else (port,):
         try:
             with socket.create_server((host, wanted)) as probe:
@@ -239,7 +245,7 @@ def _keep_up(server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """The server and its workers, which its guard ends."""
+    """End the server and its workers, through their guard."""
     assert server.stdin is not None
     server.stdin.close()
     server.wait()
@@ -252,7 +258,7 @@ def _tail(log: Path) -> str:
 
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the server as Ctrl-C does; without this it would outlive the command."""
+    """Convert SIGTERM to KeyboardInterrupt, so that the server doesn't outlive the command."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -264,17 +270,17 @@ def _terminate_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_TIMEOUT_S = 30.0  # a server that has just started on a busy computer
+_TIMEOUT_S = 30.0  # generous, for a server that has just started on a busy host
 _MOST_BYTES, _PART_BYTES = 256 << 20, 1 << 20
-_MOST_RUNS = 100  # as MLflow's page itself shows at first; of a thousand the answer takes 4 s of a core and has 11 MB
+_MOST_RUNS = 100  # as on MLflow's page; an answer with a thousand takes 4 s of CPU time and 11 MB
 _API = "/api/2.0/mlflow"
 _UNQUOTED = re.compile(r"\W")
 
 
 class Server:
-    """A tracking server at ``url``, asked with the login of ``uri`` or of the environment.
+    """A tracking server at ``url``, accessed with the login of ``uri`` or of the environment.
 
-    Every method raises OSError: it doesn't answer, or refuses; ValueError, KeyError, TypeError: in words of its own.
+    Every method raises OSError: no answer, or a refusal; ValueError, KeyError, TypeError: an unexpected answer.
     """
 
     def __init__(self, url: str, uri: str = "") -> None:
@@ -287,7 +293,7 @@ class Server:
         return str(answer["experiment"]["experiment_id"])
 
     def runs(self, experiment_id: str, key: str = "") -> list[Shown]:
-        """The newest runs whose keys begin with ``key``, up to 100."""
+        """Return the newest runs whose keys begin with ``key``, up to 100."""
         query: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
         if key:
             query["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
@@ -295,7 +301,7 @@ class Server:
         return [_shown(run) for run in answer.get("runs", [])]
 
     def set_view(self, experiment_id: str, name: str, state: str) -> None:
-        """Keep a view that addresses can refer to."""
+        """Store a view that addresses can refer to."""
         self._ask(
             f"{_API}/experiments/set-experiment-tag",
             {"experiment_id": experiment_id, "key": VIEW_TAG + name, "value": state},
@@ -310,7 +316,7 @@ class Server:
 
 
 def _whole(answer: IO[bytes]) -> bytes:
-    """Raises TimeoutError for an answer without end."""
+    """Read the whole answer. Raises TimeoutError for an endless one."""
     data, until = bytearray(), time.monotonic() + _TIMEOUT_S
     while part := answer.read1(_PART_BYTES):  # type: ignore[attr-defined]
         data += part
@@ -344,12 +350,12 @@ VIEW_TAG = "mlflow.sharedViewState."
 _FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s")
 _MAX_METRICS, _MAX_PARAMS = 5, 8
 _ATTRIBUTES = ("Dataset", "Duration")
-_TRAINING = {"workflowType": "machine_learning"}  # else the page may take runs for evaluations of an agent
+_TRAINING = {"workflowType": "machine_learning"}  # otherwise the page may show runs as agent evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """One recorded run, as far as a table's columns depend on it."""
+    """One recorded run, with the data that decides a table's columns."""
 
     run_id: str
     key: str
@@ -358,10 +364,10 @@ class Shown:
 
 
 def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = False) -> str:
-    """The shared view of ``runs`` as JSON: columns of the metrics that matter and of the parameters that differ.
+    """Return the shared view of ``runs`` as JSON, with columns of important metrics and of differing parameters.
 
-    ``charts``: show these metrics' charts alone. ``only``: list these runs alone; the page takes no filter from an
-    address that names a view.
+    ``charts``: show only these metrics' charts. ``only``: list only these runs, because the page accepts no filter in
+    an address that names a view.
     """
     metrics = dict.fromkeys(name for run in runs for name in sorted(run.metrics))
     first = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
@@ -383,13 +389,13 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
 
 
 def differing(runs: Sequence[Shown]) -> list[str]:
-    """Parameters that two of the runs have different values of."""
+    """Return the parameters that differ between the runs."""
     names = dict.fromkeys(name for run in runs for name in run.params)
     return [name for name in names if len({run.params.get(name) for run in runs}) > 1]
 
 
 def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = True) -> str:
-    """The experiment's page with the charts, or the table, of a view ('': none)."""
+    """Return the experiment's page with charts or table, in a view ('': none)."""
     query = {**_TRAINING, **({"viewStateShareKey": view_name} if view_name else {})}
     if charts:
         query["compareRunsMode"] = "CHART"
@@ -397,11 +403,11 @@ def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = Tr
 
 
 def run_page(url: str, experiment_id: str, run_id: str) -> str:
-    """The page of one run."""
+    """Return the page of one run."""
     return f"{url}/#/experiments/{experiment_id}/runs/{run_id}?{urlencode(_TRAINING)}"
 
 
 def compare_page(url: str, experiment_id: str, run_ids: Sequence[str]) -> str:
-    """The page that shows parameters and metrics of runs side by side."""
+    """Return the page that compares parameters and metrics of runs."""
     query = {"runs": json.dumps(list(run_ids)), "experiments": json.dumps([experiment_id]), **_TRAINING}
     return f"{url}/#/compare-runs?{urlencode(query, quote_via=quote)}"

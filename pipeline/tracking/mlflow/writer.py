@@ -1,4 +1,4 @@
-"""What one pass of the recorder writes: everything that the run folder holds and MLflow doesn't yet."""
+"""One recorder pass for MLflow: writes everything from the run folder that MLflow doesn't have yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """Brings one MLflow run up to date and keeps ``state`` (tracking.json) in step.
+    """Updates one MLflow run, and keeps ``state`` (tracking.json) consistent with it.
 
     ``folder`` is a descriptor of ``run_dir``. ``succeeded`` is called after every answer of the store and may raise to
     end the pass.
@@ -37,13 +37,13 @@ class Writer:
         self._succeeded = succeeded
         self._store: Store | None = None
         self._place = Place()  # in metrics.jsonl, which each process reads from its beginning
-        self._opened: int | None = None  # the attempt that the store knows of
-        self._name = ""  # the run's, in the store
-        self._params: Mapping[str, str] = {}  # they and the tags go with the next points
+        self._opened: int | None = None  # the attempt that was opened in the store
+        self._name = ""  # the run's name in the store
+        self._params: Mapping[str, str] = {}  # parameters and tags are sent with the next points
         self._tags: Mapping[str, str] = {}
 
     def write(self, now: Progress) -> None:
-        inputs = fingerprints(self.run_dir)  # taken first: what changes during the pass makes another one
+        inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
         store = self._connected()
         is_new = self._opened != now.attempt
         if is_new:
@@ -62,14 +62,17 @@ class Writer:
 
     def _connected(self) -> Store:
         if self._store is None:
-            from pipeline.tracking.mlflow.store import Store  # not before: mlflow, which takes seconds
+            from pipeline.tracking.mlflow.store import Store  # late import: mlflow takes seconds
 
             self._store = Store(self.uri)
             self._succeeded()
         return self._store
 
     def _open(self, store: Store, now: Progress) -> None:
-        """Find or make the run. A crash between the two writes of tracking.json finds it again by its tag."""
+        """Find or create the run.
+
+        After a crash between the two writes of tracking.json, the run is found by its tag.
+        """
         about = self._describe()
         experiment_id = store.experiment_id(self.state.experiment)
         unsure, self.state.unsure = self.state.unsure, True
@@ -80,16 +83,16 @@ class Writer:
             self._place, self.state.marks, self.state.artifacts = Place(), {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
         if now.attempt != self.state.attempt or not self.state.marks:
-            # of a request whose answer was lost nothing is known here, and the new attempt has other times for its
-            # steps; else MLflow itself knows its points again
+            # A new attempt has other times for its steps, and earlier requests may have lost answers, so read the last
+            # points from the store. Within an attempt MLflow itself ignores repeated points.
             self._learn_marks(store, run)
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, now.attempt
-        self._succeeded()  # before it writes: while the store worked, another run may have taken the folder's place
+        self._succeeded()  # before the write: another run may have replaced the folder meanwhile
         self.state.save(self._folder)
         self._tell(store, run, about, now)
 
     def _learn_marks(self, store: Store, run: StoredRun) -> None:
-        """What the store has of each metric, where that may be more than is known."""
+        """Read each metric's last point from the store if it may have more than tracking.json says."""
         for key, step in run.last_steps.items():
             known = _mark(self.state.marks.get(key))
             if known != (0, step) and not key.startswith(metrics_file.PREFIX):
@@ -98,10 +101,10 @@ class Writer:
                 self._succeeded()
 
     def _tell(self, store: Store, run: StoredRun, about: Description, now: Progress) -> None:
-        """What the run is: its data and status at once, parameters and tags with the first points."""
+        """Send data and status now; parameters and tags follow with the first points."""
         differ = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
         self._params = {name: value for name, value in about.params.items() if name not in run.params}
-        self._tags = {} if now.ended else dict(about.tags)  # else they come with the last points
+        self._tags = {} if now.ended else dict(about.tags)  # after the end they are sent with the last points
         if differ:
             changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differ.items())
             self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
@@ -114,7 +117,7 @@ class Writer:
         self._succeeded()
 
     def _log(self, store: Store, now: Progress) -> None:
-        """The points that came since, in full requests: what is left of a run under way goes with the next pass."""
+        """Send new points in full requests; a partial request of a running run waits for the next pass."""
         for number in itertools.count():
             room = max(1, store.items_per_call - len(self._params) - len(self._tags))
             path = self.run_dir / run_folder.METRICS
@@ -126,7 +129,7 @@ class Writer:
                 return
 
     def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
-        """One request, with the final figures and tags where the run ``ends``; then it stands in tracking.json."""
+        """Send one request, with final figures and tags if the run ``ends``; then update tracking.json."""
         tags, nonfinite_values = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
         new = self._new(chunk.points)
         if ends:
@@ -143,7 +146,7 @@ class Writer:
             self.state.save(self._folder)
 
     def _log_system_metrics(self, store: Store) -> None:
-        """No attempt takes any of them back, and MLflow itself knows those again whose answer was lost."""
+        """Send system metrics. No attempt repeats them, and MLflow ignores repeated points after a lost answer."""
         path, most = self.run_dir / run_folder.SYSTEM_METRICS, store.items_per_call
         while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), most)).points:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
@@ -154,7 +157,7 @@ class Writer:
                 return
 
     def _new(self, points: Iterable[Point]) -> list[Point]:
-        """Without those that the store has: an attempt that repeats steps from its checkpoint repeats their metrics."""
+        """Drop points that the store has: an attempt that repeats steps from its checkpoint repeats their metrics."""
         known = {key: _mark(mark) for key, mark in self.state.marks.items()}
         return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
 
@@ -187,7 +190,7 @@ class Writer:
 
     @property
     def _tests_once(self) -> bool:
-        """Whether the run's test/ metrics are measured once, after the training; a script's may be a curve."""
+        """True if test/ metrics are measured once, after the training; in a script they may form a curve."""
         return programs.of_run(self.run_dir).is_ours
 
     @property
@@ -199,7 +202,7 @@ class Writer:
 
 
 def _mark(raw: Any) -> Mark | None:
-    """None for what tracking.json has of no metric, or of a damaged one."""
+    """Parse a mark of tracking.json; None if missing or damaged."""
     match raw:
         case [int(lap), int(step)]:
             return lap, step
@@ -207,7 +210,7 @@ def _mark(raw: Any) -> Mark | None:
 
 
 def _odd(place: Place) -> Iterator[str]:
-    """What a person who compares the record with metrics.jsonl should know."""
+    """Yield differences that matter to someone who compares the record with metrics.jsonl."""
     if place.bad_byte is not None:
         yield f"lines of metrics.jsonl make no sense, the first one at byte {place.bad_byte}"
     for name, key in place.keys.items():

@@ -1,6 +1,7 @@
-"""Other trackers than MLflow: one module each, found by its name; docs/tracking.md shows how to add one.
+"""Trackers other than MLflow: one module each, found by name; docs/tracking.md shows how to add one.
 
-A tracker's module has its settings, a dataclass derived from TrackingConfig, and a class derived from ``base.Tracker``.
+A tracker's module contains its settings, a dataclass derived from TrackingConfig, and a class derived from
+``base.Tracker``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ TRACKERS = OPTIONS["tracking"]
 
 
 def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
-    """The tracker of a run. ``settings`` are the fields that it alone has, as JSON. Raises UsageError, ImportError."""
+    """Create the tracker of a run. ``settings`` are the tracker's own fields as JSON.
+
+    Raises UsageError, ImportError.
+    """
     if name == TENSORBOARD:
         plain = TrackingConfig(experiment=experiment, tensorboard=True)
         refuse_missing(plain)
-        from pipeline.tracking.tensorboard import TensorBoard  # not before: tensorboard, which may be missing
+        from pipeline.tracking.tensorboard import TensorBoard  # late import: tensorboard may be missing
 
         return TensorBoard(plain, run_dir)
     module = TRACKERS.module(name)

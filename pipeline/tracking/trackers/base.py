@@ -1,4 +1,4 @@
-"""What another tracker is: the few calls that the recorder makes of it, in a process of its own."""
+"""The interface of a tracker: the few calls that the recorder process makes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pipeline.tracking.points import Mark, Point
 
 
 class TrackerError(Exception):
-    """The tracker refuses, and will the next time: it isn't asked again until `doit record`."""
+    """The tracker refuses, and would refuse again: the recorder doesn't retry before `doit record`."""
 
 
 class Tracker(ABC):
-    """One run's record. The recorder calls ``begin``, ``log`` as often as there are points, and ``end``.
+    """The record of one run. The recorder calls ``begin``, then ``log`` while there are points, and ``end``.
 
-    What a method raises is noted, and all begins anew with ``begin`` of another object: until the run's end as often
-    as need be, after it for some seconds, then with `doit record`. Neither the training nor MLflow's record waits.
+    If a method raises, the error is stored and the recorder starts again with a new object and ``begin``: until the
+    run's end as often as necessary, after it for some seconds, later by `doit record`. Neither the training nor
+    MLflow's record waits.
 
     Attributes:
-        live: False: the run is recorded once it has ended, in one go.
+        live: False: record the run in one go once it has ended.
     """
 
     live: ClassVar[bool] = True
@@ -33,19 +34,26 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, run: Description) -> Mapping[str, Mark]:
-        """Begin the record, or go on with it after a kill or an earlier attempt: ``mark`` of the last point of each
-        metric that it holds already. Only what is later is logged, so each point stands in it once; one that can't
-        tell begins anew and returns nothing."""
+        """Begin the record, or continue it after a kill or an earlier attempt.
+
+        Returns ``mark`` of the last point of each metric that the record already holds. Only later points are logged,
+        so each point is recorded once. A tracker that doesn't know its points starts a new record and returns nothing.
+        """
 
     @abstractmethod
     def log(self, points: Sequence[Point]) -> None:
-        """Points in the order of metrics.jsonl. They are kept when it returns: a later ``begin`` tells of them."""
+        """Log points in the order of metrics.jsonl.
+
+        They must be stored on return, so that a later ``begin`` reports them.
+        """
 
     @abstractmethod
     def end(self, run: Description, state: str, end_ms: int | None) -> None:
-        """The attempt has ended: FINISHED, PRUNED, FAILED or KILLED, at ``end_ms`` (unix milliseconds). Another one may
-        follow, and ``begin`` with it."""
+        """End the attempt: FINISHED, PRUNED, FAILED or KILLED, at ``end_ms`` (unix milliseconds).
+
+        Another attempt may follow, which calls ``begin`` again.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is open; nothing is called after it."""
+        """Release open resources; no other call follows."""

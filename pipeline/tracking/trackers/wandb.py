@@ -1,7 +1,7 @@
-"""Weights & Biases in its offline mode: a folder in the run folder that `wandb sync` brings to a server.
+"""Weights & Biases in offline mode: a folder in the run folder that `wandb sync` uploads to a server.
 
-Its log can't be gone on with, so it is made in one go when the attempt has ended, in a folder that is renamed as the
-last act: what was cut short is made anew.
+Its log can't be continued, so it is written in one go when the attempt has ended, in a folder whose rename is the last
+step. An incomplete one is recreated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.tracking.trackers.base import Tracker
 
 FOLDER = "wandb"
 _MAKING = ".making"
-_STEP = "paceline/step"  # the axis of all charts
+_STEP = "paceline/step"  # the x-axis of all charts
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class WandbConfig(TrackingConfig):
 
 
 class Wandb(Tracker):
-    """The record of a run, whose id is the run's key: synced twice, it is one run there."""
+    """The record of a run. Its id is the run's key, so syncing twice gives one run."""
 
     live = False
 
@@ -45,8 +45,8 @@ class Wandb(Tracker):
         self._run: Any = None
 
     def begin(self, run: Description) -> Mapping[str, Mark]:
-        os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}  # it would report to its makers
-        import wandb  # it may be missing, and reads its variables when it is imported
+        os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}  # no error reports to its vendor
+        import wandb  # late import: may be missing, and reads the variables above
 
         making = self._folder / _MAKING
         shutil.rmtree(making, ignore_errors=True)
@@ -64,7 +64,7 @@ class Wandb(Tracker):
                 console="off",
                 disable_git=True,
                 save_code=False,
-                x_disable_meta=True,  # hosts, commit and command are the run's own, not the recorder's
+                x_disable_meta=True,  # hosts, commit and command would be the recorder's, not the run's
                 x_disable_stats=True,
                 x_disable_machine_info=True,
             ),
@@ -74,7 +74,7 @@ class Wandb(Tracker):
         return {}
 
     def log(self, points: Sequence[Point]) -> None:
-        """wandb drops what comes with an earlier step than it has seen, so its own step is the number of the row."""
+        """Log rows. wandb drops rows with an earlier step, so its own step is the row's number."""
         for (step, _), row in itertools.groupby(points, key=lambda point: (point.step, point.time_ms)):
             same_step = list(row)
             values = {point.key: point.value for point in same_step}
