@@ -1,4 +1,4 @@
-"""Runs beside each other: what differs, which differences are larger than the spread over seeds, curves, reports.
+"""Compare runs: differences, which of them exceed the spread over seeds, curves, and reports.
 
-Everything is read from run folders, by ``reading``; the rest is pure.
+``reading`` reads the run folders; the other modules are pure.
 """

@@ -1,8 +1,8 @@
-"""A certificate of a run, or of several: what it was made of and what came out, as one file sealed by its own digest.
+"""Certificates of runs: inputs and outcome of one or several runs, as one file sealed by its own digest.
 
-The seal shows that the file is whole and wasn't edited by accident. It is integrity and no authorship: whoever edits
-the file on purpose can seal it anew, so who needs to know its author compares the seal with one that came another way.
-What nobody can do is change a part of the key and keep the key: it is the digest of the parts, which the file holds.
+The seal shows that the file is complete and wasn't edited by accident. It proves integrity, not authorship: anyone can
+edit and reseal the file, so its author is only proven by a seal received through another channel. A part of the key
+can't be changed without changing the key, because the key is the digest of the parts, which the file contains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainers.contract import run_folder
 
 KIND = "paceline certificate"
 OF_RUNS = "paceline certificate of runs"
-"""Holds what the certificate of each finished one would, and the state of each other."""
+"""Kind of a certificate of several runs: full entries of finished runs, and the states of the others."""
 VERSION = 1
 _REPRODUCED, _WITHIN, _OTHERWISE = "reproduced", "within the spread, on other hardware", "not reproduced"
 _RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
@@ -57,17 +57,17 @@ _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "origin_sha256": _are_digests,
     "verdict": lambda value: value in (None, _REPRODUCED, _WITHIN, _OTHERWISE),
 }
-"""What a certificate must hold, whoever wrote it, so that it can be read and shown."""
+"""Fields that every certificate must have to be read and shown, with their checks."""
 _OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "weights_sha256", "proven", "hardware")
 
 
 def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> str:
-    """Its text.
+    """Return the text of a run's certificate.
 
     Args:
         folder: of a finished run.
-        verdict: what `doit reproduce` found, or None.
-        root: the project, where what is known of sources lies.
+        verdict: the result of `doit reproduce`, or None.
+        root: the project, where the cache of parsed sources lies.
 
     Raises:
         UsageError: the run isn't finished.
@@ -77,19 +77,17 @@ def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> 
 
 
 def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str], root: Path) -> str:
-    """The text of one for several.
+    """Return the text of a certificate of several runs. Raises what ``of_run`` raises.
 
     Args:
-        others: the states of those that it says nothing else of, by key.
-
-    Raises what ``of_run`` does.
+        others: key → state of runs without an entry.
     """
     runs = [_checked_content(folder, verdict_of(folder), root) for folder in finished]
     return documents.sealed({"kind": OF_RUNS, "version": VERSION, "title": title, "runs": runs, "others": dict(others)})
 
 
 def _checked_content(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> dict[str, Any]:
-    """What a certificate holds of a run whose parts are as they were written. Raises UsageError, AlteredError."""
+    """Return the entry of a run whose parts are unaltered. Raises UsageError, AlteredError."""
     result, key = folder.read_result(), folder.read_key()
     if result is None or key is None or result.state != State.FINISHED:
         raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
@@ -121,24 +119,24 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
 
 
 def _said(verdict: Mapping[str, Any]) -> str:
-    """What `doit reproduce` found, in the words of a certificate."""
+    """Return the verdict of `doit reproduce` in a certificate's words."""
     if verdict.get("reproduced"):
         return _REPRODUCED
     return _WITHIN if verdict.get("within_spread") else _OTHERWISE
 
 
 class Certificate(NamedTuple):
-    """``runs`` is what it says of each finished run, ``others`` the states of those that it says nothing else of."""
+    """``runs`` are the entries of finished runs, ``others`` the states of runs without an entry."""
 
     runs: list[dict[str, Any]]
     others: dict[str, str]
 
 
 def read(path: Path) -> Certificate:
-    """A certificate whose seal and keys were checked.
+    """Read a certificate and check its seal and keys.
 
     Raises:
-        UsageError: there is no such file, or it is no certificate that this Paceline knows.
+        UsageError: the file doesn't exist, is no certificate, or has another version.
         PacelineError: it was altered or damaged.
     """
     try:
@@ -169,7 +167,7 @@ def read(path: Path) -> Certificate:
 
 
 def _others(path: Path, keys: Sequence[str], others: Any) -> dict[str, str]:
-    """Raises PacelineError: a run stands there twice, or what is said of the unfinished ones is no states of runs."""
+    """Validate the states of the other runs. Raises PacelineError: a run occurs twice, or a state is invalid."""
     known = isinstance(others, dict) and all(_KEY.match(key) and state in STATES for key, state in others.items())
     if not known or State.FINISHED in others.values():
         wrong = f"others is {repr(others)[:60]}"
@@ -181,7 +179,7 @@ def _others(path: Path, keys: Sequence[str], others: Any) -> dict[str, str]:
 
 
 def _refuse_misfit(path: Path, run: object) -> None:
-    """Raises PacelineError: what a certificate says of a run can't be what was written."""
+    """Refuse an entry that can't have been written by Paceline. Raises PacelineError."""
     entry = run if isinstance(run, dict) else {}
     _refuse_other_key(path, entry)
     for name, is_such in _FIELDS.items():
@@ -194,7 +192,7 @@ def _refuse_misfit(path: Path, run: object) -> None:
 
 
 def _refuse_other_key(path: Path, entry: Mapping[str, Any]) -> None:
-    """Raises PacelineError: the key isn't that of the parts, so somebody edited one and sealed the file anew."""
+    """Refuse an entry whose key isn't the digest of its parts: it was edited and resealed. Raises PacelineError."""
     parts = entry.get("made_of")
     known = {"key": entry.get("run"), "digest": entry.get("key"), **(parts if isinstance(parts, dict) else {})}
     if content_key.recorded(known) is None:
@@ -205,9 +203,9 @@ def _refuse_other_key(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def disagreements(entry: Mapping[str, Any], folder: RunFolder, root: Path) -> Iterator[str]:
-    """In what a run's folder isn't what the certificate says, a line each; every file is hashed anew.
+    """Yield a line for each difference between a run's folder and the certificate; hashes every file again.
 
-    ``root`` is the project, where what is known of sources lies.
+    ``root`` is the project, where the cache of parsed sources lies.
     """
     try:
         key, result = folder.read_key(), folder.read_result()
@@ -230,7 +228,7 @@ def _result(entry: Mapping[str, Any], folder: RunFolder, key: ContentKey, result
     if result is None:
         yield "result.json is missing"
         return
-    # by way of JSON: tuples become lists there, as they are in the entry that was read
+    # Through JSON, because tuples become lists there, as in the entry that was read.
     current = json.loads(json.dumps(_content(folder, result, key, None)))
     for name in sorted(current.keys() - {"verdict", "files_sha256"}):
         if entry.get(name) != current[name]:
@@ -261,7 +259,7 @@ def _file(folder: RunFolder, name: str, digest: str) -> Iterator[str]:
 
 
 def _data(folder: RunFolder, entry: Mapping[str, Any]) -> Iterator[str]:
-    """The data pack, where the run has a link to one."""
+    """Check the data pack that the run links to, if any."""
     place = folder.path / "data"
     if not (place / manifest.MANIFEST).is_file() or not folder.program.is_ours:
         return
@@ -273,7 +271,7 @@ def _data(folder: RunFolder, entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unchecked(entry: Mapping[str, Any], folder: RunFolder) -> list[str]:
-    """What of the certificate can't be checked by the folder: data and a verdict that aren't on this computer."""
+    """Return the parts of the certificate that can't be checked here: missing data, or a missing verdict."""
     if not folder.program.is_ours:
         left = ["the script's data"] if entry["made_of"].get("data") else []
     else:

@@ -1,4 +1,4 @@
-"""What charts show, and between which values: known without matplotlib, which draws them."""
+"""Data types and value ranges of charts, without matplotlib, which draws them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 FORMATS = ("pdf", "png", "svg")
 COLOURS = 8
-"""Curves beyond these are grey: more colours look alike."""
+"""Further curves are grey, because more colours are hard to distinguish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A box of a graph: up to two lines, ``state`` is done, todo, failed or ''; ``needs`` are names of others."""
+    """A box of a graph with up to two lines.
+
+    ``state`` is done, todo, failed or ''; ``needs`` are names of other boxes.
+    """
 
     name: str
     lines: tuple[str, ...]
@@ -22,15 +25,17 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A trial of parallel coordinates: its title and its value on each axis (None: it has none there)."""
+    """A trial in parallel coordinates: its title and its value on each axis (None: no value)."""
 
     title: str
     values: tuple[float | str | None, ...]
 
 
 def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:
-    """The least and the greatest that can be drawn (on a logarithmic axis: above 0), or None. Beyond 1e300 a distance
-    is infinite; nearer to 0 than its inverse it is 0."""
+    """Return the least and greatest drawable value (above 0 on a logarithmic axis), or None.
+
+    Values beyond 1e300 are dropped, because their distance is infinite; values closer to 0 than its inverse count as 0.
+    """
     known = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
     kept = [value for value in known if value > 0 or not log]
     return (min(kept), max(kept)) if kept else None

@@ -17,13 +17,16 @@ from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract import run_folder
 
 AXES = ("step", "epoch", "minutes")
-_MOST_POINTS = 400  # of a curve over minutes
+_MOST_POINTS = 400  # per curve over minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run's values of a metric: ``x`` increases; a value may be NaN or infinite, where the curve has a gap. Of
-    steps that a script counts anew, each epoch from 0, it has the last of ``passes``."""
+    """One run's values of a metric.
+
+    ``x`` increases; a NaN or infinite value is a gap in the curve. If a script restarts its steps in each epoch, the
+    curve shows the last of ``passes``.
+    """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -36,7 +39,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """At ``x`` the mean of ``n`` finite values; ``std`` is their sample standard deviation (None: of one value)."""
+    """The mean of ``n`` finite values at ``x``; ``std`` is their sample standard deviation (None if n is 1)."""
 
     x: float
     mean: float
@@ -52,9 +55,12 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A group's curve. ``parts`` are its pieces between gaps; ``gaps`` counts values that are no number, of all runs;
-    ``n`` is the number of runs, and ``unfinished`` says in words how many of them have not ended well, or ''. Of steps
-    that were counted anew the last of ``passes`` is drawn. ``below`` counts points at or below 0 that are left out."""
+    """A group's curve.
+
+    ``parts`` are its pieces between gaps; ``gaps`` counts non-finite values of all runs; ``n`` is the number of runs;
+    ``unfinished`` describes how many of them did not end well, or ''. If steps were restarted, the last of ``passes``
+    is drawn. ``below`` counts omitted points at or below 0.
+    """
 
     label: str
     title: str
@@ -67,13 +73,13 @@ class Band:
 
     @property
     def count(self) -> str:
-        """``3``, or ``1 to 3`` where some of its points are means of fewer."""
+        """``3``, or ``1 to 3`` if some points are means of fewer runs."""
         fewest = min((point.n for point in self.points), default=self.n)
         return f"{self.n}" if fewest == self.n else f"{fewest} to {self.n}"
 
     @property
     def about_passes(self) -> str:
-        """For the end of a line; '' as a rule."""
+        """A note about restarted steps for the end of a line; usually ''."""
         return f", the last of {self.passes} passes over the steps (x=minutes: all)" if self.passes > 1 else ""
 
     @property
@@ -82,12 +88,12 @@ class Band:
 
 
 def of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
-    """What each run logged, by key; nothing of one that was altered."""
+    """Return key → logged rows of each run; empty for an altered run."""
     return {run.key: [] if run.state == ALTERED else rows(run.folder) for run in runs}
 
 
 def rows(run_dir: Path) -> list[MetricsRow]:
-    """All lines of metrics.jsonl that make sense; none where there is no such file."""
+    """Return the valid lines of metrics.jsonl; empty if the file is missing."""
     try:
         with (run_dir / run_folder.METRICS).open("rb") as file:
             parsed = (metrics_file.parse(line) for line in file)
@@ -97,7 +103,7 @@ def rows(run_dir: Path) -> list[MetricsRow]:
 
 
 def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
-    """The metrics that have more than one point in any run: those that a curve can be drawn of."""
+    """Return the metrics with more than one point in any run, which can be drawn as curves."""
     counts: dict[str, int] = {}
     for run in of_runs:
         of_run: dict[str, set[int]] = {}
@@ -110,15 +116,17 @@ def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
 
 
 def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
-    """Of one run. A step that was made again counts as it was made last: a script may count them anew. (What a later
-    attempt repeats has replaced the rows of the earlier one in metrics.jsonl.)"""
+    """Return the curve of one run. A repeated step counts with its last value, because a script may restart its steps.
+
+    Rows that a later attempt repeated were already replaced in metrics.jsonl.
+    """
     having = [row for row in logged if metric in row.metrics]
     begun = min((row.time_s for row in logged), default=0.0)
     if axis == "step":
         points = {float(row.step): row.metrics[metric] for row in having}
     elif axis == "minutes":
         points = {(row.time_s - begun) / 60: row.metrics[metric] for row in having}
-    else:  # of an epoch its last value
+    else:  # the last value of each epoch
         points = {float(row.epoch): row.metrics[metric] for row in having if row.epoch is not None}
     ordered = sorted(points)
     passes = 1 + sum(after.step <= before.step for before, after in pairwise(having)) if axis == "step" else 1
@@ -126,10 +134,10 @@ def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
 
 
 def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
-    """Mean and spread over a group's runs, whatever state they are in. ``of_runs``: by key.
+    """Return mean and spread over a group's runs in any state. ``of_runs`` is keyed by run key.
 
-    Over steps and epochs they are taken where the runs have points; minutes, which no two runs share, are evenly
-    spaced, and each run's curve is drawn straight between its points.
+    Over steps and epochs they are computed at the runs' points. Minutes, which no two runs share, are sampled evenly,
+    with linear interpolation between a run's points.
     """
     curves = [curve(of_runs[run.key], metric, axis) for run in group.runs]
     curves = [item for item in curves if item.x]
@@ -140,7 +148,7 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             parts[-1].append(_point(x, finite))
-        elif values and parts[-1]:  # only NaN or infinite here: the drawn line is interrupted
+        elif values and parts[-1]:  # only non-finite values: interrupt the line
             parts.append([])
     return Band(
         label=group.label,
@@ -154,12 +162,13 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
 
 
 def _unfinished(states: Sequence[str]) -> str:
-    """``1 FAILED``."""
+    """Return ``1 FAILED``."""
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
 def _point(x: float, values: Sequence[float]) -> Point:
-    """In floats: the exact sums of ``statistics`` take most of a report's time, for digits that no curve shows."""
+    """Compute in floats: exact sums (``statistics``) would take most of a report's time for digits that no curve
+    shows."""
     n = len(values)
     mean = sum(values) / n
     squares = sum((value - mean) * (value - mean) for value in values)
@@ -167,22 +176,24 @@ def _point(x: float, values: Sequence[float]) -> Point:
 
 
 def above_0(whole: Band) -> Band:
-    """What a logarithmic axis can show, with gaps where it can't."""
+    """Return the band as a logarithmic axis can show it, with gaps at non-positive values."""
     pieces = [(above, tuple(run)) for part in whole.parts for above, run in groupby(part, lambda one: one.mean > 0)]
     below = sum(len(piece) for above, piece in pieces if not above)
     return replace(whole, parts=tuple(piece for above, piece in pieces if above), below=below)
 
 
 def of_several(part: Sequence[Point]) -> list[list[Point]]:
-    """Its stretches of more than one run each. One run's value has no spread: a band that closed there would show
-    seeds that agree."""
+    """Return the stretches with more than one run each.
+
+    A single value has no spread: a band that closed there would look like seeds that agree.
+    """
     stretches = groupby(part, lambda point: point.std is not None)
     several = [list(run) for is_known, run in stretches if is_known]
     return [run for run in several if any(point.std for point in run)]
 
 
 def thinned(part: Sequence[Point], most: int) -> list[Point]:
-    """At most so many of its points, evenly chosen, with the first and the last."""
+    """Return at most ``most`` points, evenly chosen, including the first and the last."""
     if len(part) <= most:
         return [*part]
     return [part[round(number * (len(part) - 1) / (most - 1))] for number in range(most)]
@@ -195,11 +206,14 @@ def _evenly(curves: Sequence[Curve]) -> list[float]:
     count = min(_MOST_POINTS, max(len(item.x) for item in curves))
     if count < 2 or high <= low:
         return [low]
-    return [*(low + (high - low) * at / (count - 1) for at in range(count - 1)), high]  # not beyond it by rounding
+    return [
+        *(low + (high - low) * at / (count - 1) for at in range(count - 1)),
+        high,
+    ]  # exactly ``high``, despite rounding
 
 
 def _value(item: Curve, x: float, *, between: bool) -> float | None:
-    """At x; None where the run has no point there, or ``between`` points isn't asked for."""
+    """Return the value at x; None if the run has no point there (with ``between``: no points around it)."""
     at = bisect_right(item.x, x) - 1
     if at >= 0 and item.x[at] == x:
         return item.y[at]

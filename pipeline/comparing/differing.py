@@ -1,4 +1,4 @@
-"""In what groups of runs differ, part by part, and which of their figures differ by more than seeds do."""
+"""Differences between groups of runs, part by part, and which figures differ by more than seeds do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.runs import layout
 from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
-_OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # what is shown of each host
-_DIGEST = 12  # characters of it that are shown
+_OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # facts shown per host
+_DIGEST = 12  # characters shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file of the code, ``added``, ``removed`` or ``changed``; ``diff`` are the lines of a unified diff."""
+    """A code file that was ``added``, ``removed`` or ``changed``; ``diff`` holds the lines of a unified diff."""
 
     path: str
     change: str
@@ -38,10 +38,10 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """A group beside the first one.
+    """A group compared with the first group.
 
-    ``code`` are the files that aren't the same; ``differences`` those of means that both have, where ``reservation``
-    ('' as a rule) doesn't forbid to claim any.
+    ``code`` are the differing files; ``differences`` are those of means that both groups have, unless ``reservation``
+    (usually '') forbids claims.
     """
 
     label: str
@@ -52,7 +52,7 @@ class Against:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All that is told of groups of runs. ``parts`` holds of each of PARTS the fields that differ."""
+    """The comparison of groups of runs. ``parts`` maps each of PARTS to the fields that differ."""
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
-    """Every group with the first one; ``wanted`` are the metrics to tell of, all without any. Reads snapshots."""
+    """Compare every group with the first; ``wanted`` selects metrics (empty: all). Reads code snapshots."""
     firsts = [group.first for group in groups]
     fields = differing_fields(firsts)
     parts = {
@@ -103,8 +103,8 @@ def _data(run: ComparedRun) -> dict[str, Any]:
 
 
 def _hosts(group: Group) -> dict[str, Any]:
-    """Where its runs were, and of what kind these hosts are, each value once."""
-    # dictionaries as ordered sets: the values stand in the order of the runs
+    """Collect the hosts of a group's runs and their properties, each value once."""
+    # Dictionaries serve as ordered sets: values appear in the order of the runs.
     facts_by_name: dict[str, dict[str, None]] = {}
     for run in group.runs:
         if run.hosts:
@@ -120,14 +120,14 @@ def _hosts(group: Group) -> dict[str, Any]:
 
 
 def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """The fields that aren't the same in all groups of which anything is known."""
+    """Return the fields that differ between groups with known values."""
     recorded = [values for values in known if values]
     names = sorted({name for values in recorded for name in values})
     return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
 
 
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """Of what was altered, or tells nothing, each value is a question mark."""
+    """Return a row per field; a group without known values (altered) shows question marks."""
     return tuple(
         Row(name=name, values=tuple(shown(values.get(name)) if values else "?" for values in known)) for name in names
     )
@@ -135,8 +135,7 @@ def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row
 
 # ----------------------------------------------------------------------------------------------- code
 def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, ...]:
-    """The files of two runs' code that aren't the same, from the snapshots that their folders hold; none where it isn't
-    known what code a run had."""
+    """Return the code files that differ between two runs' snapshots; empty if a run's code is unknown."""
     if "code" not in first.parts or "code" not in second.parts:
         return ()
     before, after = _digests(first), _digests(second)
@@ -159,9 +158,9 @@ def _digests(run: ComparedRun) -> Mapping[str, Any]:
 
 
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
-    """Of a file of the snapshot; none where the run has no such file, or its snapshot lost it."""
+    """Return the lines of a snapshot file; empty if the run has no such file or the snapshot lost it."""
     place = run.folder / run_folder.CODE / path
-    if path not in known or layout.leads_out(place, run.folder):  # an altered key.json names others
+    if path not in known or layout.leads_out(place, run.folder):  # an altered key.json may contain any path
         return []
     try:
         return [hide(line) for line in place.read_text(encoding="utf-8", errors="replace").splitlines()]

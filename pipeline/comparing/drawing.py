@@ -1,7 +1,7 @@
-"""Pictures by matplotlib: curves as a file, and the charts of a report as SVG elements of its page.
+"""Draw with matplotlib: curves as files, and a report's charts as SVG elements.
 
-Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is itself imported where one draws;
-what is drawn is in ``charts``.
+Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is only imported where something is drawn;
+``charts`` has the data types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 
-# before the import, which warns of a home folder without write access
+# Before the import, which warns about a home folder without write access.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 import matplotlib as mpl  # noqa: E402
@@ -35,28 +35,28 @@ from matplotlib.path import Path  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: E402
 from matplotlib.transforms import IdentityTransform  # noqa: E402
 
-from pipeline.evaluation import fonts  # noqa: E402  (imports it too)
+from pipeline.evaluation import fonts  # noqa: E402  (imports matplotlib too)
 
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
-_NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # of the legend
+_NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # limits of the legend
 _VARIABLES = ("text", "soft", "box", "line", "good", "bad", "rest", *(f"c{n}" for n in range(COLOURS)),
               *(f"q{n}" for n in range(5)))  # fmt: skip
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
-"""Stand for the page's colours while matplotlib draws; each becomes the style sheet's variable, light or dark."""
+"""Placeholders of the page's colours while matplotlib draws; each becomes a style sheet variable (light or dark)."""
 _NAMES = {ink: name for name, ink in _INK.items()}
-_TITLE = "title:"  # before an artist's id that is to be the title of its element, which a pointer over it shows
+_TITLE = "title:"  # prefix of an artist's id that becomes the title of its element, shown on hover
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
-_NAME_CHAR = 7.2  # the width of a character, about
-_BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: a box's width, that of a column, the characters it has room for
-_FEW, _MANY = 150, 60  # points of a curve; where there are more curves than colours
+_NAME_CHAR = 7.2  # approximate width of a character
+_BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: width of a box, width of a column, characters per box
+_FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
 
 
 # ---------------------------------------------------------------------------------------------- curves
 def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
-    """Mean curves with a band of one standard deviation on either side, n in the legend. ``form`` is of FORMATS."""
+    """Return mean curves with a band of one standard deviation, n in the legend. ``form`` is one of FORMATS."""
     names = [metric, *(band.title for band in bands)]
     with _drawing(*_FILE_INCHES, names, dpi=200, layout="constrained") as figure:
         axes = figure.subplots()
@@ -70,9 +70,12 @@ def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log:
 
 
 def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, colours: Mapping[str, int]) -> str:
-    """The same for a page; '' where no point can be drawn. ``colours``: label → below COLOURS; others are grey."""
+    """Return the curves as an SVG element; '' if no point can be drawn.
+
+    ``colours`` maps labels to numbers below COLOURS; other curves are grey.
+    """
     inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
-    inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey ones lie below
+    inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
         axes = figure.add_axes(_share_of_page(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM))
         if not _draw(axes, inks, axis, log=log, most=_FEW if len(bands) <= COLOURS else _MANY):
@@ -84,7 +87,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
 
 
 def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool, most: int | None = None) -> bool:
-    """Each band in its colour, with at most so many points a piece; False where no point can be drawn."""
+    """Draw each band in its colour, with at most ``most`` points per piece; False if no point can be drawn."""
     points = [point for band, _ in inks for point in band.points]
     span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
     if span is None:
@@ -105,7 +108,7 @@ def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool,
 
 
 def _described(band: Band) -> str:
-    """``optimizer.lr=0.1 (n=3, 2 gaps)``."""
+    """Return ``optimizer.lr=0.1 (n=3, 2 gaps)``."""
     notes = [f"n={band.count}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
     notes += [f"last of {band.passes} passes"] if band.passes > 1 else []
     notes += [f"{band.below} points at or below 0"] if band.below else []
@@ -113,8 +116,8 @@ def _described(band: Band) -> str:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """In the axes where it is small, else below them: one that is wider than the axes would leave them no room."""
-    by_name = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # a band has a line for each piece
+    """Place a small legend inside the axes, a large one below them, where it doesn't take their space."""
+    by_name = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # a band has one line per piece
     if len(by_name) <= _NAMES_INSIDE and all(len(name) <= _LETTERS_INSIDE for name in by_name):
         axes.legend(by_name.values(), by_name, frameon=False, fontsize=9)
         return
@@ -125,7 +128,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 # -------------------------------------------------------------------------------- parallel coordinates
 def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: bool = False) -> str:
-    """A line a trial across all axes; the last axis is the metric, by which lines are coloured from good to bad."""
+    """Draw one line per trial across all axes; the last axis is the metric, which colours lines from good to bad."""
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
         places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
         levels = []
@@ -145,8 +148,11 @@ def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: boo
 
 
 def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: int) -> list[float | None]:
-    """The height of each value in pixels. Numbers have a scale, logarithmic where they span a power of ten; anything
-    else is a name, and names are evenly spaced. ``room``: pixels for its own name, whose last characters say most."""
+    """Draw one axis and return the height of each value in pixels.
+
+    Numbers get a scale, logarithmic if they span a power of ten; other values are names, evenly spaced. ``room``:
+    pixels for the axis name, of which the last characters are kept.
+    """
     known = [value for value in values if value is not None]
     numbers = [float(value) for value in known if not isinstance(value, str)]
     levels: list[float | None]
@@ -172,8 +178,8 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
 
 # ----------------------------------------------------------------------------------------------- graph
 def graph(nodes: Sequence[Node]) -> str:
-    """Boxes from left to right, each in the column after all that it needs; ``nodes`` stand after their needs."""
-    # a box stands one column behind the last of its needs, which come before it in ``nodes``
+    """Draw boxes from left to right, each right of all boxes it needs; ``nodes`` are in topological order."""
+    # A box is one column right of the last box it needs.
     depth: dict[str, int] = {}
     for node in nodes:
         depth[node.name] = 1 + max((depth[need] for need in node.needs), default=-1)
@@ -210,7 +216,10 @@ def graph(nodes: Sequence[Node]) -> str:
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
-    """A figure of so many inches without formulas in its texts: of a file, in fonts for its ``names``, or of a page."""
+    """Yield a figure of this size in inches, without formulas in texts: for a file with ``names``, else for a page.
+
+    With ``names`` the fonts are chosen to draw them.
+    """
     soft, line = _INK["soft"], _INK["line"]
     page = {
         "figure.dpi": 72, "figure.frameon": False, "font.size": 12, "lines.linewidth": 1.8, "axes.facecolor": "none",
@@ -231,8 +240,10 @@ def _share_of_page(left: float, bottom: float, width: float, height: float) -> t
 
 
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
-    """Round values with all their digits, as ticks may differ in the last one alone; on a logarithmic axis powers of
-    ten where it has two of them."""
+    """Label round values with all their digits, because ticks may differ only in the last one.
+
+    A logarithmic axis uses powers of ten if it contains two of them.
+    """
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -246,16 +257,16 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
 
 
 def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
-    """The figure as an element of a page that names, colours and sets text itself, and refers to nothing.
+    """Return the figure as an SVG element whose names, colours and fonts come from the page, without references.
 
-    ``size``: attributes where it isn't as wide as there is room.
+    ``size``: attributes, unless the element fills the page's width.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
     root.attrib = {"role": "img", "aria-label": printable(said), "viewBox": root.attrib["viewBox"], **size}
     for item in root.iter():
-        item.tag = item.tag.rpartition("}")[2]  # HTML knows svg without its namespace
+        item.tag = item.tag.rpartition("}")[2]  # HTML knows SVG elements without a namespace
         item[:] = [child for child in item if not child.tag.endswith(("}metadata", "}defs"))]
         name = item.attrib.pop("id", "")
         if name.startswith(_TITLE):
@@ -264,10 +275,10 @@ def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
             item.insert(0, title)
         item.attrib.pop("clip-path", None)
         style = item.attrib.pop("style", "")
-        if item.tag == "use":  # a marker, whose shape was among the definitions: the dot of a point alone
+        if item.tag == "use":  # a marker (the dot of a single point), whose definition was removed above
             item.tag = "circle"
             item.attrib = {"cx": item.attrib["x"], "cy": item.attrib["y"], "r": "2.5"}
-        if item.tag == "text":  # its font is the page's
+        if item.tag == "text":  # the page sets the font
             style = "; ".join(re.findall(r"text-anchor: \w+|fill: #\w+", style))
         if style:
             item.set("style", re.sub("#fe..ef", lambda ink: f"var(--{_NAMES[ink[0]]})", style))

@@ -1,10 +1,10 @@
-"""Runs that differ in nothing but the seed, taken together, and what may be said of the difference of two means. Pure.
+"""Group runs that differ only in the seed, and test the difference of two groups' means. Pure.
 
-A difference is called larger than the spread over seeds where Welch's interval of it at 95 % excludes zero: B. L.
-Welch, The generalization of "Student's" problem when several different population variances are involved, Biometrika 34
-(1947), 28-35, with the degrees of freedom that it shares with F. E. Satterthwaite, Biometrics Bulletin 2 (1946),
-110-114. It assumes that runs with other seeds are independent and about normally distributed, and takes each difference
-by itself: of twenty such intervals about one excludes zero by chance.
+A difference counts as larger than the spread over seeds if Welch's 95 % interval excludes zero: B. L. Welch, The
+generalization of "Student's" problem when several different population variances are involved, Biometrika 34 (1947),
+28-35, with the degrees of freedom that it shares with F. E. Satterthwaite, Biometrics Bulletin 2 (1946), 110-114. The
+test assumes that runs with other seeds are independent and about normally distributed, and treats each difference by
+itself: of twenty such intervals about one excludes zero by chance.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CONFIDENCE = 0.95
 class Figure:
     """A metric over the runs of a group.
 
-    ``over`` is mean and sample standard deviation of its finite values (None: there is none), ``nan`` and ``infinite``
-    count the values that are neither, and that no mean takes in.
+    ``over`` is mean and sample standard deviation of its finite values (None: there are none); ``nan`` and ``infinite``
+    count the values excluded from the mean.
     """
 
     over: Statistic | None
@@ -42,10 +42,10 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Of two means, the second less the first.
+    """The difference of two means, second minus first.
 
-    ``low`` and ``high`` bound Welch's interval; None with ``unknown``, which says why there is none. ``is_larger``:
-    the interval leaves out zero.
+    ``low`` and ``high`` bound Welch's interval; they are None if ``unknown`` gives a reason. ``is_larger``: the
+    interval excludes zero.
     """
 
     metric: str
@@ -61,7 +61,8 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """``label`` is a letter (A, B, …, Z, AA), ``words`` what sets the group apart, as ``name=value``."""
+    """``label`` is a letter (A, B, …, Z, AA); ``words`` are the settings that distinguish the group, as
+    ``name=value``."""
 
     label: str
     words: tuple[str, ...]
@@ -70,23 +71,23 @@ class Group:
 
     @property
     def first(self) -> ComparedRun:
-        """The run that stands for the group: its first finished one, where there is one."""
+        """The representative run: the first finished one, if there is one."""
         return next((run for run in self.runs if run.counts), self.runs[0])
 
     @property
     def n(self) -> int:
-        """How many of its runs have figures."""
+        """The number of runs with figures."""
         return sum(run.counts for run in self.runs)
 
     @property
     def title(self) -> str:
-        """What sets it apart, with long numbers rounded; ``words`` has them as they are."""
+        """The distinguishing settings with long numbers rounded; ``words`` has the exact values."""
         pairs = (word.partition("=") for word in self.words)
         return " ".join(f"{name}={short_value(value)}" for name, _, value in pairs) or self.first.what
 
     @property
     def reservation(self) -> str:
-        """Why nothing may be claimed of its figures, or ''."""
+        """The reason why nothing may be claimed about its figures, or ''."""
         if self.n == 0:
             altered = sum(run.state == ALTERED for run in self.runs)
             return "none of its runs is finished" + (f", {altered} {ALTERED}" if altered else "")
@@ -98,8 +99,10 @@ class Group:
 
 
 def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
-    """In the order of their first runs, those with a finished run first, as the rest is compared with the first; a run
-    that is named twice counts once."""
+    """Return the groups in the order of their first runs, groups with a finished run first. Duplicate runs count once.
+
+    The first group is the one that all others are compared with.
+    """
     by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
         by_configuration.setdefault(_without_seed(run), []).append(run)
@@ -112,12 +115,12 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
 
 
 def flat_config(run: ComparedRun) -> dict[str, Any]:
-    """Field → value of the configuration that decides the run."""
+    """Return field → value of the configuration that decides the run."""
     return dict(flat(run.config)) if run.config else {}
 
 
 def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
-    """Fields of the configuration that aren't the same in all of which it is known, without the seed."""
+    """Return configuration fields that differ between runs with a known configuration, except the seed."""
     known = [flat_config(run) for run in runs if run.config]
     names = sorted({name for fields in known for name in fields} - set(SEEDS))
     differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
@@ -125,7 +128,7 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some have the same words in another order (None: sorted); of other words the fields themselves tell."""
+    """Return True if some runs have the same names in another order; other names show up as differing fields."""
     inside = f"{name.removeprefix(f'{ORDER}.')}."
     orders = {(_text(fields.get(name)), _text([one for one in sorted(fields) if one.startswith(inside)]))
               for fields in known}  # fmt: skip
@@ -133,7 +136,7 @@ def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:
-    """All metrics that any of them has: validation and test figures first."""
+    """Return all metrics of the groups, validation and test figures first."""
     names = {name for group in groups for name in group.figures}
     return sorted(names, key=lambda name: (_order(name), name))
 
@@ -144,7 +147,7 @@ def _order(name: str) -> int:
 
 
 def _without_seed(run: ComparedRun) -> str:
-    """All that decides a run but its seed."""
+    """Return everything that decides a run except its seed, as text."""
     fields = {name: value for name, value in flat_config(run).items() if name not in SEEDS}
     others = {name: value for name, value in run.parts.items() if name != "config"}
     return _text({"config": fields, **others})
@@ -156,7 +159,7 @@ def _words(run: ComparedRun, differing: Sequence[str]) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration in a table."""
+    """Format a configuration value for a table."""
     return "-" if value is None else printable(value if isinstance(value, str) else _text(value))
 
 
@@ -169,7 +172,7 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
 
 
 def letters(number: int) -> str:
-    """0 → A, 25 → Z, 26 → AA."""
+    """Return 0 → A, 25 → Z, 26 → AA."""
     above, at = divmod(number, 26)
     return (letters(above - 1) if above else "") + chr(ord("A") + at)
 
@@ -180,7 +183,7 @@ def _text(value: Any) -> str:
 
 # ----------------------------------------------------------------------------------- mean and spread
 def figure(values: Sequence[float]) -> Figure:
-    """Of one metric's values, one a run. At least one."""
+    """Summarize one metric's values, one per run, at least one."""
     finite = [value for value in values if math.isfinite(value)]
     nan = sum(math.isnan(value) for value in values)
     over = statistic(finite) if finite else None
@@ -188,7 +191,7 @@ def figure(values: Sequence[float]) -> Figure:
 
 
 def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
-    """Of two groups' means, with Welch's interval where both have a spread."""
+    """Return the difference of two groups' means, with Welch's interval if both have a spread."""
     apart = second.mean - first.mean
     if first.std is None or second.std is None:
         return Difference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
@@ -205,7 +208,7 @@ def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
 
 
 def _quantile(freedom: float) -> float:
-    """Of Student's t, two-sided at CONFIDENCE."""
-    from scipy.special import stdtrit  # not before: scipy, for an interval alone
+    """Return the two-sided quantile of Student's t at CONFIDENCE."""
+    from scipy.special import stdtrit  # late import: only intervals need scipy
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -1,6 +1,6 @@
-"""A report as one HTML file that fetches nothing. Pure but for the template, which is read once.
+"""Render a report as one self-contained HTML file. Pure except for the template, which is read once.
 
-Imports matplotlib and jinja2, so it is itself imported where a page is made.
+Imports matplotlib and jinja2, so it is only imported where a page is rendered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pipeline.comparing.report import Report
 from pipeline.sweep.report import MINIMIZE
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
-_MOST_AGAINST = 30  # configurations that are held against the best one, in words
+_MOST_AGAINST = 30  # configurations compared with the best one in text
 
 
 def html(report: Report) -> str:
-    """The page. The template escapes every text, and the pictures theirs."""
+    """Render the page. The template escapes all texts; the pictures escape theirs."""
     log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
     drawn = [
         {
@@ -57,19 +57,19 @@ def html(report: Report) -> str:
 
 
 def _are_above_0(bands: Sequence[Band]) -> bool:
-    """As a logarithmic axis needs: some losses are negative (of a likelihood, a reward)."""
+    """Return True if a logarithmic axis is possible: some losses are negative (of a likelihood, a reward)."""
     return all(point.mean > 0 for band in bands for point in band.points)
 
 
 @cache
 def _template() -> Template:
-    # a run folder may lack any field: what it lacks is empty
+    # A run folder may lack any field; missing fields render as empty.
     environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _packages(report: Report) -> list[tuple[str, str]]:
-    """Of the best run's first host."""
+    """Return the packages of the best run's first host."""
     first: Mapping[str, Any] = next(iter(report.groups[0].first.environments.values()), {})
     packages = first.get("packages")
     return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []

@@ -1,4 +1,4 @@
-"""A report as Markdown and as JSON, and the texts that its HTML page has in common with them."""
+"""Render a report as Markdown and as JSON, and texts shared with its HTML page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver",
 
 
 def time_text(unix_time: float) -> str:
-    """In UTC, to the minute."""
+    """Format in UTC, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))
 
 
 def hosts(report: Report) -> list[dict[str, Any]]:
-    """Each host once: what it is, how many runs it took part in, and its address and network where runs have them."""
+    """Return each host once: its properties, its number of runs, and its address and network if recorded."""
     known: dict[str, dict[str, Any]] = {}
     for run in report.runs:
         for name, facts in run.environments.items():
@@ -35,7 +35,7 @@ def hosts(report: Report) -> list[dict[str, Any]]:
 
 
 def _interface(node: Mapping[str, Any]) -> str:
-    """Address of a node, and the network of its collectives where one is set."""
+    """Return the address of a node, and the network of its collectives if set."""
     env = node.get("env")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
     networks = [str(env[name]) for name in names if name in env] if isinstance(env, Mapping) else []
@@ -43,7 +43,7 @@ def _interface(node: Mapping[str, Any]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any] | None) -> str:
-    """What `doit reproduce` found, in a few words."""
+    """Describe the result of `doit reproduce` in a few words."""
     if verdict is None:
         return "not made again yet"
     if verdict.get("reproduced"):
@@ -55,7 +55,7 @@ def verdict_text(verdict: Mapping[str, Any] | None) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The same without pictures."""
+    """Render the report without pictures."""
     lines = [f"# {tables.escaped(report.title)}", "", f"{report.summary}; made {time_text(report.unix_time)}.", ""]
     lines += [*tables.fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
     lines += ["", tables.markdown(report.comparison)]
@@ -73,7 +73,7 @@ def markdown(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The same as data, with the curves."""
+    """Return the report as data, with the curves."""
     return {
         "title": report.title,
         "why": list(report.why),
@@ -93,6 +93,6 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _point(point: Point) -> list[float | str | None]:
-    """x, mean, standard deviation, n."""
+    """Return x, mean, standard deviation, n."""
     std = None if point.std is None else tables.json_number(point.std)
     return [point.x, tables.json_number(point.mean), std, point.n]

@@ -1,4 +1,4 @@
-"""A run as it is compared: what its folder tells, read once. Nothing of it holds a secret."""
+"""Read a run's folder once for comparisons. The result contains no secrets."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from pipeline.steps.lineage import PastStep
 from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")
-"""Figures of a result that are no metrics of it, and are compared with them."""
+"""Figures of a result that are no metrics but are compared like metrics."""
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
-_VERDICT = Path(".reproduced")  # where `doit reproduce` leaves what it found, beside the runs
+_VERDICT = Path(".reproduced")  # the folder of verdicts of `doit reproduce`, next to the runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """One run.
+    """One run to compare.
 
     Attributes:
-        key: the run's key; ``digest`` is the whole of it.
-        state: as `doit runs` shows it; figures are there with FINISHED and ACCEPTED alone.
+        key: the run's key; ``digest`` is the full digest.
+        state: as shown by `doit runs`; only FINISHED and ACCEPTED runs have figures.
         what: the run in three words.
-        reservation: why nothing may be claimed of its figures (unproven, accepted, unverified, unfinished), or ''.
-        parts: the key's parts: config (canonical), code, data, environment, topology; none where they were altered.
-        figures: metrics of the result by name, NaN and infinite ones too, with ``images_per_s`` and ``train_s``.
-        failure: the first line of why it ended badly, or ''.
-        overrides: the words that it was started with.
-        provenance: what provenance.json holds.
-        nodes: of each node what plan.json tells.
-        verdict: what `doit reproduce` found last, or None.
+        reservation: why nothing may be claimed about its figures (unproven, accepted, unverified, unfinished), or ''.
+        parts: the key's parts: config (canonical), code, data, environment, topology; empty if altered.
+        figures: metrics of the result by name, including NaN and infinite ones, with ``images_per_s`` and ``train_s``.
+        failure: the first line of the reason of a failure, or ''.
+        overrides: the overrides that it was started with.
+        provenance: the content of provenance.json.
+        nodes: the nodes of plan.json.
+        verdict: the latest result of `doit reproduce`, or None.
         weights_sha256: of the final weights, or None.
-        made_with: the step of one's own that its data comes from, or None.
+        made_with: the user-defined step that its data comes from, or None.
         nonfinite: a script's metric that was NaN or infinite, and how often, or ''.
     """
 
@@ -68,7 +68,7 @@ class ComparedRun:
 
     @property
     def counts(self) -> bool:
-        """Whether its figures stand in means: it is finished, by itself or by a person's word."""
+        """True if its figures count in means: it is finished, or accepted by the user."""
         return self.state in (State.FINISHED, index.ACCEPTED)
 
     @property
@@ -79,7 +79,7 @@ class ComparedRun:
 
     @property
     def seed(self) -> Any:
-        """A script's own goes before Paceline's, which it has only by {seed}."""
+        """The seed; a script's own seed takes precedence over Paceline's, which it only receives through {seed}."""
         script = self.config.get("program")
         args = script.get("args") if isinstance(script, Mapping) else None
         if isinstance(args, Mapping) and args.get("seed", "{seed}") != "{seed}":
@@ -98,29 +98,29 @@ class ComparedRun:
 
     @property
     def environments(self) -> dict[str, Mapping[str, Any]]:
-        """What the probe reported of each host, by its name."""
+        """The probe's facts about each host, by name."""
         recorded = self.provenance.get("environments")
         pairs = recorded.items() if isinstance(recorded, Mapping) else ()
         return {str(name): facts if isinstance(facts, Mapping) else {} for name, facts in pairs}
 
     @property
     def command(self) -> str:
-        """The command line that asks for it."""
+        """The command line for the run."""
         return command_line("train", self.overrides)
 
 
 def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
-    """What `doit reproduce` found last; None where it wasn't run, or nothing of it is here."""
+    """Return the latest result of `doit reproduce`, or None."""
     return documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json")
 
 
 def command_line(verb: str, words: Sequence[str]) -> str:
-    """A command without the words that say where runs and data lie: they are nothing to who reads it elsewhere."""
+    """Return a command without the overrides of paths, which mean nothing elsewhere."""
     return shell_line(["doit", verb, *(word for word in words if not word.lstrip("+").startswith("paths."))])
 
 
 def read(folder: RunFolder) -> ComparedRun:
-    """What the folder tells now. Raises OSError: there is no such folder."""
+    """Read the folder. Raises OSError: there is no such folder."""
     row = _row(folder)
     altered = row.state == index.ALTERED
     known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
@@ -151,7 +151,7 @@ def read(folder: RunFolder) -> ComparedRun:
 
 
 def _row(folder: RunFolder) -> index.Row:
-    """As a list shows it; altered where its curves were."""
+    """Return the run's row of the index; altered if its curves were altered."""
     row = index.row(folder)
     if row.state == State.FINISHED and (
         why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))
@@ -168,7 +168,7 @@ def _result(folder: RunFolder) -> Result | None:
 
 
 def _reservation(row: index.Row) -> str:
-    """In words, for the end of a line."""
+    """Return the reservation in words, for the end of a line."""
     if row.state == index.ACCEPTED:
         return row.note.strip()
     if row.state == index.ALTERED:
@@ -192,7 +192,7 @@ def _figures(result: Result | None) -> dict[str, float]:
 
 
 def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
-    """Of a run that ended badly."""
+    """Return the first line of the last journal entry of a failed run."""
     if row.state in (State.FINISHED, index.ACCEPTED) or not entries:
         return ""
     return printable(hide(entries[-1].detail.strip().partition("\n")[0]))

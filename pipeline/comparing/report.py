@@ -1,4 +1,4 @@
-"""What a report of runs holds, whatever it is written as. Nothing is read here but the files of two runs' code."""
+"""Assemble the content of a report of runs, independent of its format. Reads only two runs' code files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from pipeline.steps.lineage import PastStep
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 
 _MOST_CHARTS = 8
-_MOST_BOXES = 10  # of a graph's column
+_MOST_BOXES = 10  # per column of a graph
 _MOST_AXES = 7
-_MOST_FIELDS = 20  # in which a run differs from the nearest one
+_MOST_FIELDS = 20  # listed differences from the nearest run
 _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A trial of a sweep that has no run folder: what its sweep's journal tells of it."""
+    """A trial of a sweep without a run folder, as described by the sweep's journal."""
 
     key: str
     what: str
@@ -45,16 +45,16 @@ class Report:
     """A report.
 
     Attributes:
-        title: what it is about, in a few words.
-        why: what the runs were for: the words of the sweep, or what sets a run apart from the nearest finished one.
-        command: the command line that asks for the same.
-        unix_time: when the report was made.
-        comparison: the configurations; ``by`` is the metric that says which is best, and ``direction`` whether more
-            (``maximize``) or less of it is better; the best stands first, and where that is None the one named first.
-        colours: of the configurations that have a colour their number.
-        bands: metric → a curve for each configuration.
-        nodes: the graph of what was made of what.
-        axes, lines: parallel coordinates; no axes where there is nothing to show.
+        title: the subject, in a few words.
+        why: the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run.
+        command: the command line that creates the same report.
+        unix_time: when the report was created.
+        comparison: the configurations, the best first; ``by`` is the deciding metric, and ``direction`` is ``maximize``
+            or ``minimize``. If None, the configuration named first is first.
+        colours: label → number of the configurations that have a colour.
+        bands: metric → one curve per configuration.
+        nodes: the dependency graph of data, runs and report.
+        axes, lines: parallel coordinates; no axes if there is nothing to show.
         absent: trials that were started and have no run folder.
     """
 
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """``6 of 9 runs finished, 3 configurations``; of one run its state."""
+        """``6 of 9 runs finished, 3 configurations``; for a single run, its state."""
         count, done = len(self.runs) + len(self.absent), sum(run.counts for run in self.runs)
         if count == 1:
             return self.runs[0].state
@@ -111,9 +111,9 @@ def report(
     goals: Mapping[str, str] = MappingProxyType({}),
     absent: Sequence[Absent] = (),
 ) -> Report:
-    """Put it together. ``rows`` are those of metrics.jsonl by key; ``runs`` has at least one.
+    """Assemble a report. ``rows`` are those of metrics.jsonl by run key; ``runs`` has at least one.
 
-    ``goals``: of metrics that a search aimed at whether it made them large or small.
+    ``goals``: metric → direction, for the objectives of a search.
     """
     groups, by, direction = best_first(grouped(runs), by, goals)
     wanted = _charted(curving.names(rows.values()), by)
@@ -139,15 +139,15 @@ def report(
 def best_first(
     groups: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Group], str, str | None]:
-    """Return the configurations in the order of every view that chooses its runs by itself, and why it is that.
+    """Order the configurations for all views that select runs automatically.
 
     Args:
-        by: the metric that decides, if any has it; else the first whose name tells whether more or less is better.
-        goals: of metrics that a search aimed at whether it made them large or small.
+        by: the deciding metric if any group has it; otherwise the first whose name implies a direction is used.
+        goals: metric → direction, for the objectives of a search.
 
     Returns:
-        The configurations, the best first and labelled in that order; the metric; ``maximize`` or ``minimize``, None
-        where the metric's name doesn't tell.
+        The configurations, the best first and labelled in that order; the metric; ``maximize`` or ``minimize``, or None
+        if the metric's name doesn't imply a direction.
     """
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
@@ -155,13 +155,13 @@ def best_first(
 
 
 def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
-    """Of a script's metrics the first of which it is known whether more or less is better; else the first; or ''."""
+    """Return the first of a script's metrics with a known direction; else the first; or ''."""
     known = (name for name in names if name not in SPEEDS and direction_of(name, goals) is not None)
     return next(known, next(iter(names), ""))
 
 
 def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
-    """Why a run was made, as far as that can be told: what sets it apart from the nearest finished one."""
+    """Describe why a run was made: the differences from the nearest finished run."""
     if nearest is None:
         return ["there is no other finished run"]
     key, differing = nearest
@@ -171,7 +171,7 @@ def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
 
 
 def _ranked(groups: Sequence[Group], by: str, direction: str | None) -> list[Group]:
-    """The best first, then those that have no figure; labelled in that order."""
+    """Sort the best first, groups without the figure last, and label them in that order."""
     sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0
 
     def place(group: Group) -> float:
@@ -182,14 +182,14 @@ def _ranked(groups: Sequence[Group], by: str, direction: str | None) -> list[Gro
 
 
 def _charted(names: Sequence[str], by: str) -> list[str]:
-    """The metrics whose curves are shown: what matters most first."""
+    """Return the metrics whose curves are shown, the most important first."""
     first = [name for name in dict.fromkeys((by, *_FIRST)) if name in names]
     return [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
 
 
 # -------------------------------------------------------------------------------- parallel coordinates
 def _parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
-    """A line for every run that tells its fields, over the fields that differ. Nothing where fewer than two do."""
+    """Return axes for the differing fields and a line per run; empty if fewer than two fields differ."""
     fields = differing_fields([group.first for group in groups])[: _MOST_AXES - 1]
     if len(fields) < 2:
         return (), ()
@@ -213,7 +213,8 @@ def _axis_value(value: Any) -> float | str | None:
 
 # ----------------------------------------------------------------------------------------------- graph
 def _graph(groups: Sequence[Group]) -> list[Node]:
-    """Data and what the runs start from, a training for each configuration, its evaluation, the comparison."""
+    """Return the boxes of the graph: data and initial weights, a training and evaluation per configuration, the
+    report."""
     nodes: dict[str, Node] = {}
     ends: list[str] = []
     for group in groups[:_MOST_BOXES]:
@@ -234,7 +235,7 @@ def _graph(groups: Sequence[Group]) -> list[Node]:
 
 
 def _evaluated(train: Node, group: Group, nodes: dict[str, Node]) -> str:
-    """The name of the last box of these runs: nothing evaluates a script's."""
+    """Return the name of the last box of these runs; scripts have no evaluation."""
     if not program.of(group.first.config).evaluated:
         return train.name
     state = ("done", "done") if group.n else ("to do", "todo")
@@ -244,8 +245,7 @@ def _evaluated(train: Node, group: Group, nodes: dict[str, Node]) -> str:
 
 
 def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
-    """The boxes of its data (a script may have none), the steps that made it, and the weights that it starts from;
-    shared by all runs."""
+    """Add the boxes of a run's data (if any), its steps, and its initial weights; return their names."""
     dataset, digest = run.config.get("dataset"), str(run.parts.get("data") or "")[:12]
     name = dataset.get("name", "data") if isinstance(dataset, Mapping) else "data"
     made = () if run.made_with is None else (_step(run.made_with, nodes),)
@@ -263,7 +263,7 @@ def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
 
 
 def _step(step: PastStep, nodes: dict[str, Node]) -> str:
-    """The name of its box; those of the steps before it stand before it."""
+    """Add the boxes of a step and of the steps before it; return the name of its box."""
     needs = tuple(_step(before, nodes) for before in step.needs)
     node = Node(name=f"step {step.name} {step.key}", lines=(f"step {step.name}", step.key), state="done", needs=needs)
     return nodes.setdefault(node.name, node).name

@@ -1,4 +1,4 @@
-"""A comparison as text, as Markdown and as data. Pure."""
+"""Format a comparison as text, Markdown and data. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
 from pipeline.core.tables import counted, in_width, wrapped
 
-_MOST_LINES = 60  # of a diff in a terminal
+_MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
     f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
     "each by itself: of twenty, about one does so by chance."
@@ -21,7 +21,7 @@ _INDENT = "  "
 
 # --------------------------------------------------------------------------------------------- figures
 def number(value: float) -> str:
-    """Four digits after the point for shares and losses, none for hundreds; powers of ten for what is tiny."""
+    """Format with four decimals for shares and losses, none from 100 on; scientific notation for tiny values."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
     size = abs(value)
@@ -31,10 +31,11 @@ def number(value: float) -> str:
 
 
 def with_spread(mean: float, std: float | None) -> str:
-    """``0.9883 ± 0.0042``: both with as many digits as give the deviation two."""
+    """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals."""
     if std is None:
         return number(mean)
-    power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0  # 0.00999… is 0.010 too
+    # After rounding, so that 0.00999… counts as 0.010.
+    power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0
     if std == 0 or not math.isfinite(std) or max(abs(mean), std) >= 1e9 or 0 < abs(mean) < 1e-3 or power < -5:
         return f"{number(mean)} ± {number(std) if std else '0'}"
     digits = max(0, 1 - power)
@@ -42,7 +43,7 @@ def with_spread(mean: float, std: float | None) -> str:
 
 
 def cell(figure: Figure | None, n: int) -> str:
-    """A metric of a group of ``n`` finished runs; says which values stand in no mean."""
+    """Format a metric of a group of ``n`` finished runs, with the number of values excluded from the mean."""
     if figure is None:
         return "-"
     odd = [f"{count} {name}" for count, name in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
@@ -59,7 +60,7 @@ def signed(value: float) -> str:
 
 # ------------------------------------------------------------------------------------------------ text
 def text(comparison: Comparison, width: int) -> str:
-    """For a terminal of ``width`` columns: tables of more groups than fit continue below."""
+    """Format for a terminal of ``width`` columns; tables with too many groups continue below."""
     runs = sum(len(group.runs) for group in comparison.groups)
     lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
     lines += ["", *_metrics(comparison, width)]
@@ -83,7 +84,7 @@ def text(comparison: Comparison, width: int) -> str:
 
 
 def _about(group: Group, width: int) -> Iterator[str]:
-    """Its label and what sets it apart, then its runs, each with what is to be known of it."""
+    """Yield the label and distinguishing settings of a group, then its runs with notes."""
     yield from wrapped(f"{group.label}  {group.title}", width)
     for run in group.runs:
         seed = "" if run.seed is None else f"seed {run.seed}"
@@ -108,7 +109,7 @@ def _differences(first: str, against: Against, width: int) -> Iterator[str]:
 
 
 def claim(against: Against) -> str:
-    """What may be said of its differences, in a sentence."""
+    """State what may be claimed about the differences, in a sentence."""
     if against.reservation:
         return f"nothing is claimed ({against.reservation})"
     if not against.differences:
@@ -123,18 +124,18 @@ def claim(against: Against) -> str:
 
 
 def larger(against: Against) -> list[Difference]:
-    """Those that may be called larger than the spread."""
+    """Return the differences that may be called larger than the spread."""
     return [] if against.reservation else [item for item in against.differences if item.is_larger]
 
 
 def interval(item: Difference) -> str:
-    """``+0.0121, from +0.0034 to +0.0208``."""
+    """Return ``+0.0121, from +0.0034 to +0.0208``."""
     bounds = "" if item.low is None or item.high is None else f", from {signed(item.low)} to {signed(item.high)}"
     return f"{signed(item.difference)}{bounds}"
 
 
 def _code(first: str, against: Against) -> list[str]:
-    """Nothing where the code is the same."""
+    """Return the code differences; empty if the code is the same."""
     if not against.code:
         return []
     lines = ["", f"code, {first} → {against.label}"]
@@ -146,7 +147,7 @@ def _code(first: str, against: Against) -> list[str]:
 
 # -------------------------------------------------------------------------------------------- Markdown
 def markdown(comparison: Comparison) -> str:
-    """Tables for a paper's source, a pull request or a note: the first one has a line a configuration."""
+    """Return tables for a paper, a pull request or a note; the first has one line per configuration."""
     labels = [group.label for group in comparison.groups]
     figures = [
         (
@@ -185,14 +186,14 @@ def row(cells: Sequence[str]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """So that no name ends a cell, or is taken for a tag, a mark or a formula."""
+    """Escape characters that would end a cell or be parsed as a tag, markup or formula."""
     for mark in "\\|`*_[]~$^":
         cell = cell.replace(mark, f"\\{mark}")
     return " ".join(cell.replace("&", "&amp;").replace("<", "&lt;").split())
 
 
 def fenced(lines: Sequence[str], language: str = "") -> list[str]:
-    """As they are, whatever stands in them."""
+    """Return a fenced code block of the lines, whatever they contain."""
     ticks = (len(row) for line in lines for row in re.findall("`+", line))
     fence = "`" * max(3, 1 + max(ticks, default=0))
     return [f"{fence}{language}", *lines, fence]
@@ -200,7 +201,7 @@ def fenced(lines: Sequence[str], language: str = "") -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ JSON
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """All of it; NaN and infinite values are the texts "NaN", "inf" and "-inf", as JSON has no such numbers."""
+    """Return the comparison as data; NaN and infinite values are the texts "NaN", "inf" and "-inf"."""
     return {
         "configurations": [_group(group) for group in comparison.groups],
         "differs": {part: [{"name": row.name, "values": list(row.values)} for row in rows]
@@ -252,5 +253,5 @@ def _difference(item: Difference, against: Against) -> dict[str, Any]:
 
 
 def json_number(value: float) -> float | str:
-    """What JSON has no number for, as a text."""
+    """Return the number, or its text if JSON can't represent it."""
     return value if math.isfinite(value) else number(value)

@@ -1,4 +1,4 @@
-"""Curves in a terminal, each as an area of block characters, all on one scale. Pure."""
+"""Plot curves in a terminal as areas of block characters on a common scale. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Span = tuple[float, float]
 def plot(
     bands: Sequence[Band], *, metric: str, axis: str, width: int, height: int, log: bool = False, colour: bool = False
 ) -> str:
-    """The curves, the upper end of one standard deviation as a shade, and below each a line about it.
+    """Return the curves, each with one standard deviation as a shade above the mean, and a line about it below.
 
     Args:
-        width, height: of the whole, in characters.
-        colour: whether curves may have ANSI colours.
+        width, height: of the whole plot, in characters.
+        colour: allow ANSI colours.
     """
     points = [point for band in bands for point in band.points]
     up = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
@@ -45,7 +45,7 @@ def plot(
 
 
 def _about(band: Band, width: int) -> list[str]:
-    """``A  optimizer.lr=0.1  n 3, last 0.9830 ± 0.0042``, and how many values are no number."""
+    """Return ``A  optimizer.lr=0.1  n 3, last 0.9830 ± 0.0042``, and the number of non-finite values."""
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
     gaps += f", {band.below} points at or below 0 aren't drawn" if band.below else ""
     last = band.points[-1] if band.points else None
@@ -56,7 +56,10 @@ def _about(band: Band, width: int) -> list[str]:
 
 
 def _area(band: Band, across: Span, up: Span, columns: int, rows: int, *, log: bool) -> list[str]:
-    """The rows from top to bottom. A point reaches to the next one of its piece; between pieces nothing is drawn."""
+    """Return the rows from top to bottom.
+
+    A point extends to the next one of its piece; gaps between pieces stay empty.
+    """
     cells: list[Span] = [(0, 0)] * columns  # mean and upper end, in eighths of a row
     for part in band.parts:
         starts = [round(_share(point.x, across) * (columns - 1)) for point in part]
@@ -72,7 +75,7 @@ def _block(cell: Span, floor: int) -> str:
 
 
 def _share(value: float, span: Span, *, log: bool = False) -> float:
-    """0 at the low end, 1 at the high one."""
+    """Return the relative position of a value: 0 at the low end, 1 at the high end."""
     low, value, high = (math.log10(one) if log else one for one in (span[0], within(span, value), span[1]))
     return (value - low) / (high - low) if high > low else 0.5
 

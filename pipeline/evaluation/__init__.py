@@ -1,4 +1,4 @@
-"""The report of a finished run, by scikit-learn in a process of its own, and the key that says when it is stale.
+"""The evaluation report of a finished run, made by scikit-learn in a separate process, and its key.
 
-Public face: ``python -m pipeline.evaluation`` and ``report_key.stale_because``.
+Entry points: ``python -m pipeline.evaluation`` and ``report_key.stale_because``.
 """

@@ -1,7 +1,7 @@
-"""``python -m pipeline.evaluation RUN_DIR MADE_OF`` makes the report of a run in a process of its own.
+"""``python -m pipeline.evaluation RUN_DIR MADE_OF`` creates the report of a run in a separate process.
 
-MADE_OF is a JSON object that the report keeps, taken before: an edit meanwhile makes the report stale. ``--serve``
-does it for each run folder that stdin names, a line each, and answers each with a line of JSON.
+MADE_OF is a JSON object stored in the report. It is computed before, so that an edit meanwhile makes the report stale.
+``--serve`` creates the report of each run folder named on stdin, one line each, and answers with lines of JSON.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Evaluate = Callable[[Path, Mapping[str, Any]], object]
 
 
 def _evaluate() -> Evaluate:
-    # not before: this process's priority, its error handling and where its output goes are settled first
+    # Late import: first this process's priority, error handling and output streams are set.
     from pipeline.evaluation.report import evaluate
 
     return evaluate
 
 
 def serve() -> int:
-    """The trials of a sweep one after another: only the first waits for the imports."""
+    """Create the reports of a sweep's trials one after another: only the first waits for the imports."""
     give_way()  # the next trial is training meanwhile
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
-    evaluate = _evaluate()  # now, before the first trial has ended
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with answers
+    evaluate = _evaluate()  # import now, before the first trial has ended
     for line in sys.stdin:
         try:
             request = json.loads(line)

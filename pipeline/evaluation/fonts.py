@@ -1,6 +1,6 @@
-"""Fonts of a picture: matplotlib's own has no Chinese, Japanese or Korean characters, and an installed one may.
+"""Choose fonts for pictures: matplotlib's own font lacks Chinese, Japanese and Korean characters.
 
-Without any that has them a name would be a row of boxes; a number says more.
+If no installed font has the characters, a name is replaced by a number instead of a row of boxes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from matplotlib.font_manager import FontProperties, fontManager
 from matplotlib.ft2font import FT2Font
 
 _FIRST = "DejaVu Sans"  # matplotlib's own
-_PLACEHOLDERS = "Last Resort"  # has a box for each character
+_PLACEHOLDERS = "Last Resort"  # draws a box for each character
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Families, in the order in which they are asked for a character, and the names as these can draw them: a name that
-    they can't is ``#`` and its number."""
+    """Return font families in order of preference, and the names in drawable form.
+
+    A name that no family can draw becomes ``#`` and its number.
+    """
     if all(name.isascii() for name in names):
         return [_FIRST], [*names]
     families = {_FIRST: characters(_FIRST)}
@@ -30,18 +32,18 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @cache
 def _covering(wanted: frozenset[str]) -> str | None:
-    """The installed family that has most of these characters; None where none has any."""
+    """Return the installed family with most of these characters; None if none has any."""
     counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
     best = max(counts, key=lambda name: counts[name], default=None)
     return best if best is not None and counts[best] else None
 
 
 def installed() -> set[str]:
-    """The families that have a face of usual weight."""
+    """Return the families with a face of regular weight."""
     usual = {font.name for font in fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")}
     return {name for name in usual if not name.startswith(_PLACEHOLDERS)}
 
 
 def characters(family: str) -> Container[int]:
-    """The numbers of those that it has."""
+    """Return the code points that the family has."""
     return FT2Font(fontManager.findfont(FontProperties(family=[family]))).get_charmap()

@@ -1,6 +1,6 @@
-"""One picture that tells how a run went: learning curves, F1 of each class, and images that it took for another class.
+"""One picture of a run: learning curves, F1 per class, and misclassified images.
 
-An extra beside the report: what of it can't be drawn (a pack of encoded images, metrics.jsonl gone) is left out.
+It is an addition to the report: parts that can't be drawn (encoded images, metrics.jsonl missing) are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_LABEL = 16  # characters of a class name below an image
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image of the split by its place in it, with the class that it is and the one that it was taken for."""
+    """A misclassified image by its index in the split, with its true and predicted class."""
 
     place: int
     true: int
@@ -40,7 +40,7 @@ class Mistake:
 
 
 def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
-    """Mistakes of the most frequent confusions, one of each in turn, so that no pair of classes fills the picture."""
+    """Return mistakes of the most frequent confusions in turn, so that no pair of classes fills the picture."""
     pairs: dict[tuple[int, int], list[Mistake]] = {}
     for place, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
         if true != predicted:
@@ -51,7 +51,7 @@ def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> lis
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of the finite points of the curves in metrics.jsonl."""
+    """Return (step, value) of the finite points of each curve in metrics.jsonl."""
     points_by_name: dict[str, list[tuple[int, float]]] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for row in filter(None, map(metrics_file.parse, lines)):
@@ -63,7 +63,7 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
-    """Those of the mistakes, in their order; none where the pack holds no plain pixels of one or three channels."""
+    """Return the images of the mistakes in order; empty if the pack has no plain pixels of one or three channels."""
     manifest = documents.read_or_none(data / "manifest.json") or {}
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
@@ -83,7 +83,7 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Im
 
 
 def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
-    """A PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
+    """Return a PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
     mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
     shown = images(run_dir / "data", str(report["split"]), mistakes)
     families, names = fonts.drawable(report["classes"])
@@ -120,7 +120,7 @@ def _draw_curves(axes: Axes, points_by_name: Mapping[str, Sequence[tuple[int, fl
 
 
 def _draw_bars(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
-    """The worst classes first, where there are too many for all. ``names`` are those of the classes, in their order."""
+    """Draw F1 per class; if there are too many classes, only the worst. ``names`` are the class names in order."""
     scores = [(name, row["f1-score"]) for name, row in zip(names, report["per_class"].values(), strict=True)]
     if len(scores) > _MAX_BARS:
         scores = sorted(scores, key=lambda item: item[1])[:_MAX_BARS]

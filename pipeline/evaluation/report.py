@@ -1,7 +1,7 @@
-"""The evaluation of a finished run: accuracy, per-class figures, confusion matrix, as numbers and as a picture.
+"""The evaluation of a finished run: accuracy, figures per class, confusion matrix, as numbers and as a picture.
 
-Imports scikit-learn and matplotlib, which are large: ``python -m pipeline.evaluation`` makes reports in a process of
-its own.
+Imports scikit-learn and matplotlib, which are large, so ``python -m pipeline.evaluation`` runs it in a separate
+process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from pipeline.evaluation import fonts, overview
 from trainers.contract import run_folder
 
 Report = dict[str, Any]
-"""evaluation/report.json: ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``,
-``per_class`` (name → precision, recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four),
-``confusion_matrix`` (counts; rows = true class, columns = predicted), ``weights_sha256``, ``dataset_digest``,
-``made_of`` (pipeline.evaluation.report_key)."""
+"""Content of evaluation/report.json.
+
+``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``, ``per_class`` (name → precision,
+recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four), ``confusion_matrix`` (counts; rows =
+true class, columns = predicted), ``weights_sha256``, ``dataset_digest``, ``made_of`` (pipeline.evaluation.report_key).
+"""
 
 _AVERAGES = ("macro avg", "weighted avg")
-_MAX_NUMBERED_CLASSES = 25  # with more, the cells are too small for a number in each
+_MAX_NUMBERED_CLASSES = 25  # with more classes, the cells are too small for numbers
 _MAX_LABEL = 28  # characters of a class name on an axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What the run folder says: parallel lists of class numbers and the names of the classes."""
+    """The inputs from the run folder: parallel lists of class numbers, and the class names."""
 
     split: str
     targets: list[int]
@@ -48,17 +50,18 @@ class _Outcome:
 
 
 def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
-    """Make evaluation/report.json, confusion_matrix.png and overview.png beside it from predictions.json.
+    """Create evaluation/report.json, confusion_matrix.png and overview.png from predictions.json.
 
     Raises:
-        PacelineError: predictions.json or the data manifest is missing or makes no sense.
+        PacelineError: predictions.json or the data manifest is missing or invalid.
         OSError: the results can't be written.
     """
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / run_folder.EVALUATION / "confusion_matrix.png", _picture(report))
     write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
-    write_json(run_dir / run_folder.EVALUATION / "report.json", report)  # last: whoever finds it finds the picture too
+    # Written last, so that its presence implies the pictures.
+    write_json(run_dir / run_folder.EVALUATION / "report.json", report)
     return report
 
 
@@ -125,14 +128,14 @@ def _report(outcome: _Outcome) -> Report:
 
 
 def _unique(classes: Sequence[str], number: int) -> str:
-    """The class's name, with its number where two classes share one."""
+    """Return the class's name, with its number if two classes share the name."""
     name = classes[number]
     return name if classes.count(name) == 1 else f"{name} ({number})"
 
 
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
-    """A PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
+    """Return a PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
     families, names = fonts.drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):

@@ -1,7 +1,7 @@
-"""The evaluation's own key: a report is made again, without a training, when what made it has changed.
+"""The key of an evaluation report: if its inputs changed, the report is recreated without a training.
 
-Three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` and what it imports, and the
-versions of its libraries. Comments don't count, as they can't change a figure.
+It has three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` with its imports, and the
+versions of its libraries. Comments don't count, because they can't change a figure.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from pipeline.keys.import_closure import import_closure
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
 
 PROGRAM = "pipeline.evaluation"
-"""Makes a report: ``python -m``."""
+"""The module that creates a report with ``python -m``."""
 
 _MAKER = "pipeline.evaluation.report"
 
 
 def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
-    """What a report that is made now is made of. Raises OSError, UsageError."""
+    """Return the key of a report that would be created now. Raises OSError, UsageError."""
     code, versions = _means(root)
     return {"predictions": predictions_sha256, "code": dict(code), "environment": dict(versions)}
 
 
 def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
-    """The same for a run whose report is about to be made."""
+    """Return the key for a run whose report is about to be created."""
     path = folder.path / TRAINED[2]
     return made_of(root, sha256_file(path) if path.is_file() else "")
 
 
 @cache
 def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
+    """Return code and versions, read once: a long-lived process creates all reports with the code it started with."""
     closure = import_closure(root, _MAKER)
     return dict(closure.digests), environment(closure.versions)
 
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:
-    """None when the report was made of what is there now; otherwise what changed, in a few words."""
+    """Return what changed since the report was created, in a few words; None if nothing."""
     if not folder.program.evaluated:
         return None
     report = folder.read_json(EVALUATED[0])

@@ -1,4 +1,4 @@
-"""The report of an evaluation as a table in a terminal. Apart from what makes the report, whose code is in its key."""
+"""Format an evaluation report as a terminal table. Separate from the report's code, which counts in its key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AVERAGES = ("macro avg", "weighted avg")
 
 
 def format_report(report: Mapping[str, Any]) -> str:
-    """The report as a compact table for a terminal."""
+    """Return the report as a compact table."""
     rows = [*report["per_class"].items(), *((name, report[name]) for name in _AVERAGES)]
     width = max(columns(printable(name)) for name, _ in rows)
     lines = [

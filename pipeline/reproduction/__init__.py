@@ -1,4 +1,4 @@
-"""A finished run made again elsewhere: its recipe, its code in a checkout of its own, the comparison, the archive.
+"""Reproduce a finished run: its recipe, its code in a separate checkout, the comparison, and the export archive.
 
-Public face: ``reproduce``, ``archive`` (``doit export``) and ``from_mlflow`` (a run that another machine recorded).
+Entry points: ``reproduce``, ``archive`` (``doit export``) and ``from_mlflow`` (a run recorded by another host).
 """

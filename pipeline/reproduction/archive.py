@@ -1,7 +1,7 @@
-"""A run as one archive, and such an archive read back. Equal run folders give equal bytes.
+"""Export a run as one archive, and import such an archive. Equal run folders give equal bytes.
 
-manifest.json in it names every file with its sha256, is sealed itself, and names the run's key; what doesn't agree with
-it, with the key or with the result is refused before anything of it is used.
+The archive's manifest.json lists every file with its sha256, is sealed, and names the run's key. A file that
+contradicts the manifest, the key or the result is refused before anything is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
 SOURCE = "source"
-"""Git packs of the run's commit and of its submodules: with them an archive needs no clone that has the commit."""
+"""Git packs of the run's commit and its submodules, with which an archive needs no clone that has the commit."""
 _KEPT = (
     run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, run_folder.CHANGES,
     "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
@@ -37,9 +37,9 @@ _KEPT = (
     "attempts/*/*.exit.json", "code/**/*", f"{SOURCE}/*.pack",
 )  # fmt: skip
 _WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
-_MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
+_MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # masked, because a URL may contain a password
 MANIFEST = "manifest.json"
-_GZIP = b"\x1f\x8b"  # how every gzip file begins
+_GZIP = b"\x1f\x8b"  # magic number
 _VERSION = 1
 _BOUND = (
     run_folder.KEY,
@@ -47,21 +47,21 @@ _BOUND = (
     run_folder.RESULT,
     run_folder.PROVENANCE,
     run_folder.PLAN,
-)  # a digest of their bytes stands elsewhere
+)  # files whose digests are recorded in other files
 _AGAIN = "another copy of the archive, or doit export KEY once more where the run's folder is"
-_LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
-_LARGEST_JSON = 256 << 20  # which is read as a whole
-_LARGEST_MANIFEST = 64 << 20  # 160 bytes for each of the most files
+_LARGEST_BYTES = 16 << 30  # unpacked size of the whole archive
+_LARGEST_JSON = 256 << 20  # JSON files are read as a whole
+_LARGEST_MANIFEST = 64 << 20  # 160 bytes per file for the maximal number of files
 
 
 def export(
     folder: RunFolder, *, root: Path, to: Path, weights: bool, say: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Write the archive atomically; its size in bytes. ``say`` is told which files are left out.
+    """Write the archive atomically and return its size in bytes. ``say`` reports files that are left out.
 
     Raises:
-        AlteredError: what would be exported isn't what was written.
-        PacelineError: the run was never trained, has no key or provenance, or its weights are asked for and gone.
+        AlteredError: a file to export isn't what was written.
+        PacelineError: the run was never trained, has no key or provenance, or lacks the requested weights.
         OSError: the archive can't be written.
     """
     if not folder.path.is_dir():
@@ -98,15 +98,15 @@ def export(
 
 
 def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
-    """The run of an archive, unpacked below ``place`` after every byte of it was checked.
+    """Check every byte of an archive, unpack it below ``place``, and return the run.
 
-    Only plain files with paths inside the run's own folder are taken, and no more than 16 GiB of them.
+    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total.
 
     Args:
-        root: the project, where what is known of sources lies.
+        root: the project, where the cache of parsed sources lies.
 
     Raises:
-        UsageError: it is no such archive, was altered, or holds something that none of ours holds.
+        UsageError: it is no such archive, was altered, or holds something that ``export`` never writes.
     """
     try:
         with archive.open("rb") as file:
@@ -135,15 +135,18 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
 
 @contextmanager
 def _members_of(archive: Path) -> Iterator[Iterator[tars.Member]]:
-    """Read to the end, where the checksum of all that was packed stands. Raises OSError, and what reading a tar may."""
+    """Yield the members, and read to the end, where gzip's checksum is.
+
+    Raises OSError, and what reading a tar may raise.
+    """
     with gzip.open(archive) as packed:
         yield tars.members(packed, most_bytes=_LARGEST_BYTES)
-        if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):  # tar fills up with zeros, far fewer than that
+        if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):  # tar pads with a few zero blocks
             raise tars.UnfitError("something stands behind its last file")
 
 
 def _accepted(folder: RunFolder) -> dict[str, bytes]:
-    """By whose word another run holds for this one, and that run's result. Raises AlteredError."""
+    """Return the acceptance record of this run, and the other run's result that it refers to. Raises AlteredError."""
     result, accepted = acceptance.standing(folder)
     if accepted is None or result is None:
         return {}
@@ -156,7 +159,7 @@ def _accepted(folder: RunFolder) -> dict[str, bytes]:
 
 
 def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
-    """Every file by its sha256, and whose they are."""
+    """Return the manifest: run key, and the sha256 of every file."""
     key = folder.read_key()
     files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
     about = {"version": _VERSION, "key": folder.key, "digest": key.digest if key else "", "files": files}
@@ -164,11 +167,11 @@ def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
 
 
 def _checked(archive: Path) -> str:
-    """The folder that all members lie in, once each of them is as ``export`` writes it and the manifest agrees.
+    """Check all members and the manifest, and return the top folder.
 
     Raises:
-        UsageError: something is not.
-        DamagedError: the manifest isn't what was written.
+        UsageError: a member or the manifest isn't as ``export`` writes it.
+        DamagedError: the manifest's seal is wrong.
     """
     by_name, written, top, seen = dict[str, str](), b"", "", set[str]()
     with _members_of(archive) as members:
@@ -176,7 +179,7 @@ def _checked(archive: Path) -> str:
             top = top or member.name.partition("/")[0]
             _refuse_misfit(archive, member, top, seen)
             seen.add(member.name.casefold())
-            # hashed block by block: an archive may hold weights of any size
+            # Hash block by block, because an archive may hold weights of any size.
             name, digest = member.name.removeprefix(f"{top}/"), hashlib.sha256()
             if name == MANIFEST:
                 written = b"".join(member.blocks())
@@ -190,7 +193,7 @@ def _checked(archive: Path) -> str:
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
             hint="doit export KEY once more where the run's folder is",
         )
-    del by_name[MANIFEST]  # it can't list its own sha256
+    del by_name[MANIFEST]  # the manifest can't list its own sha256
     manifest = documents.open_sealed(written)
     files = manifest.get("files")
     if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):
@@ -212,12 +215,15 @@ def _checked(archive: Path) -> str:
 def _archived_files(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[Path]:
     for pattern in patterns:
         for path in sorted(folder.path.glob(pattern)):
-            if path.is_file() and "__pycache__" not in path.parts:  # a run on this computer leaves one in code/
+            if path.is_file() and "__pycache__" not in path.parts:  # local runs leave a __pycache__ in code/
                 yield path
 
 
 def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
-    """Its name in the archive, and its content without logins. Raises PacelineError: it can't be had without one."""
+    """Return a file's name in the archive, and its content without logins.
+
+    Raises PacelineError: a file whose digest is recorded elsewhere contains a login.
+    """
     name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
     kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
     if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
@@ -234,7 +240,7 @@ def _without_logins(content: bytes) -> bytes:
 
 
 def _source(root: Path, commit: str) -> dict[str, bytes]:
-    """A git pack of the whole repository at that commit, and one for each of the submodules that are here."""
+    """Return a git pack of the repository at that commit, and one per locally available submodule."""
     repository, top = git.common_folder(root) or root, git.top_of(root)
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as scratch:
         clones.pack(repository, commit, Path(scratch))
@@ -258,7 +264,7 @@ def _packed(key: str, members: dict[str, bytes]) -> bytes:
 
 
 def _refuse_misfit(archive: Path, member: tars.Member, top: str, seen: Collection[str]) -> None:
-    """Raises UsageError: ``export`` writes no such member beside those ``seen``, in lower case."""
+    """Refuse members that ``export`` never writes; ``seen`` are earlier names in lower case. Raises UsageError."""
     parts = PurePosixPath(member.name).parts
     if member.is_folder:
         raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")

@@ -1,8 +1,7 @@
-"""A commit, and its submodules at the commits that it records, in repositories that borrow the objects of others or
-have those that an archive brings.
+"""Check out a commit with its submodules into new repositories that borrow objects from local ones or from an archive.
 
-Nothing is fetched, and nothing is written into the git folders that are here. What an archive brings is proven by git
-itself: the ids of a commit, its trees and files are their digests.
+Nothing is fetched, and existing git folders are not modified. Objects from an archive are verified by git itself,
+because the ids of commits, trees and files are their digests.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.processes import git
 
 _WITHOUT_SETTINGS = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-"""So that no filter program is known that the attributes of somebody's commit could name."""
-_LARGEST_BYTES = 16 << 30  # of all files of a commit that an archive brings
+"""Ignores the user's git configuration, so that attributes of a foreign commit can't run a filter program."""
+_LARGEST_BYTES = 16 << 30  # unpacked size of a commit from an archive
 _ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  # equal commits give equal bytes
 _PATHS = ("--null", "--get-regexp", r"^submodule\..*\.path$")
 
 
 def clone(repository: Path, place: Path, commit: str) -> None:
-    """The commit of the git folder ``repository``, in the index of a new repository at ``place`` and nowhere else.
+    """Read the commit of ``repository`` into the index of a new repository at ``place``, without checking files out.
 
-    A patch is made of what git keeps, which filters and line ends of a checkout may alter: it is applied to the index.
+    The run's patch is based on git's stored content, which filters and line-end conversion of a checkout may alter, so
+    it is applied to the index.
 
     Raises:
         PacelineError: git refuses.
@@ -39,9 +39,10 @@ def clone(repository: Path, place: Path, commit: str) -> None:
 
 
 def pack(repository: Path, commit: str, to: Path) -> None:
-    """Write the commit, without its history, as a git pack into the folder ``to``. Raises PacelineError.
+    """Write the commit, without history, as a git pack into the folder ``to``. Raises PacelineError.
 
-    git makes a pack in the folder of its objects and renames it: that folder may be read-only, or on another disk.
+    git creates a pack in its object folder and renames it. That folder may be read-only or on another disk, so a
+    temporary object folder is used.
     """
     env = {**git.without_checkout(repository), "GIT_NO_REPLACE_OBJECTS": "1"}
     listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)
@@ -53,16 +54,16 @@ def pack(repository: Path, commit: str, to: Path) -> None:
 
 
 def _quoted(path: Path) -> str:
-    """As git reads one of a list of paths, which colons part."""
+    """Quote a path for git's colon-separated list of paths."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def unpack(packs: Sequence[Path], place: Path, commit: str) -> None:
-    """The commit of ``packs`` in the index of a new repository at ``place``, as ``clone`` has it.
+    """Read the commit of ``packs`` into the index of a new repository at ``place``, like ``clone``.
 
     Raises:
-        PacelineError: a pack is damaged, the packs don't hold that commit with all of its files or hold more than
-            16 GiB, or a path of it leads out of the repository or into its git folder.
+        PacelineError: a pack is damaged, the packs lack the commit or some of its files or hold more than 16 GiB, or a
+            path of the commit leaves the repository or enters its git folder.
     """
     kind = ("--object-format=sha256",) if len(commit) == 64 else ()
     place.mkdir(parents=True)
@@ -85,7 +86,7 @@ def _take(place: Path, commit: str) -> None:
 
 
 def check_out(place: Path, *, without_settings: bool) -> None:
-    """The files of the index; ``without_settings``: as git does it where nobody configured it. Raises PacelineError."""
+    """Check out the files of the index; ``without_settings`` ignores git's configuration. Raises PacelineError."""
     env = _WITHOUT_SETTINGS if without_settings else {}
     _run(place, "checkout-index", "--all", "--force", "--index", "--quiet", env=env)
 
@@ -100,7 +101,8 @@ def _run(folder: Path, *words: str, env: Mapping[str, str] | None = None, input_
 
 @dataclass(frozen=True, kw_only=True)
 class Submodule:
-    """``path`` is relative to the repository; ``repository`` is a git folder that has ``commit`` (None: none here)."""
+    """``path`` is relative to the repository; ``repository`` is a local git folder with ``commit`` (None: there is
+    none)."""
 
     path: str
     commit: str
@@ -108,12 +110,12 @@ class Submodule:
 
 
 def recorded(repository: Path, commit: str, checkout: Path | None) -> Iterator[Submodule]:
-    """The submodules of a commit and theirs in turn, outer ones first.
+    """Yield the submodules of a commit recursively, outer ones first.
 
     Args:
         repository: a git folder that has the commit.
-        checkout: where a checkout of that repository may lie, with those of its submodules; None of one that an
-            archive has brought, which has the objects of its submodules, too.
+        checkout: a possible checkout of that repository with its submodules; None for a repository from an archive,
+            which contains the submodules' objects too.
     """
     listed = _answer(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
     links = [row.partition("\t") for row in listed.split("\0") if row.startswith("160000 ")]
@@ -130,10 +132,10 @@ def recorded(repository: Path, commit: str, checkout: Path | None) -> Iterator[S
 
 
 def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
-    """Check out the submodules of ``commit`` in its copy at ``place``; a line for each that can't be, with what helps.
+    """Check out the submodules of ``commit`` in its copy at ``place``; yield a line with a fix for each missing one.
 
     Args:
-        root: a folder of the checkout from which the copy was made; None where an archive brought the files.
+        root: a folder of the checkout from which the copy was made; None if the files came from an archive.
 
     Raises:
         PacelineError: git refuses.
@@ -142,7 +144,7 @@ def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
     repository = (git.common_folder(top) if top is not None else None) or place / ".git"
     for item in recorded(repository, commit, top):
         if not (place / item.path).resolve().is_relative_to(place.resolve()) or not _is_empty(place / item.path):
-            continue  # the run's changes put something else there, or a link in the way
+            continue  # the run's patch put other files or a link at this path
         if item.repository is not None:
             clone(item.repository, place / item.path, item.commit)
             check_out(place / item.path, without_settings=root is None)
@@ -154,22 +156,22 @@ def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
 
 def _mend(top: Path, item: Submodule) -> str:
     place = shlex.quote(item.path)
-    if (top / item.path / ".git").exists():  # it is there, at commits of other times
+    if (top / item.path / ".git").exists():  # the submodule is checked out, but at another commit
         return f"git -C {shlex.quote(str(top / item.path))} fetch origin {item.commit}, then the same command"
     return f"git -C {shlex.quote(str(top))} submodule update --init --recursive {place}, then the same command"
 
 
 def _repositories(outer: Path, name: str, checkout: Path) -> Iterator[Path]:
-    """Where git may keep a submodule: in its checkout, or what it has kept of one that isn't checked out now."""
+    """Yield the places where git may keep a submodule: its checkout, or the folder for submodules not checked out."""
     own = git.common_folder(checkout) if (checkout / ".git").exists() else None
     if own is not None:
         yield own
     if ".." not in Path(name).parts and (kept := outer / "modules" / name.lstrip("/")).is_dir():
-        yield kept  # a commit may say any name
+        yield kept  # the name comes from the commit and may be anything, hence the check above
 
 
 def _names(repository: Path, commit: str) -> dict[str, str]:
-    """Path → the name under which git keeps it, as .gitmodules of a commit says."""
+    """Return path → git's name for the submodule, from .gitmodules of a commit."""
     listed = _answer(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS)
     rows = [row.partition("\n") for row in listed.split("\0") if row]
     return {path: key.removeprefix("submodule.").removesuffix(".path") for key, _, path in rows}
@@ -180,6 +182,6 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _answer(repository: Path, *words: str) -> str:
-    """git's answer, '' where it refuses."""
+    """Return git's output, '' on failure."""
     done = git.git(repository, *words, env=git.without_checkout(repository), errors="surrogateescape")
     return done.stdout if done is not None and done.code == 0 else ""

@@ -1,4 +1,4 @@
-"""A run and its reproduction compared: weights, metrics and steps, then what may have made them differ."""
+"""Compare a run with its reproduction: weights, metrics and steps, then possible causes of differences."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from trainers.contract import run_folder
 _STEPS = ("steps", "epochs")
 _COMPARED = ("weights_sha256", *_STEPS)
 _OF_SCRIPT = "outputs/"
-_BESIDES = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that nobody said are results
-_LOGS = (".jsonl", ".log", "training_args.bin")  # they and TensorBoard's hold the times at which they were written
+_BESIDES = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that weren't declared as results
+_LOGS = (".jsonl", ".log", "training_args.bin")  # these and TensorBoard files contain time stamps
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
 _TIME = re.compile(
     rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|eta|throughput|fps"
     rf"|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
     rf"|(it|steps?|tokens?|samples?|images?)/{_UNIT})$"
 )
-"""A metric, a field or a column that is a time or a rate by its name: no two runs have it alike."""
+"""Matches names of metrics, fields or columns that are times or rates, which differ between any two runs."""
 _SHOWN = 8  # names in a line
-_RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
+_RANKS = ("nnodes", "world_size")  # not compared with trainer.shards, where any number gives the same weights
 _SEEDS = {"seed", "program.args.seed"}
-_FEWEST = 3  # runs that have a spread
+_FEWEST = 3  # runs needed for a spread
 _ACCURACY = "test/accuracy"
 _REACH = 2 * math.sqrt(2)
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
@@ -48,14 +48,17 @@ _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide not
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why.
+    """The result of a comparison.
 
-    ``compared``: what stands for the weights; of a script they are its outputs. ``besides``: files that a script left
-    in its working directory, as checkpoints or on other hosts; where some of them differ, as they may hold times, the
-    rest decides, and without a rest nothing is decided. ``times``: metrics that were left out,
-    as they are times or rates or the user said so. ``nothing``: the run has left nothing that could differ.
-    ``hardware``: in what it was computed otherwise, so that bits can't be compared; ``reach`` says then which metrics
-    can be, and by how much each may differ.
+    - ``outcome``: differences in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` give
+      possible causes.
+    - ``compared``: what stands for the weights; for a script, its outputs.
+    - ``besides``: a script's files in its working directory, checkpoints or on other hosts. They may contain times, so
+      if some differ, the rest decides; without a rest, nothing is decided.
+    - ``times``: metrics that were left out, as times or rates or at the user's request.
+    - ``nothing``: the run left nothing that could differ.
+    - ``hardware``: the difference in hardware that makes bitwise comparison impossible; ``reach`` then holds the
+      allowed difference of each comparable metric.
     """
 
     run: str
@@ -77,17 +80,18 @@ class Verdict:
 
     @property
     def within_spread(self) -> bool:
-        """Whether nothing but bits differs, and these can't be equal: at least one metric was compared, none is far."""
+        """True if only bits differ, which other hardware explains: at least one metric was compared, and none is too
+        far."""
         return not self.reproduced and self.hardware is not None and bool(self.reach) and not self.far
 
     @property
     def near(self) -> tuple[Difference, ...]:
-        """Metrics that differ by no more than they may on other hardware."""
+        """Metrics whose differences are within the allowance for other hardware."""
         return tuple(item for item in self.outcome if _apart(item) <= self.reach.get(item.field, -1.0))
 
     @property
     def far(self) -> tuple[Difference, ...]:
-        """What differs and isn't explained by other hardware: other steps or ranks, a metric beyond its spread."""
+        """Differences that other hardware doesn't explain: steps or ranks, or a metric beyond its allowance."""
         judged = {*_STEPS, *_RANKS, *self.reach}
         return tuple(item for item in self.outcome if item.field in judged and item not in self.near)
 
@@ -100,12 +104,12 @@ def compare(
     hardware: str | None = None,
     reach: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """Field by field: what came out, the parts of the key, and what the hosts had installed.
+    """Compare the outcome, the parts of the key, and the hosts' environments field by field.
 
     Args:
-        ignored: patterns of names of metrics that are not compared.
-        hardware: in what the hosts are known to differ; None: what the two results tell of theirs.
-        reach: by how much a metric may differ on other hardware.
+        ignored: name patterns of metrics that are not compared.
+        hardware: a known difference of the hosts' hardware; None: derived from the two results.
+        reach: metric → allowed difference on other hardware.
     """
     again_result, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
     result = again_result.fields if again_result is not None else {}
@@ -119,7 +123,8 @@ def compare(
         besides, besides_differing = _besides(recipe.folder, recipe.result, again, result)
     decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or same)
     provenance = again.read_json(run_folder.PROVENANCE) or {}
-    nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
+    # The number of nodes is compared in ``outcome``.
+    nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))
     return Verdict(
         run=recipe.folder.key,
         compared=("outputs" if decided else "files") if recipe.result.get("program") else "weights_sha256",
@@ -141,7 +146,7 @@ def compare(
 
 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What came out, by name."""
+    """Return the results by name."""
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
     made = {name: file["sha256"] for name, file in _outputs(result).items()}
     return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
@@ -150,7 +155,7 @@ def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, A
 def _besides(
     first: RunFolder, old: Mapping[str, Any], second: RunFolder, new: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Files of a script that nobody said are results, and those of them that differ. Logs don't count."""
+    """Return a script's undeclared result files, and those of them that differ. Logs don't count."""
     before, after = ({name: file["sha256"] for name, file in _files(result, _BESIDES).items()} for result in (old, new))
     names = sorted({*before, *after})
     differing = [name for name in names if before.get(name) != after.get(name)]
@@ -159,13 +164,13 @@ def _besides(
 
 
 def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
-    """Those of the files (JSON and CSV) that say the same but for times, rates and the place of the run folder."""
+    """Return the JSON and CSV files that are equal except for times, rates and the path of the run folder."""
     names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith((".json", ".csv"))]
     return [name for name in names if (text := _without_times(first, name)) and text == _without_times(second, name)]
 
 
 def _without_times(folder: RunFolder, name: str) -> str | None:
-    """The text of a JSON or CSV file without times; None where it is none."""
+    """Return the text of a JSON or CSV file without times; None if it can't be parsed."""
     try:
         text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
         timeless = (
@@ -183,19 +188,19 @@ def _timeless(value: Any) -> Any:
 
 
 def _timeless_rows(rows: list[list[str]]) -> list[list[str]]:
-    """The first row names the columns."""
+    """Drop the columns whose titles in the first row are times."""
     times = {at for at, title in enumerate(rows[0] if rows else ()) if _TIME.search(title.strip())}
     return [[cell for at, cell in enumerate(row) if at not in times] for row in rows]
 
 
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a script has left in {run}, but for its logs."""
+    """Return a script's files in {run}, without logs."""
     named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
     return {name: file for name, file in named.items() if not name.startswith(_BESIDES)}
 
 
 def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
-    """The files of a result in these folders, but for logs."""
+    """Return the files of a result in these folders, without logs."""
     files = result.get("files") or {}
     named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
     return {
@@ -206,9 +211,9 @@ def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-    """By node rank, not by name: the hosts may be called otherwise here."""
+    """Collect host facts by node rank instead of name, because hosts may have other names here."""
     hosts = _hosts(provenance)[:nodes]
-    ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # a run of an earlier version says nothing
+    ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # runs of earlier versions have no node entries
     by_node = {
         f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _QUIET}
         for rank, host in enumerate(hosts)
@@ -221,7 +226,7 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _apart(item: Difference) -> float:
-    """By how much a metric differs; infinite where it is none, or on one side alone."""
+    """Return the absolute difference of a metric; infinite if it isn't a number on both sides."""
     if not all(isinstance(value, int | float) for value in (item.old, item.new)):
         return math.inf
     apart = abs(item.new - item.old)
@@ -230,11 +235,12 @@ def _apart(item: Difference) -> float:
 
 # -------------------------------------------------------------------------------------- spread of seeds
 def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
-    """Metric → by how much two runs of other seeds differ at most, as a rule: other arithmetic moves a training about
-    as far as another seed. Two of the same spread differ by less than 2√2 of it in about 95 of 100 cases.
+    """Return metric → the usual maximal difference between runs with other seeds.
 
-    By the finished runs in ``runs_dir`` that differ from the run in the seed alone, at least three with itself. Where
-    there are fewer, of the test accuracy alone: by the number of images that it was counted on.
+    Other arithmetic moves a training about as far as another seed. Two values of the same spread differ by less than
+    2√2 of it in about 95 of 100 cases. The spread comes from the finished runs in ``runs_dir`` that differ only in the
+    seed, at least three with the run itself. With fewer runs only the test accuracy has an allowance, from the number
+    of its images.
     """
     values = defaultdict[str, list[float]](list)
     for metrics in _of_seeds(recipe, runs_dir).values():
@@ -243,13 +249,14 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
                 values[name].append(value)
     at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
     if _ACCURACY in values and _ACCURACY not in at_most and (images := _test_images(recipe)):
-        share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)  # neither 0 nor 1
+        # Smoothed, so that the share is neither 0 nor 1.
+        share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)
         at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
     return at_most
 
 
 def _of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, Mapping[str, Any]]:
-    """The metrics of the run and of those that differ from it in the seed alone, by key."""
+    """Return key → metrics of the run and of all runs that differ from it only in the seed."""
     by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
     for key, parts in index.finished_parts(runs_dir).items():
         differing = {item.field for item in differences(recipe.parts, parts)}
@@ -267,7 +274,7 @@ def _test_images(recipe: Recipe) -> int:
 
 # ------------------------------------------------------------------------------------------------- text
 def text(verdict: Verdict) -> str:
-    """The verdict for a terminal."""
+    """Format the verdict for a terminal."""
     lines = []
     if verdict.nothing:
         hint = " (program.outputs=['GLOB'] says which files are results)" if verdict.besides else ""
@@ -308,7 +315,7 @@ def text(verdict: Verdict) -> str:
 
 
 def _of_besides(verdict: Verdict) -> str:
-    """How the files stand of which nobody said that they are results."""
+    """Describe the comparison of the undeclared files."""
     count, differing = len(verdict.besides), verdict.besides_differing
     what = f"{counted(count, 'file')} of its working directory, checkpoints and other hosts"
     if not differing:

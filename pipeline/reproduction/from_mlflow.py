@@ -1,4 +1,4 @@
-"""A run that another machine has made, brought back from its record in MLflow so that it can be made again here."""
+"""Fetch a run that another host made from its MLflow record, so that it can be reproduced here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
-_FETCH_S = 600.0  # mlflow alone takes seconds of a core, on a busy computer minutes
+_FETCH_S = 600.0  # importing mlflow takes seconds of CPU time, on a busy host minutes
 
 
 def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
-    """The run folder, below ``place``, of an MLflow run that another machine has made: what it was made of, its result.
+    """Download recipe and result of an MLflow run made on another host; return its run folder below ``place``.
 
     Raises:
-        UsageError: the store knows no such run (nor does ``runs_dir``), or it is none of Paceline's.
+        UsageError: neither the store nor ``runs_dir`` has such a run, or it isn't one of Paceline's.
         PacelineError: the store doesn't answer, or the run has not finished.
     """
     store = f"MLflow at {tracking.shown(uri)}"
@@ -53,7 +53,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
 
 
 def _conclude(folder: RunFolder, run_id: str) -> None:
-    """result.json, which is written after the record. Raises PacelineError: the run hasn't finished."""
+    """Recreate result.json, which is written after the record. Raises PacelineError: the run hasn't finished."""
     entries, summary = journal.read(folder.journal), folder.read_summary()
     if not entries or entries[-1].state is not State.FINISHED or summary is None:
         state = f"it ended {entries[-1].state}" if entries else "as far as its record goes, it has not ended"

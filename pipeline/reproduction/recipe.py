@@ -1,8 +1,8 @@
-"""What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
+"""The recipe of a finished run, and its code restored: the commit in a separate checkout, with the run's patch.
 
-The user's checkout is never touched; submodules come from the git folders that it has of them. Where the clone lacks
-the commit, an exported run brings it along. A run that was made outside of a repository has no commit: the copy
-of its code in the run folder is what ran, and the rest (conf/, dodo.py) is the project's as it is now.
+The user's checkout is never touched; submodules come from its local git folders. If the clone lacks the commit, an
+exported run contains it. A run made outside of a repository has no commit: its code is the copy in the run folder, and
+the rest (conf/, dodo.py) is the project's current state.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
-_LARGEST_COPIED = 1 << 20  # bytes of a file of a project without a repository: code and settings are smaller
+_LARGEST_COPIED = 1 << 20  # bytes per file of a project without a repository; code and settings are smaller
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is known of a finished run: everything that is needed to make it again."""
+    """Everything that is needed to repeat a finished run."""
 
     folder: RunFolder
     result: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def commit(self) -> str | None:
-        """None: it was made outside of a repository, or in one without a commit."""
+        """The commit; None if the run was made outside of a repository or in one without a commit."""
         return self.provenance.get("git_commit")
 
 
@@ -55,17 +55,17 @@ def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError
 
 
 def read(folder: RunFolder, root: Path) -> Recipe:
-    """What the folder says, after its parts were compared with each other and with the key.
+    """Read the recipe, after its parts were checked against each other and the key.
 
     ``root`` is the project.
 
     Raises:
-        PacelineError: the run isn't finished, or its patch is lost, or it has neither a commit nor a copy of its code.
+        PacelineError: the run isn't finished, its patch is missing, or it has neither a commit nor a copy of its code.
         AlteredError: a part isn't what was written.
     """
     result, key = folder.read_result(), folder.read_key()
     provenance, config = folder.read_json(run_folder.PROVENANCE), folder.read_json(run_folder.CONFIG)
-    if result is None:  # of a key that another run was accepted for, the weights are to be that one's
+    if result is None:  # if another run was accepted for this key, its weights are expected
         result, _ = acceptance.standing(folder)
     if result is None:
         raise PacelineError(
@@ -96,8 +96,8 @@ def read(folder: RunFolder, root: Path) -> Recipe:
 def checkout(
     recipe: Recipe, *, root: Path, place: Path, keep: bool, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
-    """The project's folder at the run's commit with its patch applied, and with the code that the run itself kept."""
-    shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
+    """Yield the project's folder at the run's commit, with its patch applied and the run's own copies of code."""
+    shutil.rmtree(place, ignore_errors=True)  # left by a killed call
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         known = recipe.commit is not None and git.has_commit(root, recipe.commit)
@@ -111,7 +111,8 @@ def checkout(
         elif (why := git.refusal(root)) is not None:
             raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
-            old = recipe.folder.path / "source.tar"  # of exports up to November 2026: nothing bound it to the commit
+            # Exports up to November 2026 had this file, which can't be verified against the commit.
+            old = recipe.folder.path / "source.tar"
             unused = f"; {old.name} of its archive isn't used, as nothing proves it" if old.exists() else ""
             raise PacelineError(
                 f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root}){unused}",
@@ -135,8 +136,10 @@ def checkout(
 
 
 def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
-    """The project's small files as they are now, without hidden ones, environments and results: a run without a commit
-    needs its conf/ and dodo.py."""
+    """Copy the project's current small files (conf/, dodo.py) for a run without a commit.
+
+    Hidden files, environments and results are left out.
+    """
     folders = (recipe.config.get("paths") or {}).values()
     results = {place.absolute(), *((root / str(path)).absolute() for path in folders)}
     for here, names, files in os.walk(root):
@@ -158,14 +161,14 @@ def _apply(recipe: Recipe, place: Path, *, is_foreign: bool) -> None:
 
 
 def _inside(path: Path, place: Path) -> Path:
-    """The path. Raises PacelineError: a link of the commit or of the patch, or ``..``, leads out of ``place``."""
+    """Return the path. Raises PacelineError: a link of the commit or patch, or ``..``, leaves ``place``."""
     if not path.resolve().is_relative_to(place.resolve()):
         raise PacelineError(f"{path} leads out of the checkout of the run's code, to {path.resolve()}")
     return path
 
 
 def _from_snapshot(recipe: Recipe, project: Path, place: Path) -> list[str]:
-    """Put the run's own copy of its code in place where the commit and the patch have none or another; their names."""
+    """Restore the run's own copies of code files that differ from commit and patch; return their names."""
     restored = []
     for name, path in _copies(recipe):
         target = project / name
@@ -177,13 +180,13 @@ def _from_snapshot(recipe: Recipe, project: Path, place: Path) -> list[str]:
 
 
 def _of_another_version(recipe: Recipe, project: Path) -> list[str]:
-    """Files of an installed Paceline that aren't what the run had: only installing that version brings them back."""
+    """Return files of an installed Paceline that differ from the run's; only installing that version restores them."""
     copies = ((name, path) for name, path in _copies(recipe) if _is_installed(name, project))
     return [name for name, path in copies if not _are_equal(places.HOME / name, path)]
 
 
 def _copies(recipe: Recipe) -> Iterator[tuple[str, Path]]:
-    """The files of the run's key that its folder has a copy of."""
+    """Yield the files of the run's key that its folder has a copy of."""
     for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
         name = path.relative_to(recipe.folder.code).as_posix()
         if name in recipe.parts["code"]:
@@ -191,7 +194,7 @@ def _copies(recipe: Recipe) -> Iterator[tuple[str, Path]]:
 
 
 def _is_installed(name: str, project: Path) -> bool:
-    """Whether a file of the snapshot is of a Paceline that isn't the project's own: no part of its commit."""
+    """Return True if a snapshot file belongs to an installed Paceline and so isn't part of the project's commit."""
     return name.partition("/")[0].removesuffix(".py") in places.MODULES and places.code_of(project) != project
 
 
@@ -201,7 +204,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
     path = recipe.folder.path.absolute() / run_folder.CHANGES
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # a copy of a project is no repository
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # a copied project is no repository
     done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
     if done is None or done.code != 0:
         why = done.stderr.strip() if done else "git is missing"

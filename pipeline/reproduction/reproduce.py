@@ -1,6 +1,6 @@
-"""A finished run made again from its provenance, in a checkout of its own, and compared: weights and metrics.
+"""Repeat a finished run from its provenance in a separate checkout, and compare weights and metrics.
 
-The training runs from that checkout into a folder of its own, and the checkout is removed again.
+The training runs from that checkout into its own runs folder; the checkout is removed afterwards.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
 WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
-"""What a reproduction may be told anew: none of it counts in the key, but for how the ranks are spread."""
+"""Settings that a reproduction may change. None counts in the key, except the topology of ranks."""
 FOLDER = ".reproduced"
-_ADDRESSES = ("ssh_config", "hostfile")  # files of the cluster group, relative to the project
+_ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
 _MIRROR = "cluster.checkpoint_mirror"
 
 Say = Any
@@ -52,15 +52,15 @@ Say = Any
 def reproduce(
     folder: RunFolder, *, root: Path, work: Path, data_dir: Path, overrides: Sequence[str], keep: bool, say: Say
 ) -> Verdict:
-    """Make the run again below ``work`` and compare.
+    """Repeat the run below ``work`` and compare.
 
     Args:
-        root: the project, whose repository has the run's commit (or the folder is of an archive that brings it).
-        overrides: what this time says of WHERE; each replaces what the run was told of the same field or group.
+        root: the project, whose repository has the run's commit (or the folder comes from an archive that has it).
+        overrides: new values for fields of WHERE; each replaces the run's override of the same field or group.
         keep: leave the checkout of the run's code in ``work``.
 
     Raises:
-        PacelineError: the run can't be made again, or the training failed; the text says what is missing.
+        PacelineError: the run can't be repeated, or the training failed; the text says what is missing.
     """
     recipe = read(folder, root)
     _say_what_differs(recipe, say)
@@ -72,7 +72,7 @@ def reproduce(
         stack.enter_context(_alone(work, say))
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
-        shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
+        shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
         source = _source(recipe, overrides, (root, project))
         _check_data(recipe, source, data_dir, say)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
@@ -89,16 +89,17 @@ def reproduce(
 
 
 def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
-    """In what this computer differs from the one that the run was made on. Of other hosts that is known when they have
-    been asked: from what both results tell."""
+    """Describe how this host differs from the run's host.
 
+    None with another cluster: its hosts are compared after the training, from the two results.
+    """
     if any(_name(word) == "cluster" for word in given):
         return None
     return arithmetic.other_than_here(recipe.result, hardware())
 
 
 def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:
-    """Metrics that aren't compared: as this call says, else as the run was told."""
+    """Return the metrics that aren't compared: from this call, else from the run's configuration."""
     typed = [word.partition("=")[2] for word in given if _name(word) == IGNORED]
     if typed:
         return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
@@ -112,7 +113,7 @@ def _origin(recipe: Recipe) -> str:
 
 
 def _say_what_differs(recipe: Recipe, say: Say) -> None:
-    """Before anything is done: what is installed otherwise, and what of the code nobody kept."""
+    """Report differences in the environment, and code that wasn't kept, before the training starts."""
     for item in _environment_changes(recipe):
         say(f"  environment  {item}")
     for name in recipe.provenance.get("left_out", ()):
@@ -125,15 +126,21 @@ def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: S
 
 
 def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
-    """`doit train` by the run's own code, in its checkout; the exit code."""
-    command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]  # doit takes a bare a=b for a variable
+    """Run `doit train` with the run's own code in its checkout; return the exit code."""
+    command = [
+        sys.executable,
+        "-m",
+        "doit",
+        f"--db-file={database}",
+        "train",
+    ]  # --db-file first, because doit treats a bare a=b as a variable
     environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
     with Interruptible():
         return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment)
 
 
 def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
-    """The run that the training has left below ``work``. Raises TrainingError: there is none."""
+    """Return the run that the training left below ``work``. Raises TrainingError: there is none."""
     made = [RunFolder(path.parent) for path in (work / "runs").glob("*/result.json")]
     if code != 0 or len(made) != 1:
         raise TrainingError(
@@ -146,7 +153,7 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
 
 @contextmanager
 def _alone(work: Path, say: Say) -> Iterator[None]:
-    """One reproduction of a run at a time: they share a folder."""
+    """Allow one reproduction of a run at a time, because they share a folder."""
     work.mkdir(parents=True, exist_ok=True)
     lock = FileLock(work.parent / f"{work.name}.lock")
     with waiting(say, "waiting for another command that makes this run again"):
@@ -161,7 +168,7 @@ def _alone(work: Path, say: Say) -> Iterator[None]:
 def _overrides(
     recipe: Recipe, given: Sequence[str], *, root: Path, project: Path, source: str | None
 ) -> list[str]:  # fmt: skip
-    """The run's own words; what says where is taken from this call, and files of the checkout by absolute path."""
+    """Return the run's own overrides, with locations from this call and absolute paths to files of the project."""
     overridden = {_name(word) for word in given}
     words = _own_words(recipe, overridden)
     words += [word for word in given if _is_of(word, ("cluster",))]
@@ -171,19 +178,19 @@ def _overrides(
         words = [*(word for word in words if not _is_of(word, ("init.sha256",))), f"init.sha256={sha256}"]
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
-        words.append(f"{_MIRROR}=null")  # what is made again doesn't go on from a checkpoint
+        words.append(f"{_MIRROR}=null")  # a reproduction must not resume from a checkpoint
     for name in _ADDRESSES:
         if not overridden & {"cluster", f"cluster.{name}"}:
             file = (recipe.config.get("cluster") or {}).get(name)
-            if file and not (project / Path(file).expanduser()).exists():  # a lab's ssh_config is no source
+            if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
                 words.append(f"cluster.{name}={_quoted(str(root / file))}")
     return words
 
 
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
-    """The run's words without those that set something in ``overridden``.
+    """Return the run's overrides without those that set something in ``overridden``.
 
-    A variable of this process stands in for a secret of its name.
+    Masked secrets are replaced by references to environment variables of the same name.
     """
     anew = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
@@ -192,7 +199,10 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
 
 
 def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
-    """Raises PacelineError: a secret of the run, which no file keeps, is neither given anew nor a variable here."""
+    """Check that all secrets of the run, which no file stores, are given again or set as variables.
+
+    Raises PacelineError.
+    """
     overridden = {_name(word) for word in given}
     source = (recipe.config.get("dataset") or {}).get("source")
     words = [
@@ -211,19 +221,20 @@ def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
 
 
 def _name(word: str) -> str:
-    """``cluster.env`` of ``+cluster.env=…``, ``cluster`` of ``cluster=…`` and ``~cluster``."""
+    """Return the field of an override: ``cluster.env`` for ``+cluster.env=…``, ``cluster`` for ``~cluster``."""
     return word.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def _is_of(word: str, names: Sequence[str]) -> bool:
-    """Whether it sets one of ``names`` or something inside it: ``cluster.hosts`` is inside ``cluster``."""
+    """Return True if the override sets one of ``names`` or a field inside it (``cluster.hosts`` is inside
+    ``cluster``)."""
     return any(f"{_name(word)}.".startswith(f"{name}.") for name in names)
 
 
 def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Where the data comes from: as this call says, else as the run was configured; a path becomes absolute.
+    """Return the source of the data: from this call, else from the run's configuration; paths become absolute.
 
-    ``roots``: a relative path is taken from the first of them that has it (the patch may have brought it along).
+    ``roots``: a relative path starts at the first of them that has it (the patch may contain it).
     """
     sources = [word.partition("=")[2] for word in given if _name(word) == "dataset.source"]
     source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
@@ -236,8 +247,7 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
 
 
 def _of_step(recipe: Recipe, source: str, root: Path) -> str:
-    """Where the output of the step lies that the data came from. Raises PacelineError: it isn't made as it was."""
-
+    """Return the output of the step that the data came from. Raises PacelineError: its current state differs."""
     words = _own_words(recipe, ())
     where = f"paths.runs={_quoted(str(recipe.folder.path.parent))}"
     step = steps.of(source, compose.resolve(compose.compose_config([*words, where])), root)
@@ -251,13 +261,13 @@ def _of_step(recipe: Recipe, source: str, root: Path) -> str:
 
 
 def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
-    """The run's data, found or fetched, and the weights that it starts from. Raises PacelineError: gone, or others."""
+    """Find or fetch the run's data and initial weights. Raises PacelineError: missing, or different."""
     _keep_initial_weights(recipe, data_dir)
     wanted = str(recipe.parts["data"])
     try:
         dataset = train_config({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
     except (UsageError, KeyError):
-        return  # another version's fields: its own code looks for the data
+        return  # fields of another version: the run's own code finds the data
     lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
     hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
@@ -272,13 +282,13 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) ->
 
 
 def _initial_sha256(recipe: Recipe) -> str | None:
-    """Of the weights that the run started from; None: they were fresh."""
+    """Return the sha256 of the initial weights; None for a fresh initialization."""
     sha256 = (recipe.config.get("init") or {}).get("sha256")
     return str(sha256) if sha256 else None
 
 
 def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
-    """Put them where the run that is made again looks first. Raises PacelineError: they are altered, or gone."""
+    """Store the initial weights where the repeated run looks first. Raises PacelineError: altered, or missing."""
     sha256 = _initial_sha256(recipe)
     if sha256 is None or weights.kept(sha256, data_dir) is not None:
         return
@@ -294,14 +304,16 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
 
 
 def _quoted(text: str) -> str:
-    """As a Hydra value."""
+    """Quote a Hydra value."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:
-    """What the key says of Python and libraries against what is here."""
+    """Compare Python and libraries of the key with those installed here."""
     old = dict(recipe.parts.get("environment") or {})
-    host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}  # of its hosts, and so of these
+    host_versions = (recipe.config.get("cluster") or {}).get(
+        "environment"
+    ) or {}  # versions on the hosts override the controller's
     new = {
         **content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}),
         **host_versions,
@@ -310,12 +322,11 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
-    """How the ranks will be spread otherwise than they were; to be told before hours of training."""
-
+    """Compare the coming topology of ranks with the run's, before hours of training."""
     try:
         resolved = with_ranks(compose.resolve(compose.compose_config(words)), root)
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
-        return []  # another version's words: the run's own code checks them
+        return []  # overrides of another version: the run's own code checks them
     now = content_key.topology(cluster, resolved["trainer"].get("shards", 0))
     return differences({"topology": recipe.parts.get("topology")}, {"topology": now})
