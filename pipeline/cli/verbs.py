@@ -1,4 +1,7 @@
-"""The verbs: what each is for, its own ``name=value`` words, and examples. `doit help VERB` shows all of it."""
+"""The verbs: what each is for, its options and examples.
+
+This table drives parsing (pipeline.cli.words.verb_flags), help, tab completion and docs/commands.md.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,27 @@ from typing import NamedTuple
 
 
 class Option(NamedTuple):
-    """A word of a verb's own, ``name=value``: the form of its value, and what it does."""
+    """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``.
+
+    Attributes:
+        value: the form of its value; the flag of one with ``1``, ``0`` or ``save`` takes none.
+        meaning: what it does.
+        flag: the name of its flag where help shows another than the option's own; both are understood.
+        short: a flag of one letter.
+        stands_for: what it is replaced by: an option of doit's own (``-a``), another verb (``plan``) or a field of the
+            configuration (``sweep.slots``).
+    """
 
     value: str
     meaning: str
+    flag: str = ""
+    short: str = ""
+    stands_for: str = ""
 
 
-RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
+RUN = Option("KEY", "a run: its key, the beginning of it, or last, the newest; default: the run of the overrides")
+NEWEST = Option("KEY", "a run: its key, the beginning of it, or last; default without overrides: the newest")
+FILE = Option("FILE", "the file to write", flag="output")
 JSON = Option("1", "the same as JSON, for programs (docs/json.md)")
 
 
@@ -35,7 +52,8 @@ class Verb(NamedTuple):
         is_done: a function of ``commands.finished``: whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
         answers: its output is all that is wanted, without a line of doit's.
-        takes_paths: whether bare words behind it are files and folders, or what ``bare`` calls them.
+        takes_paths: whether it takes any number of bare arguments: files, folders, keys or names.
+        bare: its bare arguments, as the usage line shows them; by default the form of the option ``run``.
         goes_on: whether it goes on when nobody reads its output any more (`| head`).
     """
 
@@ -53,31 +71,31 @@ class Verb(NamedTuple):
     after: tuple[str, ...] = ()
     answers: bool = False
     takes_paths: bool = False
-    bare: str = "PATH"
+    bare: str = ""
     goes_on: bool = False
 
 
-_SWEEP = Option("NAME", "the trials of a sweep")
+_SWEEP = Option("NAME", "the trials of a sweep; its name as a bare argument means the same")
 
 COMPARING: Mapping[str, Verb] = {
     "report": Verb(
         module="compare",
         answers=True,
         takes_paths=True,
-        bare="KEY",
+        bare="[KEY|SWEEP …]",
         summary="results of a sweep or of runs, as a table and a self-contained page",
         details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. "
         "The page is written to runs/reports, together with a certificate (doit verify).",
         options={
-            "sweep": Option("NAME", "the sweep; default: the newest"),
+            "sweep": Option("NAME", "a sweep, as a bare argument too; default: the newest"),
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
-            "file": Option("FILE", "the file to write"),
+            "file": FILE,
         },
         examples=(
             "report",
-            "report --sweep 5bb24236b1de --json",
+            "report 5bb24236b1de --json",
             "report 495e1d",
-            "report model=resnet18 --file nets.html",
+            "report model=resnet18 --output nets.html",
         ),
         shows_groups=False,
         shares_batch=False,
@@ -87,11 +105,12 @@ COMPARING: Mapping[str, Verb] = {
         module="reproduce",
         answers=True,
         takes_paths=True,
-        bare="FILE",
+        bare="KEY|FILE …",
         summary="check a certificate, and whether its run still matches it",
-        details="A certificate contains its own digest: it proves integrity, not authorship. If the run's folder is"
-        " present, its files, code and data are hashed too. Exit code 1: altered; 3: not a certificate.",
-        examples=("verify runs/reports/495e1d67c76d.certificate.json",),
+        details="KEY stands for the certificate that doit report KEY wrote. A certificate contains its own digest: "
+        "it proves integrity, not authorship. If the run's folder is present, its files, code and data are hashed too. "
+        "Exit code 1: altered; 3: not a certificate.",
+        examples=("verify 495e1d", "verify runs/reports/495e1d67c76d.certificate.json"),
         shows_groups=False,
         shares_batch=False,
     ),
@@ -99,7 +118,7 @@ COMPARING: Mapping[str, Verb] = {
         module="compare",
         answers=True,
         takes_paths=True,
-        bare="KEY",
+        bare="[KEY|SWEEP …]",
         summary="what differs between runs, compared with the spread over seeds",
         details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. "
         "Runs that differ only in their seed form one configuration; the first one is compared with the "
@@ -110,7 +129,7 @@ COMPARING: Mapping[str, Verb] = {
             "metric": Option("NAME,…", "only these metrics"),
             "markdown": Option("1", "as tables in Markdown"),
         },
-        examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare --sweep 5bb242"),
+        examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare 5bb242"),
         shows_groups=False,
         shares_batch=False,
         chooses=True,
@@ -119,17 +138,17 @@ COMPARING: Mapping[str, Verb] = {
         module="compare",
         answers=True,
         takes_paths=True,
-        bare="KEY",
+        bare="[KEY|SWEEP …]",
         summary="plot a metric with its spread over seeds",
         details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
         options={
             "metric": Option("NAME", "default: val/accuracy, or the first metric of a script"),
             "x": Option("step|epoch|minutes", "default: step"),
             "log": Option("1", "a logarithmic axis of values"),
-            "file": Option("FILE", "write a picture: .svg, .png or .pdf"),
+            "file": Option("FILE", "write a picture: .svg, .png or .pdf", flag="output"),
             "sweep": _SWEEP,
         },
-        examples=("plot 495e1d cf0848 --metric train/loss --log", "plot experiment=quickstart --file curves.pdf"),
+        examples=("plot 495e1d cf0848 --metric train/loss --log", "plot experiment=quickstart --output curves.pdf"),
         shows_groups=False,
         shares_batch=False,
         chooses=True,
@@ -148,12 +167,12 @@ RECORDING: Mapping[str, Verb] = {
         module="records",
         answers=True,
         takes_paths=True,
-        bare="KEY IMAGE",
+        bare="[KEY] IMAGE …",
         summary="classify image files with the network of a finished run",
         details="The network is that of doit publish, with the run's own normalisation. Images are turned, cut and "
         "resized as doit fetch does it for dataset=folder. The first word is the run's key, or last.",
         options={
-            "run": Option("KEY", "the run; default: the first word, or the newest"),
+            "run": Option("KEY", "the run; default: the newest"),
             "top": Option("N", "how many classes of each image are shown (3)"),
         },
         examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json"),
@@ -177,7 +196,7 @@ RECORDING: Mapping[str, Verb] = {
     "ui": Verb(
         module="records",
         takes_paths=True,
-        bare="KEY",
+        bare="[KEY …]",
         summary="open MLflow to compare the runs",
         details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",
         options={
@@ -207,9 +226,12 @@ RECORDING: Mapping[str, Verb] = {
 }
 
 _DETACH = Option("1", "start it and return: it goes on without this terminal; doit status, wait, logs and stop find it")
+_STEPS_AT_ONCE = Option("N", "so many independent steps at once", stands_for="-n")
+_FORCE = Option("1", "repeat a finished run, and compare the two", stands_for="-a")
 _SWEEP_FLAGS = {
     "detach": _DETACH,
     "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
+    "n": Option("N", "so many trials at once on the same hosts (sweep.slots=N)", stands_for="sweep.slots"),
     "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
     "fork": Option("1", "if a sweep of that name differs, start another one (NAME-2)"),
 }
@@ -270,20 +292,25 @@ _VERBS: Mapping[str, Verb] = {
         details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
         "shows the mark. doit reproduce proves the run.",
         options={
-            "run": Option("KEY", "the finished run; without it the nearest one"),
+            "run": Option("KEY", "the finished run: its key, the beginning of it, or last; default: the nearest one"),
             "undo": Option("1", "withdraw the acceptance"),
         },
-        examples=("accept experiment=quickstart", "accept experiment=quickstart --undo"),
+        examples=(
+            "accept experiment=quickstart",
+            "accept cf0848 experiment=quickstart",
+            "accept experiment=quickstart --undo",
+        ),
     ),
     "step": Verb(
         module="steps",
         answers=True,
         takes_paths=True,
+        bare="[NAME …]",
         summary="run your own steps and what they need; without a name: their state",
-        details="PATH is the name of a step (conf/step/NAME.yaml). A step runs again only if its command or "
-        "function, inputs, parameters or code change. Its outputs are in runs/steps. doit -n 4 step NAME … "
-        "runs independent steps in parallel. See docs/steps.md.",
-        examples=("step", "step clean", "step clean step.clean.args.rate=0.3"),
+        details="NAME is that of a step (conf/step/NAME.yaml). A step runs again only if its command or "
+        "function, inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
+        options={"n": _STEPS_AT_ONCE},
+        examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3"),
         shares_batch=False,
     ),
     "dag": Verb(
@@ -300,12 +327,14 @@ _VERBS: Mapping[str, Verb] = {
         is_done="is_trained",
         after=("fetch",),
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
-        details="A finished run is not repeated; `doit -a train` repeats it and compares. The same command takes up "
+        details="A finished run is not repeated; --force repeats it and compares. The same command takes up "
         "what still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
         "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
             "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
             "detach": _DETACH,
+            "dry_run": Option("1", "only show what would run, and why (doit plan)", stands_for="plan"),
+            "force": _FORCE,
         },
         examples=(
             "train experiment=quickstart",
@@ -362,7 +391,7 @@ _VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. The time is that of the "
-        "training. Of more than 200 runs the sizes are shown only with sort=size or --json.",
+        "training. Of more than 200 runs the sizes are shown only with --sort size or --json.",
         options={
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
@@ -395,7 +424,7 @@ _VERBS: Mapping[str, Verb] = {
             "checkpoints": Option("1", "only the checkpoints of finished runs; weights and results stay"),
             "hosts": Option("1", "instead of runs: what ended attempts have left on the cluster's hosts"),
             "steps": Option("1", "instead of runs: outputs of your steps that nothing needs any more"),
-            "yes": Option("1", "don't ask"),
+            "yes": Option("1", "don't ask", short="y"),
         },
         examples=(
             "clean",
@@ -412,11 +441,9 @@ _VERBS: Mapping[str, Verb] = {
     "status": Verb(
         module="status",
         answers=True,
-        takes_paths=True,
-        bare="KEY",
         summary="progress of a run, and the steps that are running",
         options={
-            "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
+            "run": NEWEST._replace(value="KEY|SWEEP"),
             "watch": Option("1", "follow it, or the running sweep, to its end; Ctrl-C does not stop it"),
         },
         examples=("status", "status cf0848", "status --watch"),
@@ -425,44 +452,39 @@ _VERBS: Mapping[str, Verb] = {
     "triage": Verb(
         module="status",
         answers=True,
-        takes_paths=True,
-        bare="KEY",
         summary="what failed of a run, where, the evidence and the next command",
         details="At most a thousand tokens, for people and for agents (--json).",
-        options={"run": Option("KEY", "the run; default: the newest")},
+        options={"run": NEWEST},
         examples=("triage", "triage cf0848 --json"),
         shows_groups=False,
     ),
     "wait": Verb(
         module="status",
         answers=True,
-        takes_paths=True,
-        bare="KEY",
         summary="wait until a run or a sweep has ended; exit code 0: it finished",
         options={
-            "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
-            "sweep": Option("NAME", "this sweep instead of a run"),
+            "run": NEWEST._replace(value="KEY|SWEEP"),
+            "sweep": Option("NAME", "a sweep instead of a run, as a bare argument too"),
         },
-        examples=("wait", "wait cf0848", "wait --sweep 5bb242 --json"),
+        examples=("wait", "wait cf0848", "wait 5bb242 --json"),
         shows_groups=False,
     ),
     "logs": Verb(
         module="status",
         answers=True,
-        takes_paths=True,
-        bare="KEY",
         summary="the output of the hosts of a run",
         options={
-            "run": Option("KEY", "the run (or just its key); default without overrides: the newest"),
+            "run": NEWEST,
             "host": Option("NAME", "only this host"),
             "step": Option("NAME", "the output of this step of yours instead of a run"),
-            "follow": Option("1", "the newest lines, and further ones until the run has ended"),
+            "follow": Option("1", "the newest lines, and further ones until the run has ended", short="f"),
         },
         examples=("logs", "logs cf0848 --host node1", "logs --follow", "logs --step clean"),
         shows_groups=False,
     ),
     "reproduce": Verb(
         module="reproduce",
+        bare="KEY|ID|FILE",
         summary="repeat a finished run from its provenance and compare",
         details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and"
         " steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
@@ -480,9 +502,9 @@ _VERBS: Mapping[str, Verb] = {
         options={
             "run": RUN,
             "weights": Option("1", "include the final weights"),
-            "to": Option("FILE", "the archive; default: runs/exports/KEY.tar.gz"),
+            "to": Option("FILE", "the archive; default: runs/exports/KEY.tar.gz", flag="output"),
         },
-        examples=("export 495e1d --weights --to /tmp/run.tar.gz",),
+        examples=("export 495e1d --weights --output /tmp/run.tar.gz",),
         shares_batch=False,
         shows_groups=False,
     ),
@@ -540,11 +562,12 @@ _VERBS: Mapping[str, Verb] = {
     "sync": Verb(
         module="hosts",
         takes_paths=True,
+        bare="[PATH …]",
         summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
         "installs requirements.lock on hosts that lack it. PATH … are files and folders of this computer "
         "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then "
-        "hashes what it has. Nothing is deleted there without delete=1.",
+        "hashes what it has. Nothing is deleted there without --delete.",
         options={
             "to": Option("FOLDER", "an absolute folder on the hosts instead of cluster.workdir/folders"),
             "check": Option("1", "only show what differs; change nothing"),
@@ -560,7 +583,7 @@ _VERBS: Mapping[str, Verb] = {
     ),
     "lab": Verb(
         module="hosts",
-        summary="simulated SSH hosts on this computer: hosts=2 starts two",
+        summary="simulated SSH hosts on this computer: --hosts 2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",
         options={"hosts": Option("N", "start a lab of so many hosts"), "down": Option("1", "remove it")},
         examples=("lab --hosts 2", "lab --down"),

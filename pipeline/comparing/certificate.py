@@ -32,6 +32,8 @@ KIND = "paceline certificate"
 OF_RUNS = "paceline certificate of runs"
 """Kind of a certificate of several runs: full entries of finished runs, and the states of the others."""
 VERSION = 1
+FOLDER, SUFFIX = "reports", ".certificate.json"
+"""Where `doit report` writes below the folder of runs, and how a certificate's name ends."""
 _REPRODUCED, _WITHIN, _OTHERWISE = "reproduced", "within the spread, on other hardware", "not reproduced"
 _RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
 _ORIGIN = ("git_commit", "git_dirty", "patch_sha256", "lock_sha256", "python")

@@ -155,7 +155,7 @@ def _named(config: RunConfig, root: Path) -> Start:
         try:
             return of_run(index.find(config.runs_dir, text), init.said)
         except UsageError as error:
-            raise UsageError(error.what.replace(f"run={text}", init.said), hint=error.hint) from error
+            raise UsageError(error.what.replace(text, init.said, 1), hint=error.hint) from error
     raise UsageError(f"{init.said}: there is no file {path}{_near(path)}", hint="a file, an address, or a run's key")
 
 

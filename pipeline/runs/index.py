@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.documents import DamagedError
-from pipeline.core.errors import UsageError, os_reason, suggestion
+from pipeline.core.errors import UsageError, os_reason
+from pipeline.core.errors import nearest as nearest_word
 from pipeline.core.specs import LAST, State
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
@@ -39,6 +40,8 @@ _OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
 """A folder with either of them is one: where a finished run has lost its key, that is said."""
 _LISTED = (run_folder.KEY, run_folder.CONFIG)
 """The targets that a list chooses by."""
+_MOST_NAMED = 12
+"""How many keys an error lists."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -76,17 +79,35 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     """
     if named == LAST:
         return _newest(runs_dir)
-    keys = list(_keys(runs_dir))
-    matches = [key for key in keys if named and key.startswith(named)]
+    keys = sorted(_keys(runs_dir))
+    matches = beginning_with(runs_dir, named)
     if not matches and is_mlflow_id(named):
         matches = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
     if len(matches) > 1:
-        raise UsageError(f"run={named} is the beginning of {len(matches)} keys: {', '.join(sorted(matches))}")
+        shown = ", ".join(matches[:_MOST_NAMED])
+        more = f" and {len(matches) - _MOST_NAMED} more" if len(matches) > _MOST_NAMED else ""
+        raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}{more}", hint="doit runs")
     if not matches:
-        raise UsageError(f"run={named}: no such run under {runs_dir}; {suggestion(named, keys)}")
+        raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_nearest(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
+
+
+def beginning_with(runs_dir: Path, named: str) -> list[str]:
+    """The keys of the runs that begin with ``named``."""
+    return sorted(key for key in _keys(runs_dir) if named and key.startswith(named))
+
+
+def _nearest(named: str, keys: Sequence[str]) -> str:
+    """The key whose beginning is most like ``named``, and what there is."""
+    if len(keys) <= _MOST_NAMED:
+        valid = f"valid: {', '.join(keys) if keys else '(none)'}"
+    else:
+        valid = f"doit runs lists the {len(keys)} that there are"
+    beginnings = {key[: len(named)]: key for key in keys}
+    close = nearest_word(named, beginnings)
+    return f"did you mean {beginnings[close]}? {valid}" if close else valid
 
 
 def _newest(runs_dir: Path) -> RunFolder:

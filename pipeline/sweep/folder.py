@@ -15,7 +15,7 @@ from pipeline.core import documents
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.specs import State
+from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.expand import Space, configuration_digest
@@ -257,22 +257,31 @@ def every(runs_dir: Path) -> list[SweepFolder]:
 
 
 def find(runs_dir: Path, named: str | None) -> SweepFolder:
-    """Return the sweep whose name starts with ``named``; None: the latest. Raises UsageError: none or several match."""
+    """Return the sweep whose name starts with ``named``; None or ``last``: the latest.
+
+    Raises UsageError: none or several match.
+    """
     known = every(runs_dir)
     names = [folder.name for folder in known]
-    if named is None:
+    if named is None or (named == LAST and LAST not in names):
         if not names:
             raise UsageError(
                 f"no sweep under {runs_dir / FOLDER} yet",
                 hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
             )
         return known[-1]
-    matches = [named] if named in names else [name for name in names if named and name.startswith(named)]
+    matches = beginning_with(runs_dir, named)
     if len(matches) == 1:
         return SweepFolder(runs_dir / FOLDER / matches[0])
     if matches:
-        raise UsageError(f"sweep={named} is the beginning of {len(matches)} names: {', '.join(sorted(matches))}")
-    raise UsageError(f"sweep={named}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
+        raise UsageError(f"{named} is the beginning of {len(matches)} sweeps: {', '.join(sorted(matches))}")
+    raise UsageError(f"{named or repr(named)}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
+
+
+def beginning_with(runs_dir: Path, named: str) -> list[str]:
+    """The names of the sweeps that begin with ``named``; of one that is called so exactly its name alone."""
+    names = [folder.name for folder in every(runs_dir)]
+    return [named] if named in names else [name for name in names if named and name.startswith(named)]
 
 
 def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:

@@ -50,25 +50,18 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     """
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
-    folders = [_named(runs_dir, key) for key in named]
+    folders = [index.find(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
         folders = _having(current, words, folders or _all(runs_dir))
     elif not folders:
         raise UsageError(
-            f"which runs? doit {current.invocation.verb} takes keys (or their first digits), sweep=NAME, or overrides",
+            f"which runs? doit {current.invocation.verb} takes keys or their beginnings, a sweep's name, or overrides",
             hint=f"doit {current.invocation.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
         )
     if not folders:
         raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")
     return [reading.read(folder) for folder in {folder.key: folder for folder in folders}.values()]
-
-
-def _named(runs_dir: Path, key: str) -> RunFolder:
-    try:
-        return index.find(runs_dir, key)
-    except UsageError as error:  # it speaks of run=KEY
-        raise UsageError(error.what.removeprefix("run="), hint=error.hint) from error
 
 
 def _all(runs_dir: Path) -> list[RunFolder]:
@@ -97,7 +90,7 @@ def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]
 
 def compare() -> None:
     """Raises UsageError: no run is meant, or none has a metric that was asked for."""
-    current = session()
+    current = trials.with_sweep(session())
     options = current.invocation.options
     groups = in_order(chosen(current, current.invocation.paths), current.invocation.paths)
     wanted = [name for name in options.get("metric", "").split(",") if name]
@@ -126,13 +119,13 @@ _MOST = 8  # curves that can be told apart
 
 def plot() -> None:
     """Raises UsageError: no run is meant, none has such a curve, or a kind of file that there is none of."""
-    options = session().invocation.options
+    current = trials.with_sweep(session())
+    options, named = current.invocation.options, current.invocation.paths
     axis = options.get("x", "step")
     if axis not in curves.AXES:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
     log, target = is_on(options, "log"), _picture_file(options.get("file"))
-    runs = chosen(session(), session().invocation.paths)
-    metric, bands, more = bands_of(runs, options.get("metric"), axis, named_runs=session().invocation.paths)
+    metric, bands, more = bands_of(chosen(current, named), options.get("metric"), axis, named_runs=named)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
         _write_picture(target, bands, metric, axis, log=log)
@@ -195,17 +188,16 @@ def _write_picture(target: Path, bands: list[Band], metric: str, axis: str, *, l
     try:
         write_atomic(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
     except OSError as error:
-        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint="file=<another path>") from error
+        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint="--output <another path>") from error
     say(relative(target))
 
 
-_FOLDER = "reports"
 _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
 def report() -> None:
     """Of a sweep (the newest, if nothing is named) the table too. Raises UsageError, PacelineError."""
-    current = session()
+    current = trials.with_sweep(session())
     options = current.invocation.options
     form = options.get("format", "html")
     if form not in _SUFFIXES:
@@ -344,7 +336,7 @@ def _page_file(current: Session, name: str, form: str) -> Path:
     option = current.invocation.options.get("file")
     if option is not None:
         return _output_file(option)
-    return current.config.runs_dir / _FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
+    return current.config.runs_dir / certificate.FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
 
 
 def _write_page(target: Path, text: str) -> None:
@@ -353,7 +345,7 @@ def _write_page(target: Path, text: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text)
     except OSError as error:
-        hint = f"file=<another path>; or {write_hint(error, target.parent)}"
+        hint = f"--output <another path>; or {write_hint(error, target.parent)}"
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
@@ -366,5 +358,5 @@ def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> 
         states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in page.absent}
         others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
         text, name = certificate.of_runs(page.title, finished, others, ROOT), page_file.stem
-    target = page_file.with_name(f"{name}.certificate.json")
+    target = page_file.with_name(f"{name}{certificate.SUFFIX}")
     return replaceable_path(target, "the certificate") if page_file.parent.is_dir() else target, text

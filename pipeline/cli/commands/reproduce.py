@@ -119,12 +119,12 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
         names = ", ".join(sorted(near))
         raise UsageError(
             f"{len(near)} finished runs are as near, each with {counted(len(differing), 'difference')}: {names}",
-            hint=f"the same command with run=KEY, for example run={key}, which differs in:\n{lines}",
+            hint=f"the same command with a key, for example doit accept {key} …, which differs in:\n{lines}",
         )
     if any(item.part in _NEEDS_WORD for item in differing):
         raise UsageError(
             f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
-            hint=f"the same command with run={key}, if that is meant",
+            hint=f"the same command with that key, doit accept {key} …, if that is meant",
         )
 
 
@@ -189,11 +189,11 @@ def verify() -> None:
     """
     current = session()
     if not current.invocation.paths:
-        raise UsageError("which file? doit verify takes certificates", hint="doit report KEY writes one")
+        raise UsageError("which run? doit verify takes keys and certificates", hint="doit report KEY writes one")
     wrong: list[PacelineError] = []
     for word in current.invocation.paths:
         try:
-            _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
+            _verify(current, _certificate_of(current, word))
         except PacelineError as error:
             wrong.append(error)
     if wrong:
@@ -201,6 +201,22 @@ def verify() -> None:
         for other in others:
             note(f"ERROR: {other}")
         raise first
+
+
+def _certificate_of(current: Session, word: str) -> Path:
+    """The file of that name; of a run's key or its beginning, the certificate that doit report has written.
+
+    Raises UsageError: there is neither, or several runs have keys that begin so.
+    """
+    path = Path(os.path.abspath(clone.started_in() / expanded(word, word)))  # noqa: PTH100
+    runs_dir = current.config.runs_dir
+    if path.exists() or path.suffix or "/" in word:
+        return path
+    key = index.find(runs_dir, word).key
+    written = runs_dir / certificate.FOLDER / f"{key}{certificate.SUFFIX}"
+    if not written.exists():
+        raise UsageError(f"run {key} has no certificate: there is no {relative(written)}", hint=f"doit report {key}")
+    return written
 
 
 def _verify(current: Session, path: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.core import documents, locks
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.redact import hide
-from pipeline.core.specs import UNDER_WAY, LogLine, State
+from pipeline.core.specs import LAST, UNDER_WAY, LogLine, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import shown as as_line
 from pipeline.live.pictures import RunPicture, first_state
@@ -41,7 +41,11 @@ _LOG_BYTES = 1 << 16
 def status() -> None:
     """A run, and before it the steps that are being made, unless a run is named; of a sweep under way its trials."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
-    is_named = "run" in invocation.options or bool(invocation.paths)
+    named = invocation.options.get("run")
+    is_named = named is not None
+    if named is not None and trials.names_sweep(runs_dir, named):
+        _status_of_sweep(sweeps.find(runs_dir, named), watches=is_on(invocation.options, "watch"))
+        return
     step_lines = [] if is_named else steps.under_way(runs_dir)
     for line in step_lines:
         say(line)
@@ -67,6 +71,12 @@ def status() -> None:
     say(run_status.status(folder))
     if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
         say(f"  bits     unverified here, finished on other arithmetic: {other}")
+
+
+def _status_of_sweep(folder: SweepFolder, *, watches: bool) -> None:
+    if watches and is_under_way(folder):
+        watch_sweep(folder)
+    trials.show(folder, as_json=answers.wanted())
 
 
 def watch(folder: RunFolder) -> None:
@@ -96,9 +106,11 @@ def watch_sweep(folder: SweepFolder) -> None:
 
 def wait() -> None:
     """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials of it failed."""
-    name = session().invocation.options.get("sweep")
+    options, runs_dir = session().invocation.options, session().config.runs_dir
+    named = options.get("run")
+    name = named if named is not None and trials.names_sweep(runs_dir, named) else options.get("sweep")
     if name is not None:
-        _wait_for_sweep(sweeps.find(session().config.runs_dir, name))
+        _wait_for_sweep(sweeps.find(runs_dir, name))
         return
     folder = _named_or_newest()
     with waiting(note, f"waiting for run {folder.key}"):
@@ -164,12 +176,8 @@ def _names_no_run() -> bool:
 def _named_or_newest() -> RunFolder:
     """The run that a key or the overrides name; with neither the one that something happened to last.
 
-    Raises UsageError: there is none, or several are named."""
+    Raises UsageError: there is none."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
-    if invocation.paths:
-        if len(invocation.paths) > 1 or "run" in invocation.options:
-            raise UsageError(f"one run at a time, not {' and '.join(invocation.paths)}", hint="doit runs")
-        return index.find(runs_dir, invocation.paths[0])
     if "run" in invocation.options or not _names_no_run():
         return session().folder()
     rows = index.rows(runs_dir)
@@ -184,8 +192,7 @@ def _named_or_newest() -> RunFolder:
 def triage() -> None:
     """Raises UsageError: no such run."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
-    named = invocation.options.get("run") or next(iter(invocation.paths), "last")
-    found = examined(index.find(runs_dir, named))
+    found = examined(index.find(runs_dir, invocation.options.get("run", LAST)))
     if answers.wanted():
         answers.answer(found)
         return

@@ -8,10 +8,11 @@ from pathlib import Path
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import say, say_folded, width
-from pipeline.cli.session import session
+from pipeline.cli.session import Session, session
 from pipeline.core import locks
+from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError, nonfinite_note
@@ -20,6 +21,28 @@ from pipeline.sweep import report as tables
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.report import TrialResult
 from pipeline.sweep.schedule import Ended
+
+
+def with_sweep(current: Session) -> Session:
+    """The session itself; a bare argument that names a sweep and no run is from now on what ``sweep=`` says.
+
+    Raises UsageError: several sweeps are named.
+    """
+    paths, options = current.invocation.paths, current.invocation.options
+    named = [word for word in paths if names_sweep(current.config.runs_dir, word)]
+    if not named:
+        return current
+    known = [*named, *([options["sweep"]] if "sweep" in options else [])]
+    if len(known) > 1:
+        raise UsageError(f"one sweep, not {' and '.join(known)}", hint=f"doit {current.invocation.verb} KEY …")
+    keys = tuple(word for word in paths if word not in named)
+    current.invocation = current.invocation._replace(paths=keys, options={**options, "sweep": named[0]})
+    return current
+
+
+def names_sweep(runs_dir: Path, word: str) -> bool:
+    """Whether a bare argument is the beginning of a sweep's name, and of no run's key."""
+    return not index.beginning_with(runs_dir, word) and bool(folders.beginning_with(runs_dir, word))
 
 
 def show_chosen() -> None:

@@ -1,4 +1,4 @@
-"""A verb's own options as flags, and a run by its bare key: ``stop cf0848 --json`` becomes ``stop run=cf0848 json=1``.
+"""A verb's options as flags, and a run by its bare key: ``stop cf0848 --json`` becomes ``stop run=cf0848 json=1``.
 
 The table of verbs says which options there are; overrides stay Hydra's words, and doit's own options stand before the
 verb. What isn't translated here is left for pipeline.cli.words.flags, which refuses it.
@@ -16,8 +16,8 @@ from pipeline.core.specs import LAST
 
 SWITCHES = ("1", "0", "save")
 """Values that a flag stands for by itself: ``--watch``, ``--no-data``, ``--baseline``."""
-_OTHER_NAMES = {"output": ("file", "to")}
-_KEY = re.compile(rf"[0-9a-f]{{3,32}}|{LAST}")  # of a run, the beginning of one, or the id of an MLflow run
+_KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # of a run, the beginning of one, or the id of an MLflow run
+_SHORT = re.compile(r"-\w(\d*)")  # -f, -n 4, -n4
 _LITERAL = ("torchrun", "run")  # what follows these is a script's command line
 
 
@@ -28,65 +28,87 @@ def as_words(argv: Sequence[str]) -> list[str]:
         argv: the words after ``doit``.
 
     Raises:
-        UsageError: a flag that needs a value stands without one.
+        UsageError: a flag that needs a value stands without one, or two runs are named where a verb takes one.
     """
     at = next((number for number, word in enumerate(argv) if word in VERBS or word in _LITERAL), len(argv))
     if at == len(argv) or any(word in _LITERAL for word in argv):
         return [*argv]
     before, verb, rest = [*argv[:at]], argv[at], [*argv[at + 1 :]]
-    words: list[str] = []
+    becomes, words, keys = verb, list[str](), list[str]()
     while rest:
         word = rest.pop(0)
-        if word == "--force" and VERBS[verb].is_done:
-            before.append("-a")  # doit's own: do it although it is done
-        elif word == "--dry-run" and verb == "train":
-            verb = "plan"
-        elif word == "-f" and verb == "logs":
-            words.append("follow=1")
-        elif word == "-n" and verb in ("step", "sweep") and rest:
-            before += ["-n", rest.pop(0)]  # doit's own: so many at once
-        elif word.startswith("--") and (named := named_by(word, verb)):
-            words.append(_set(word, *named, rest, verb))
+        if found := named_by(word, verb):
+            name, option = found
+            value = _value(word, option, rest, verb)
+            if option.stands_for and option.value in SWITCHES and value.lower() in ("0", "false", "no"):
+                continue
+            if option.stands_for in VERBS:
+                becomes = option.stands_for
+            elif option.stands_for.startswith("-"):
+                before += [option.stands_for] if option.value in SWITCHES else [option.stands_for, value]
+            else:
+                words.append(f"{option.stands_for or name}={value}")
         elif _names_run(word, verb):
+            keys.append(word)
             words.append(f"run={word}")
         else:
             words.append(word)
-    return [*before, verb, *words]
+    if keys and len(named := [word.removeprefix("run=") for word in words if word.startswith("run=")]) > 1:
+        raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(named)}", hint="doit runs")
+    left_out = VERBS[verb].options.keys() - VERBS[becomes].options.keys()
+    return [*before, becomes, *(word for word in words if word.partition("=")[0] not in left_out)]
 
 
-def named_by(flag: str, verb: str) -> tuple[str, Option] | None:
+def named_by(word: str, verb: str) -> tuple[str, Option] | None:
     """The verb's option that a flag stands for: its name in the table, and what the table says of it."""
-    typed = flag[2:].partition("=")[0].replace("-", "_")
-    options = {name.replace(".", "_"): (name, option) for name, option in VERBS[verb].options.items()}
-    negated = typed.removeprefix("no_")
-    for name in (typed, *_OTHER_NAMES.get(typed, ())):
-        if name in options:
-            return options[name]
-    return options[negated] if negated in options and options[negated][1].value == "0" else None
+    options = VERBS[verb].options
+    if word.startswith("--"):
+        typed = word[2:].partition("=")[0].replace("_", "-")
+        return next((item for item in options.items() if typed in _flags(*item)), None)
+    if word.startswith("-"):
+        return next((item for item in options.items() if _is_short(word, *item)), None)
+    name = word.partition("=")[0]  # the old form, of what nothing but a flag's translation would carry out
+    return (name, options[name]) if "=" in word and name in options and options[name].stands_for else None
 
 
 def spelt(name: str, option: Option) -> str:
-    """An option as help shows it: ``--watch``, ``--metric NAME,…``."""
-    flag = name.replace(".", "-").replace("_", "-")
+    """An option as help shows it: ``--watch``, ``--metric NAME,…``, ``-n N``."""
+    flag = _flags(name, option)[0]
+    dashed = f"-{flag}" if len(flag) == 1 else f"--{flag}"
+    return dashed if option.value in SWITCHES else f"{dashed} {option.value}"
+
+
+def _flags(name: str, option: Option) -> tuple[str, ...]:
+    """The names of its flag, without dashes; the first is the one that help shows."""
+    own = name.replace(".", "-").replace("_", "-")
     if option.value == "0":
-        return f"--no-{flag}"
-    return f"--{flag}" if option.value in SWITCHES else f"--{flag} {option.value}"
+        return (f"no-{own}",)
+    return (option.flag, own) if option.flag else (own,)
 
 
-def _set(flag: str, name: str, option: Option, rest: list[str], verb: str) -> str:
-    _, equals, value = flag.partition("=")
-    if equals:
-        return f"{name}={value}"
-    if option.value in SWITCHES:
-        return f"{name}={option.value}"
-    if not rest or rest[0].startswith("--"):
-        raise UsageError(f"{flag} of doit {verb} needs a value: {spelt(name, option)}", hint=f"doit help {verb}")
-    return f"{name}={rest.pop(0)}"
+def _is_short(word: str, name: str, option: Option) -> bool:
+    short, match = option.short or (name if len(name) == 1 else ""), _SHORT.fullmatch(word)
+    return bool(short) and match is not None and word[1] == short and not (match[1] and option.value in SWITCHES)
+
+
+def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
+    """What the option is set to; taken out of ``rest``, the words behind it, where it stands there."""
+    flag, equals, value = typed.partition("=")
+    if match := _SHORT.fullmatch(typed):
+        flag, equals, value = typed[:2], match[1], match[1]
+    if not equals and option.value in SWITCHES:
+        return option.value
+    if not equals and rest and not rest[0].startswith("--"):
+        value = rest.pop(0)
+    if not value.strip():
+        form = option.value if option.value not in SWITCHES else "1 or 0"
+        raise UsageError(f"{flag} of doit {verb} needs a value: {flag} {form}", hint=f"doit help {verb}")
+    return value
 
 
 def _names_run(word: str, verb: str) -> bool:
-    """Whether a bare word behind a verb is a run's key; `doit reproduce` takes an archive's path as well."""
+    """Whether a bare word behind a verb is a run's key; where that may also be a sweep or a file, any word is."""
     known = VERBS[verb]
     if "run" not in known.options or known.takes_paths or is_override(word) or word.startswith("-"):
         return False
-    return word not in VERBS and (_KEY.fullmatch(word) is not None or verb == "reproduce")
+    return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in known.options["run"].value)
