@@ -1,6 +1,6 @@
 """The verbs: what each is for, its options and examples.
 
-This table drives parsing (pipeline.cli.words.verb_flags), help, tab completion and docs/commands.md.
+This table drives parsing (pipeline.cli.words.verb_flags), help and tab completion.
 """
 
 from __future__ import annotations

@@ -118,10 +118,10 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evaluate", "run=nope"), "run=nope: no such run"),
-        pytest.param(("record", "run=nope"), "run=nope: no such run", marks=pytest.mark.long),
+        (("evaluate", "run=nope"), "nope: no such run"),
+        pytest.param(("record", "run=nope"), "nope: no such run", marks=pytest.mark.long),
         (("reproduce", f"run={'a' * 300}"), ": no such run"),
-        (("reproduce", "run=~nobody-here/x"), "run=~nobody-here/x: no such run"),
+        (("reproduce", "run=~nobody-here/x"), "~nobody-here/x: no such run"),
         *(
             pytest.param(("sweep", *TINY, f"sweep.name={name}"), said, marks=pytest.mark.long)
             for name, said in (
@@ -131,7 +131,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
         ),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),
-        (("evaluate", "3f92a0"), "run=3f92a0: no such run"),
+        (("evaluate", "3f92a0"), "3f92a0: no such run"),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),
     ],
 )

@@ -287,7 +287,7 @@ def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
 
 def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
-    assert "run=ffff: no such run" in trained.doit("reproduce", "run=ffff", code=3)
+    assert "ffff: no such run" in trained.doit("reproduce", "run=ffff", code=3)
     assert "takes no 'seed=1'" in trained.doit("reproduce", f"run={key}", "seed=1", code=3)
     folder = trained.root / "runs" / key
     patch, provenance, result = (folder / name for name in ("changes.patch", "provenance.json", "result.json"))

@@ -35,6 +35,7 @@ def test_a_certificate_is_checked_with_its_run_and_without(
     checked = "key, code, 9 files, figures (not the data, which isn't here)"
     assert f"whole, and run {certified.name[:12]} is what it says: {checked}" in said
     assert "not who wrote it" in said
+    assert verified(tmp_path, certified.name[:6]) == said
     elsewhere = verified(tmp_path / "nowhere", str(certified))
     assert f"Run {certified.name[:12]} isn't here, so nothing else was checked" in elsewhere
 
@@ -234,5 +235,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path, verified: Printed) -> 
     trained(tmp_path)
     with pytest.raises(UsageError, match=r"x\.json can't be read: No such file"):
         verified(tmp_path, str(tmp_path / "x.json"))
-    with pytest.raises(UsageError, match="which file"):
+    with pytest.raises(UsageError, match=r"has no certificate: there is no .*\n  try: doit report \w{12}"):
+        verified(tmp_path, "last")
+    with pytest.raises(UsageError, match="which run"):
         verified(tmp_path)

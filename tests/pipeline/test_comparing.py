@@ -194,7 +194,7 @@ def test_words_choose_as_in_doit_runs_and_a_sweep_by_its_name(tmp_path: Path, co
         found = data(compared, tmp_path, *words)["configurations"]
         return [run["key"] for group in found for run in group["runs"]]
 
-    assert keys("sweep=tun") == [folder.key for folder in folders[:2]]
+    assert keys("sweep=tun") == keys("tun") == [folder.key for folder in folders[:2]]
     assert sorted(keys("experiment=quickstart", "seed=1")) == sorted(folders[at].key for at in (1, 4))
     assert sorted(keys("optimizer.lr=9.0")) == [folders[6].key]
     assert keys(folders[3].key[:7], folders[3].key) == [folders[3].key]

@@ -248,7 +248,7 @@ def test_a_run_is_found_by_the_beginning_of_its_key(finished: RunFolder) -> None
     assert [(row.key, row.state, row.accuracy) for row in runs.rows(finished.path.parent)] == [
         (KEY.short, "FINISHED", 0.5)
     ]
-    with pytest.raises(UsageError, match="run=zz: no such run"):
+    with pytest.raises(UsageError, match="zz: no such run"):
         runs.find(finished.path.parent, "zz")
 
 

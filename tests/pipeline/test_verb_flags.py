@@ -21,7 +21,7 @@ from tests.pipeline import finished_folder as folder
         ("stop cf0848", "stop run=cf0848"),
         ("evaluate last --json", "evaluate run=last json=1"),
         ("reproduce 495e1d.tar.gz --keep", "reproduce run=495e1d.tar.gz keep=1"),
-        ("status cf0848 --watch", "status cf0848 watch=1"),
+        ("status cf0848 --watch", "status run=cf0848 watch=1"),
         ("plot --metric train/loss --output=x.pdf", "plot metric=train/loss file=x.pdf"),
         ("export cf0848 --output x.tar.gz", "export run=cf0848 to=x.tar.gz"),
         ("sync --no-data --to /x notebooks", "sync data=0 to=/x notebooks"),
@@ -30,7 +30,11 @@ from tests.pipeline import finished_folder as folder
         ("train --preflight-deep seed=1", "train preflight.deep=1 seed=1"),
         ("train --force seed=1", "-a train seed=1"),
         ("train --dry-run seed=1", "plan seed=1"),
+        ("train force=1 dry_run=0 seed=1", "-a train seed=1"),
         ("step clean -n 4", "-n 4 step clean"),
+        ("sweep -n2 seed=0,1", "sweep sweep.slots=2 seed=0,1"),
+        ("logs -f", "logs follow=1"),
+        ("wait my-sweep", "wait run=my-sweep"),
         ("train --epochs 3 beef=1", "train --epochs 3 beef=1"),
         ("torchrun --nproc-per-node 2 train.py --json --run x", "torchrun --nproc-per-node 2 train.py --json --run x"),
         ("plan torchrun train.py --json", "plan torchrun train.py --json"),
@@ -52,6 +56,11 @@ def test_every_option_of_every_verb_has_a_flag() -> None:
 def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
     with pytest.raises(UsageError, match=r"^--metric of doit plot needs a value: --metric NAME\n  try: doit help plot"):
         verb_flags.as_words(["plot", "--metric", "--log"])
+
+
+def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
+    with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n  try: doit runs"):
+        verb_flags.as_words(["stop", "cf0848", "495e1d"])
 
 
 @pytest.mark.slow

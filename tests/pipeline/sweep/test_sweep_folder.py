@@ -145,8 +145,8 @@ def test_a_sweep_is_found_by_the_beginning_of_its_name_or_as_the_latest(root: Pa
     with pytest.raises(UsageError, match="no sweep under"):
         find(tmp_path, None)
     folder = begun(root, tmp_path, space(root, "seed=0,1"))
-    assert find(tmp_path, None) == find(tmp_path, folder.name[:3]) == folder
-    with pytest.raises(UsageError, match="sweep=zz: no such sweep"):
+    assert find(tmp_path, None) == find(tmp_path, "last") == find(tmp_path, folder.name[:3]) == folder
+    with pytest.raises(UsageError, match="zz: no such sweep"):
         find(tmp_path, "zz")
 
 
