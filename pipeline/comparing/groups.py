@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,13 @@ class Group:
         return " ".join(f"{name}={short_value(value)}" for name, _, value in pairs) or self.first.what
 
     @property
+    def brief(self) -> str:
+        """The distinguishing settings in few words: ``lr 0.1, global_batch_size 32``."""
+        pairs = dict(word.partition("=")[::2] for word in self.words)
+        names = short_names([*pairs])
+        return ", ".join(f"{names[name]} {short_value(value)}" for name, value in pairs.items()) or self.first.what
+
+    @property
     def reservation(self) -> str:
         """The reason why nothing may be claimed about its figures, or ''."""
         if self.n == 0:
@@ -125,6 +133,19 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     names = sorted({name for fields in known for name in fields} - set(SEEDS))
     differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
     return [name for name in differing if not name.startswith(f"{ORDER}.") or _is_reordered(name, known)]
+
+
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """Return field → its last word (``optimizer.lr`` → ``lr``), with the word before it where that isn't enough."""
+    last = Counter(_short(name, 1) for name in fields)
+    short = {name: _short(name, 1 if last[_short(name, 1)] == 1 else 2) for name in fields}
+    same = Counter(short.values())
+    return {name: word if same[word] == 1 else name for name, word in short.items()}
+
+
+def _short(name: str, words: int) -> str:
+    """Return the last words of a field; of ``model.name``, which chooses the option of a group, ``model``."""
+    return ".".join(name.removesuffix(".name").split(".")[-words:])
 
 
 def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:

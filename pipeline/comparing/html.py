@@ -16,8 +16,10 @@ from markupsafe import Markup
 from pipeline.comparing import drawing, tables
 from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
+from pipeline.comparing.groups import short_names
 from pipeline.comparing.pages import hosts, time_text, verdict_text
 from pipeline.comparing.report import Report
+from pipeline.runs.contents import short_value
 from pipeline.sweep.report import MINIMIZE
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -51,7 +53,10 @@ def html(report: Report) -> str:
         against=report.comparison.against[:_MOST_AGAINST],
         hosts=hosts(report),
         packages=_packages(report),
-        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows],
+        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
+        names=short_names([row.name for row in report.fields]),
+        short=short_value,
+        several=any(group.n > 1 for group in report.groups),
         verdict=verdict_text,
     )
 

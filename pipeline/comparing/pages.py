@@ -56,7 +56,8 @@ def verdict_text(verdict: Mapping[str, Any] | None) -> str:
 
 def markdown(report: Report) -> str:
     """Render the report without pictures."""
-    lines = [f"# {tables.escaped(report.title)}", "", f"{report.summary}; made {time_text(report.unix_time)}.", ""]
+    about = f"{tables.escaped(report.subject)}: {report.summary}; made {time_text(report.unix_time)}."
+    lines = [f"# {tables.escaped(report.title)}", "", about, "", tables.escaped(report.conclusion), ""]
     lines += [*tables.fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
     lines += ["", tables.markdown(report.comparison)]
     if report.failures or report.absent:
@@ -76,6 +77,8 @@ def as_json(report: Report) -> dict[str, Any]:
     """Return the report as data, with the curves."""
     return {
         "title": report.title,
+        "subject": report.subject,
+        "conclusion": report.conclusion,
         "why": list(report.why),
         "command": report.command,
         "unix_time": report.unix_time,

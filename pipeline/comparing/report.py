@@ -9,14 +9,24 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.comparing import curves as curving
+from pipeline.comparing import tables
 from pipeline.comparing.charts import COLOURS, Line, Node
 from pipeline.comparing.curves import Band
-from pipeline.comparing.differing import Comparison, compare
-from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
+from pipeline.comparing.differing import Comparison, Row, compare
+from pipeline.comparing.groups import (
+    Group,
+    differing_fields,
+    flat_config,
+    grouped,
+    letters,
+    metrics_of,
+    short_names,
+    shown,
+)
 from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core import program
 from pipeline.core.redact import hide
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, first_of
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
@@ -27,6 +37,9 @@ _MOST_CHARTS = 8
 _MOST_BOXES = 10  # per column of a graph
 _MOST_AXES = 7
 _MOST_FIELDS = 20  # listed differences from the nearest run
+_MOST_COLUMNS = 6  # differing fields with a column of their own
+_MOST_NAMED = 3  # differing fields in a title
+_IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # said by a run's ``what``
 _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
@@ -45,7 +58,8 @@ class Report:
     """A report.
 
     Attributes:
-        title: the subject, in a few words.
+        title: what was run, in a few words.
+        subject: ``Sweep NAME``, ``Run KEY`` or ``3 runs``.
         why: the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run.
         command: the command line that creates the same report.
         unix_time: when the report was created.
@@ -59,6 +73,7 @@ class Report:
     """
 
     title: str
+    subject: str
     why: tuple[str, ...]
     command: str
     unix_time: float
@@ -87,6 +102,16 @@ class Report:
         return [*usual, *(name for name in self.comparison.metrics if name not in usual)]
 
     @property
+    def fields(self) -> tuple[Row, ...]:
+        """The differing fields that each have a column in tables of configurations; empty if they are too many."""
+        rows = self.comparison.parts.get("configuration", ())
+        return rows if len(rows) <= _MOST_COLUMNS else ()
+
+    @property
+    def conclusion(self) -> str:
+        return tables.conclusion(self.comparison, self.by, self.direction)
+
+    @property
     def failures(self) -> list[ComparedRun]:
         return [run for run in self.runs if run.failure]
 
@@ -103,7 +128,7 @@ def report(
     runs: Sequence[ComparedRun],
     rows: Mapping[str, Sequence[MetricsRow]],
     *,
-    title: str,
+    subject: str,
     why: Sequence[str],
     command: str,
     unix_time: float,
@@ -120,7 +145,8 @@ def report(
     bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
     axes, lines = _parallel(groups, by)
     return Report(
-        title=title,
+        title=title_of(groups),
+        subject=subject,
         why=tuple(why),
         command=command,
         unix_time=unix_time,
@@ -134,6 +160,21 @@ def report(
         lines=lines,
         absent=tuple(absent),
     )
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Return what was run: ``digits small_cnn sgd: lr × global_batch_size``, or a single run's settings."""
+    run = groups[0].first
+    common = [word for word in run.what.split() if all(word in group.first.what.split() for group in groups)]
+    head = " ".join(common) or counted(len(groups), "configuration")
+    names = [*short_names(differing_fields([group.first for group in groups])).values()]
+    if names:
+        return f"{head}: {' × '.join(names) if len(names) <= _MOST_NAMED else first_of(names, _MOST_NAMED)}"
+    if len(groups) == 1 and len(groups[0].runs) == 1:
+        words = [word for word in run.overrides if word.lstrip("+").partition("=")[0] not in _IN_WHAT]
+        return " ".join((head, *set_apart(words, run.config)))
+    seeds = {repr(one.seed) for group in groups for one in group.runs}
+    return f"{head}, {counted(len(seeds), 'seed')}"
 
 
 def best_first(
@@ -213,33 +254,40 @@ def _axis_value(value: Any) -> float | str | None:
 
 # ----------------------------------------------------------------------------------------------- graph
 def _graph(groups: Sequence[Group]) -> list[Node]:
-    """Return the boxes of the graph: data and initial weights, a training and evaluation per configuration, the
-    report."""
+    """Return the boxes of the graph: data and initial weights, training and evaluation, the report.
+
+    Configurations made from the same boxes share one box of training, which counts them.
+    """
     nodes: dict[str, Node] = {}
-    ends: list[str] = []
-    for group in groups[:_MOST_BOXES]:
-        needs = _sources(group.first, nodes)
-        state = "done" if group.n == len(group.runs) else "failed" if any(run.failure for run in group.runs) else "todo"
-        runs = group.first.key if len(group.runs) == 1 else f"{group.n} of {counted(len(group.runs), 'run')}"
-        brief = " ".join(set_apart(group.words, group.first.config)) or group.title
-        train = Node(name=f"train {group.label}", lines=(f"{group.label} {brief}", runs), state=state, needs=needs)
-        nodes[train.name] = train
-        ends.append(_evaluated(train, group, nodes))
-    if rest := groups[_MOST_BOXES:]:
-        sources = dict.fromkeys(name for group in rest for name in _sources(group.first, nodes))
-        done = sum(group.n > 0 for group in rest)
-        lines = (f"{len(rest)} more", f"configurations, {done} done")
-        nodes["more"] = Node(name="more", lines=lines, needs=tuple(sources))
-        ends.append("more")
+    by_sources: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        by_sources.setdefault(_sources(group.first, nodes), []).append(group)
+    folded = [*by_sources.items()]
+    if rest := folded[_MOST_BOXES - 1 :] if len(folded) > _MOST_BOXES else []:
+        sources = dict.fromkeys(name for needs, _ in rest for name in needs)
+        folded = [*folded[: _MOST_BOXES - 1], (tuple(sources), [group for _, some in rest for group in some])]
+    ends = [_trained(needs, some, nodes) for needs, some in folded]
     return [*nodes.values(), Node(name="report", lines=("report", "this page"), state="done", needs=tuple(ends))]
 
 
-def _evaluated(train: Node, group: Group, nodes: dict[str, Node]) -> str:
-    """Return the name of the last box of these runs; scripts have no evaluation."""
-    if not program.of(group.first.config).evaluated:
+def _trained(needs: tuple[str, ...], groups: Sequence[Group], nodes: dict[str, Node]) -> str:
+    """Add the boxes of training and of evaluation (scripts have none); return the name of the last."""
+    first = groups[0]
+    runs = [run for group in groups for run in group.runs]
+    done = sum(group.n for group in groups)
+    state = "done" if done == len(runs) else "failed" if any(run.failure for run in runs) else "todo"
+    count = runs[0].key if len(runs) == 1 else f"{done} of {counted(len(runs), 'run')}"
+    brief = " ".join(set_apart(first.words, first.first.config)) or first.title
+    what = f"{first.label} {brief}" if len(groups) == 1 else counted(len(groups), "configuration")
+    train = Node(name=f"train {first.label}", lines=(f"train {what}", count), state=state, needs=needs)
+    nodes[train.name] = train
+    evaluated = [run for run in runs if program.of(run.config).evaluated]
+    if not evaluated:
         return train.name
-    state = ("done", "done") if group.n else ("to do", "todo")
-    made = Node(name=f"evaluate {group.label}", lines=("evaluate", state[0]), state=state[1], needs=(train.name,))
+    reports = sum(run.counts for run in evaluated)
+    lines = ("evaluate", f"{reports} of {len(evaluated)}" if len(evaluated) > 1 else "done" if reports else "to do")
+    state = "done" if reports == len(evaluated) else "todo"
+    made = Node(name=f"evaluate {first.label}", lines=lines, state=state, needs=(train.name,))
     nodes[made.name] = made
     return made.name
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
-from pipeline.core.tables import counted, in_width, wrapped
+from pipeline.core.tables import counted, first_of, in_width, wrapped
 
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
     f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
     "each by itself: of twenty, about one does so by chance."
 )
+_MOST_NAMED = 4  # configurations named in a sentence
 _INDENT = "  "
 
 
@@ -121,6 +122,47 @@ def claim(against: Against) -> str:
     inside = len(against.differences) - n_larger - len(unknown)
     rest = f"; {inside} within it" + (f", {len(unknown)} without a known spread" if unknown else "")
     return f"{n_larger or 'none'} of {len(against.differences)} differences larger than the spread over seeds{rest}"
+
+
+def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
+    """State in a sentence or two which configuration is the best by ``by``, and which can't be told from it."""
+    first, *others = comparison.groups
+    figure = first.figures.get(by)
+    if figure is None or figure.over is None:
+        return "No figures." if first.n else "No figures: none of these runs is finished."
+    n = f" (n {figure.over.n})" if figure.over.n > 1 or others else ""
+    value = f"{by} {with_spread(figure.over.mean, figure.over.std)}{n}"
+    doubt = f" ({first.reservation})" if first.reservation else ""
+    if not others:
+        return f"{value}{doubt}."
+    if direction is None:
+        why = f"it isn't known whether a larger {by} is better"
+        return f"None is called the best: {why}. {first.label} has {value}{doubt}."
+    near: list[str] = []
+    worse: list[str] = []
+    unknown: dict[str, list[str]] = {}
+    for item in comparison.against:
+        of_by = next((one for one in item.differences if one.metric == by), None)
+        if why := item.reservation or ("no figure" if of_by is None else of_by.unknown):
+            unknown.setdefault(why, []).append(item.label)
+        elif of_by is not None:
+            (worse if of_by.is_larger else near).append(item.label)
+    said = [f"{_named(near)} not distinguishable from it"] if near else []
+    said += [f"{_named(worse)} worse by more than the spread over seeds"] if worse else []
+    said += [f"nothing is claimed about {first_of(labels, _MOST_NAMED)}: {why}" for why, labels in unknown.items()]
+    return f"Best is {first.label} ({first.brief}): {value}{doubt}. {_sentence(said)}".strip()
+
+
+def _named(labels: Sequence[str]) -> str:
+    """Return ``B is``, ``B and C are`` or ``B, C, D and 3 more are``."""
+    if len(labels) > _MOST_NAMED:
+        return f"{first_of(labels, _MOST_NAMED)} are"
+    return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def larger(against: Against) -> list[Difference]:

@@ -14,6 +14,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from pipeline.comparing import report, tables
+from pipeline.comparing.differing import compare
+from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
@@ -105,6 +107,57 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     assert page.all("html") == [{"lang": "en"}]
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        (
+            {0.1: (0.93, 0.94), 0.2: (0.92, 0.94), 0.3: (0.10, 0.11)},
+            "Best is A (lr 0.1): test/accuracy 0.9350 ± 0.0071 (n 2). "
+            "B is not distinguishable from it; C is worse by more than the spread over seeds.",
+        ),
+        (
+            {0.1: (0.9, 0.9), 0.2: (0.9, 0.9)},
+            "Best is A (lr 0.1): test/accuracy 0.9000 ± 0 (n 2). "
+            "Nothing is claimed about B: no spread: all seeds came out the same.",
+        ),
+        (
+            {0.1: (0.9,), 0.2: (0.8,)},
+            "Best is A (lr 0.1): test/accuracy 0.9000 (n 1). Nothing is claimed about B: no spread known (n = 1).",
+        ),
+        ({0.1: (0.9,)}, "test/accuracy 0.9000."),
+    ],
+)
+def test_a_page_begins_with_what_can_be_concluded(
+    tmp_path: Path, reported: Printed, accuracies: dict[float, tuple[float, ...]], said: str
+) -> None:
+    for lr, of_seeds in accuracies.items():
+        for seed, accuracy in enumerate(of_seeds):
+            trained(tmp_path, seed, lr, accuracy=accuracy)
+    text = reported(tmp_path, "dataset=digits", "format=markdown")
+    assert said == text.splitlines()[4].replace("\\", "")
+    assert said == json.loads(reported(tmp_path, "dataset=digits", "json=1"))["data"]["conclusion"]
+
+
+def test_nothing_is_called_the_best_where_no_direction_is_known(tmp_path: Path) -> None:
+    runs = [read(trained(tmp_path, lr=lr, metrics={"margin": lr})) for lr in (0.1, 0.2)]
+    said = tables.conclusion(compare(grouped(runs)), "margin", None)
+    assert (
+        said == "None is called the best: it isn't known whether a larger margin is better. A has margin 0.1000 (n 1)."
+    )
+
+
+def test_a_field_that_varies_has_a_column_and_equal_steps_share_a_box(tmp_path: Path, reported: Printed) -> None:
+    runs = [trained(tmp_path, seed, lr, note=note) for lr in (0.1, 0.2) for note in ("x", "y") for seed in (0, 1)]
+    reported(tmp_path, "dataset=digits", f"file={tmp_path}/page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<h1>digits small_cnn sgd: note × lr</h1>" in text
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', text)
+    assert heads[:5] == ["configuration", "note", "lr", "n", "test/accuracy"]
+    assert "graph: digits dddddddddddd, train 4 configurations 8 of 8 runs, evaluate 8 of 8, report this page" in text
+    reported(tmp_path, runs[0].key, f"file={tmp_path}/page.html")
+    assert "<h1>digits small_cnn sgd lr=0.1 seed=0</h1>" in (tmp_path / "page.html").read_text()
+
+
 def test_a_run_has_a_page_of_its_own_that_says_why_it_was_made(tmp_path: Path, reported: Printed) -> None:
     base, run = trained(tmp_path), trained(tmp_path, 1)
     verdict = {"reproduced": True, "compared": "weights_sha256"}
@@ -141,7 +194,7 @@ def test_values_that_are_no_number_are_gaps_that_are_said(tmp_path: Path, report
 def test_a_report_is_also_markdown_and_json_at_a_place_of_ones_own(tmp_path: Path, reported: Printed) -> None:
     a_sweep(tmp_path)
     markdown = reported(tmp_path, "sweep=tuned", "format=markdown")
-    assert markdown.startswith("# Sweep tuned\n")
+    assert markdown.startswith("# digits small\\_cnn sgd: note × lr\n\nSweep tuned: 4 of 5 runs finished")
     assert "## Not finished" in markdown
     assert "<script>" not in re.sub(r"```.*?```", "", markdown, flags=re.DOTALL).replace("&lt;script>", "")
     assert reported(tmp_path, "seed=0", "format=json", f"file={tmp_path}/r.json") == f"{tmp_path}/r.json\n"
@@ -255,7 +308,7 @@ def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reporte
 
 
 def test_a_script_has_no_evaluation_and_without_data_no_box_of_it(tmp_path: Path, reported: Printed) -> None:
-    for data, graph in (("", "graph: A "), ("d" * 64, " dddddddddddd, A ")):
+    for data, graph in (("", "graph: train A "), ("d" * 64, " dddddddddddd, train A ")):
         run = trained(tmp_path, data=data, program={"name": "script", "script": "a.py"})
         reported(tmp_path, run.key)
         page = (tmp_path / "reports" / f"{run.key}.html").read_text()

@@ -218,7 +218,7 @@ def report() -> None:
     if form != "html" and "file" not in options:
         say(text)
         return
-    target = _page_file(current, subject.name, form)
+    target = _page_file(current, subject.file, form)
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
     certificate = _certificate(target, page, runs) if certifies else None
     _write_page(target, text)
@@ -236,10 +236,10 @@ def _is_of_sweep(current: Session) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What a report is about. ``name`` is that of its file; the other fields are ``comparing.report``'s."""
+    """What a report is about. ``file`` is the name of its file; the other fields are ``comparing.report``'s."""
 
-    name: str
-    title: str
+    file: str
+    subject: str
     command: str
     runs: Sequence[ComparedRun]
     by: str
@@ -252,7 +252,7 @@ def _made(subject: _Subject) -> Report:
     return reports.report(
         subject.runs,
         curves.of_runs(subject.runs),
-        title=subject.title,
+        subject=subject.subject,
         why=subject.why,
         command=subject.command,
         unix_time=time.time(),
@@ -271,8 +271,8 @@ def _of_sweep(current: Session) -> _Subject:
     absent = _absent(sweep, {run.key for run in runs})
     missing = about.total - len(runs) - len(absent)
     return _Subject(
-        name=f"sweep-{sweep.name}",
-        title=f"Sweep {sweep.name}",
+        file=f"sweep-{sweep.name}",
+        subject=f"Sweep {sweep.name}",
         command=reading.command_line("sweep", about.words),
         runs=runs,
         by=about.by,
@@ -287,10 +287,11 @@ def _of_runs(current: Session) -> _Subject:
     runs = chosen(current, current.invocation.paths)
     if len(runs) > 1:
         command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
-        return _Subject(name=_selection(runs), title=f"{len(runs)} runs", command=command, runs=runs, by=BY)
+        return _Subject(file=_selection(runs), subject=f"{len(runs)} runs", command=command, runs=runs, by=BY)
     (run,) = runs
-    title = f"Run {run.key}: {run.what}"
-    return _Subject(name=run.key, title=title, command=run.command, runs=runs, by=BY, why=_why(current, run))
+    return _Subject(
+        file=run.key, subject=f"Run {run.key}", command=run.command, runs=runs, by=BY, why=_why(current, run)
+    )
 
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
@@ -357,6 +358,6 @@ def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> 
         finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
         states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in page.absent}
         others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
-        text, name = certificate.of_runs(page.title, finished, others, ROOT), page_file.stem
+        text, name = certificate.of_runs(page.subject, finished, others, ROOT), page_file.stem
     target = page_file.with_name(f"{name}{certificate.SUFFIX}")
     return replaceable_path(target, "the certificate") if page_file.parent.is_dir() else target, text
