@@ -10,6 +10,10 @@ COLOURS = 8
 """Further curves are grey, because more colours are hard to distinguish."""
 
 
+LEVELS = 5
+"""Shades of a value, from the worst to the best."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A box of a graph with up to two lines.
@@ -29,6 +33,33 @@ class Line:
 
     title: str
     values: tuple[float | str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A difference and its interval, if one is known. ``certain``: the interval leaves out 0."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    certain: bool
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A coloured cell of a table: the lines in it, and how dark it is (from 0 to LEVELS - 1; None: no colour)."""
+
+    row: int
+    column: int
+    lines: tuple[str, ...]
+    level: int | None
+    title: str = ""
+
+
+def level(share: float) -> int:
+    """Return the level of a value between 0 and 1."""
+    return max(0, min(LEVELS - 1, int(share * LEVELS)))
 
 
 def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from pipeline.comparing.charts import COLOURS, Line, Node, span_of, within
+from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Interval, Line, Node, level, span_of, within
 from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
@@ -30,9 +30,9 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.patches import FancyBboxPatch, PathPatch  # noqa: E402
+from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle  # noqa: E402
 from matplotlib.path import Path  # noqa: E402
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: E402
+from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
 from matplotlib.transforms import IdentityTransform  # noqa: E402
 
 from pipeline.evaluation import fonts  # noqa: E402  (imports matplotlib too)
@@ -41,8 +41,8 @@ _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDat
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
 _NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # limits of the legend
-_VARIABLES = ("text", "soft", "box", "line", "good", "bad", "rest", *(f"c{n}" for n in range(COLOURS)),
-              *(f"q{n}" for n in range(5)))  # fmt: skip
+_VARIABLES = ("text", "soft", "ground", "box", "line", "good", "bad", "rest", *(f"c{n}" for n in range(COLOURS)),
+              *(f"q{n}" for n in range(LEVELS)))  # fmt: skip
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
 """Placeholders of the page's colours while matplotlib draws; each becomes a style sheet variable (light or dark)."""
 _NAMES = {ink: name for name, ink in _INK.items()}
@@ -51,6 +51,9 @@ _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
 _NAME_CHAR = 7.2  # approximate width of a character
 _BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: width of a box, width of a column, characters per box
+_WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
+_MOST_LABELLED = 8  # numbers of an axis that are each labelled
+_ROW_CHARS, _CELL_CHARS = 34, 20  # of names of rows
 _FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
 
 
@@ -103,6 +106,8 @@ def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool,
                 low, high = ([(point.x, within(span, point.ends[end])) for point in spread] for end in (0, 1))
                 axes.fill(*zip(*low, *reversed(high), strict=True), color=ink, alpha=0.2, linewidth=0, gid=title)
     _set_ticks(axes, span, log=log)
+    if axis != "minutes":
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel(axis, loc="right")
     return True
 
@@ -138,7 +143,7 @@ def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: boo
         for line, heights in zip(lines, zip(*levels, strict=True), strict=True):
             share = None if heights[-1] is None else (heights[-1] - _BOTTOM) / (_HEIGHT - _TOP - 20 - _BOTTOM)
             quality = 0.0 if share is None else 1 - share if less_is_better else share
-            ink = _INK["rest" if share is None else f"q{min(4, int(quality * 5))}"]
+            ink = _INK["rest" if share is None else f"q{level(quality)}"]
             title = f"{_TITLE}{printable(line.title)}"
             drawn = [(x, y) for x, y in zip(places, heights, strict=True) if y is not None]
             xs, ys = zip(*drawn, strict=True) if drawn else ((), ())
@@ -150,8 +155,8 @@ def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: boo
 def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: int) -> list[float | None]:
     """Draw one axis and return the height of each value in pixels.
 
-    Numbers get a scale, logarithmic if they span a power of ten; other values are names, evenly spaced. ``room``:
-    pixels for the axis name, of which the last characters are kept.
+    Numbers get a scale, logarithmic if they span a power of ten; a few numbers are each labelled. Other values are
+    names, evenly spaced. ``room``: pixels for the axis name, of which the last characters are kept.
     """
     known = [value for value in values if value is not None]
     numbers = [float(value) for value in known if not isinstance(value, str)]
@@ -161,6 +166,8 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
         _set_ticks(axes, span, log=log, most=4)
         axes.set_ylim(*(span if span[0] < span[1] else (span[0] - 0.5, span[0] + 0.5)))
         levels = [None if value is None else within(span, float(value)) for value in values]
+        if len(set(numbers)) <= _MOST_LABELLED:
+            _label_each(axes, sorted({within(span, number) for number in numbers}))
     else:
         texts = [None if value is None else value if isinstance(value, str) else f"{value:.10g}" for value in values]
         choices = sorted({text for text in texts if text is not None})
@@ -174,6 +181,97 @@ def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: 
     axes.tick_params(bottom=False, labelbottom=False, right=False)
     axes.spines[["right", "top", "bottom"]].set_visible(False)
     return [None if level is None else float(axes.transData.transform((0, level))[1]) for level in levels]
+
+
+def _label_each(axes: Axes, numbers: Sequence[float]) -> None:
+    """Label each of these numbers on the vertical axis, unless it would touch the label below."""
+    labelled: list[float] = []
+    for number in numbers:
+        at = axes.transData.transform([(0, number), (0, labelled[-1] if labelled else number)])
+        if not labelled or at[0][1] - at[1][1] >= _LINE:
+            labelled.append(number)
+    axes.set_yticks(labelled, [f"{number:,.10g}" for number in labelled])
+
+
+# ---------------------------------------------------------------------------------- intervals and cells
+def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Interval | None]]) -> str:
+    """Draw a line per configuration and a panel per metric: differences from the best, with their intervals.
+
+    ``inks`` are numbers of the configurations' colours. An interval that goes on beyond three times the differences is
+    cut off, so that one of two seeds doesn't hide the others.
+    """
+    height = _BOTTOM + _TOP + 2 * _LINE * len(names)
+    with _drawing(_WIDE / 72, height / 72) as figure:
+        shown = [name if len(name) <= _ROW_CHARS else f"{name[: _ROW_CHARS - 1]}…" for name in map(printable, names)]
+        left = 16 + _NAME_CHAR * max(map(len, shown))
+        each = (_WIDE - left) / len(panels)
+        for number, (metric, row) in enumerate(panels.items()):
+            place = (left + number * each + 8, _BOTTOM, each - 24, height - _BOTTOM - _TOP)
+            axes = figure.add_axes((place[0] / _WIDE, place[1] / height, place[2] / _WIDE, place[3] / height))
+            _draw_intervals(axes, row, inks)
+            axes.set_yticks(range(len(names)), shown if number == 0 else [""] * len(names))
+            axes.set_xlabel(printable(metric), labelpad=6)
+        return _element(figure, f"differences from the best in {', '.join(panels)}: {', '.join(names)}")
+
+
+def _draw_intervals(axes: Axes, row: Sequence[Interval | None], inks: Sequence[int | None]) -> None:
+    known = [item.difference for item in row if item is not None]
+    low, high = span_of([0.0, *known], log=False) or (0.0, 0.0)
+    room = max(high - low, 1e-300)
+    span = (low - room, high + room)
+    axes.axvline(0, color=_INK["soft"], linewidth=1)
+    for at, (item, ink) in enumerate(zip(row, inks, strict=True)):
+        if item is None:
+            continue
+        colour = _INK["soft" if ink is None else f"c{ink}"]
+        title = f"{_TITLE}{printable(item.title)}"
+        if item.low is not None and item.high is not None:
+            ends = [within(span, end) for end in (item.low, item.high)]
+            axes.plot(ends, [at, at], color=colour, gid=title, solid_capstyle="butt")
+        fill = colour if item.certain else _INK["ground"]
+        dot = [within(span, item.difference)]
+        axes.plot(dot, [at], marker="o", color=colour, markerfacecolor=fill, gid=title)
+    axes.set_xlim(*span)
+    axes.set_ylim(len(row) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.spines[["left", "right", "top"]].set_visible(False)
+
+
+def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *, about: Sequence[str]) -> str:
+    """Draw a table of coloured cells; ``about`` names rows, columns and what the cells hold."""
+    lines = max((len(cell.lines) for cell in inside), default=1)
+    letters = max((len(line) for cell in inside for line in cell.lines), default=1)
+    wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE * lines)
+    names = [[_cut(printable(name)) for name in side] for side in (rows, columns)]
+    left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
+    turned = _NAME_CHAR * max(map(len, names[1])) > wide
+    below += _NAME_CHAR * max(map(len, names[1])) if turned else 0
+    width, height = left + wide * len(columns) + 8, below + high * len(rows) + 4
+    with _drawing(width / 72, height / 72) as figure:
+        axes = figure.add_axes((left / width, below / height, 1 - (left + 8) / width, 1 - (below + 4) / height))
+        axes.set_xlim(0, len(columns))
+        axes.set_ylim(len(rows), 0)
+        for cell in inside:
+            face = _INK["box" if cell.level is None else f"q{cell.level}"]
+            gid = f"{_TITLE}{printable(cell.title)}" if cell.title else None
+            place = (cell.column, cell.row)
+            axes.add_patch(Rectangle(place, 1, 1, facecolor=face, edgecolor=_INK["ground"], linewidth=1, gid=gid))
+            ink = _INK["text" if not cell.level else "ground"]
+            for at, line in enumerate(cell.lines):
+                middle = cell.row + 0.5 + (at - (len(cell.lines) - 1) / 2) * _LINE / high + 4 / high
+                axes.text(cell.column + 0.5, middle, printable(line), ha="center", color=ink)
+        axes.set_xticks([at + 0.5 for at in range(len(columns))], names[1], rotation=90 if turned else 0)
+        axes.set_yticks([at + 0.5 for at in range(len(rows))], names[0])
+        axes.set_xlabel(printable(about[1]), labelpad=8)
+        axes.set_ylabel(printable(about[0]), labelpad=8)
+        axes.spines[:].set_visible(False)
+        size = {"width": f"{width:.0f}", "height": f"{height:.0f}"}
+        return _element(figure, f"{about[2]} by {about[0]} and {about[1]}: {counted(len(inside), 'cell')}", size)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _CELL_CHARS else f"{name[: _CELL_CHARS - 1]}…"
 
 
 # ----------------------------------------------------------------------------------------------- graph
@@ -246,9 +344,9 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
     """
     if log:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
     for each in (axes.xaxis, axes.yaxis):
         each.set_major_formatter("{x:,.10g}")
+    axes.minorticks_off()
     has_powers = log and math.floor(math.log10(span[1])) > math.ceil(math.log10(span[0]))
     if log and not has_powers and span[1] / span[0] > 4:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -277,7 +375,7 @@ def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
         style = item.attrib.pop("style", "")
         if item.tag == "use":  # a marker (the dot of a single point), whose definition was removed above
             item.tag = "circle"
-            item.attrib = {"cx": item.attrib["x"], "cy": item.attrib["y"], "r": "2.5"}
+            item.attrib = {"cx": item.attrib["x"], "cy": item.attrib["y"], "r": "3"}
         if item.tag == "text":  # the page sets the font
             style = "; ".join(re.findall(r"text-anchor: \w+|fill: #\w+", style))
         if style:

@@ -18,12 +18,11 @@ from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.groups import short_names
 from pipeline.comparing.pages import hosts, time_text, verdict_text
-from pipeline.comparing.report import Report
+from pipeline.comparing.report import MOST_AGAINST, Report
 from pipeline.runs.contents import short_value
 from pipeline.sweep.report import MINIMIZE
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
-_MOST_AGAINST = 30  # configurations compared with the best one in text
 
 
 def html(report: Report) -> str:
@@ -42,6 +41,7 @@ def html(report: Report) -> str:
     across = (
         drawing.parallel(report.axes, report.lines, less_is_better=report.direction == MINIMIZE) if report.axes else ""
     )
+    against = report.comparison.against[:MOST_AGAINST]
     return _template().render(
         report=report,
         made=time_text(report.unix_time),
@@ -50,7 +50,9 @@ def html(report: Report) -> str:
         graph=Markup(drawing.graph(report.nodes)),
         coloured=COLOURS,
         tables=tables,
-        against=report.comparison.against[:_MOST_AGAINST],
+        against=against,
+        forest=Markup(_forest(report)),
+        grid=Markup(_grid(report)),
         hosts=hosts(report),
         packages=_packages(report),
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
@@ -59,6 +61,20 @@ def html(report: Report) -> str:
         several=any(group.n > 1 for group in report.groups),
         verdict=verdict_text,
     )
+
+
+def _forest(report: Report) -> str:
+    """Draw the differences from the best; '' if none is known."""
+    groups = report.groups[1 : 1 + MOST_AGAINST]
+    if not report.intervals:
+        return ""
+    names = [f"{group.label}  {group.brief}" for group in groups]
+    return drawing.forest(names, [report.colours.get(group.label) for group in groups], report.intervals)
+
+
+def _grid(report: Report) -> str:
+    grid = report.grid
+    return "" if grid is None else drawing.cells(grid.rows, grid.columns, grid.cells, about=grid.about)
 
 
 def _are_above_0(bands: Sequence[Band]) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 from pipeline.comparing import curves as curving
 from pipeline.comparing import tables
-from pipeline.comparing.charts import COLOURS, Line, Node
+from pipeline.comparing.charts import COLOURS, Cell, Interval, Line, Node, level
 from pipeline.comparing.curves import Band
-from pipeline.comparing.differing import Comparison, Row, compare
+from pipeline.comparing.differing import Against, Comparison, Row, compare
 from pipeline.comparing.groups import (
     Group,
     differing_fields,
@@ -36,6 +36,10 @@ from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 _MOST_CHARTS = 8
 _MOST_BOXES = 10  # per column of a graph
 _MOST_AXES = 7
+_MOST_PANELS = 3  # metrics of the differences from the best
+MOST_AGAINST = 30
+"""Configurations compared with the best one on a page."""
+_MOST_CELLS, _FULL = 12, 0.6  # of a grid: values of a field, share of the combinations that were run
 _MOST_FIELDS = 20  # listed differences from the nearest run
 _MOST_COLUMNS = 6  # differing fields with a column of their own
 _MOST_NAMED = 3  # differing fields in a title
@@ -54,6 +58,16 @@ class Absent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The means of a metric by two fields. ``about``: the fields' names and the metric."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    about: tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """A report.
 
@@ -69,6 +83,7 @@ class Report:
         bands: metric → one curve per configuration.
         nodes: the dependency graph of data, runs and report.
         axes, lines: parallel coordinates; no axes if there is nothing to show.
+        grid: the means by two fields; None unless two fields differ and most of their combinations were run.
         absent: trials that were started and have no run folder.
     """
 
@@ -85,6 +100,7 @@ class Report:
     nodes: tuple[Node, ...]
     axes: tuple[str, ...]
     lines: tuple[Line, ...]
+    grid: Grid | None = None
     absent: tuple[Absent, ...] = ()
 
     @property
@@ -110,6 +126,16 @@ class Report:
     @property
     def conclusion(self) -> str:
         return tables.conclusion(self.comparison, self.by, self.direction)
+
+    @property
+    def intervals(self) -> dict[str, list[Interval | None]]:
+        """Metric → the difference of each configuration from the best, for the first few metrics."""
+        by_metric: dict[str, list[Interval | None]] = {}
+        for name in self.columns[:_MOST_PANELS]:
+            row = [_interval(item, name) for item in self.comparison.against[:MOST_AGAINST]]
+            if any(row):
+                by_metric[name] = row
+        return by_metric
 
     @property
     def failures(self) -> list[ComparedRun]:
@@ -143,7 +169,9 @@ def report(
     groups, by, direction = best_first(grouped(runs), by, goals)
     wanted = _charted(curving.names(rows.values()), by)
     bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
-    axes, lines = _parallel(groups, by)
+    comparison = compare(groups)
+    grid = _grid(groups, by, direction)
+    axes, lines = ((), ()) if grid else _parallel(groups, by)
     return Report(
         title=title_of(groups),
         subject=subject,
@@ -152,12 +180,13 @@ def report(
         unix_time=unix_time,
         by=by,
         direction=direction,
-        comparison=compare(groups),
+        comparison=comparison,
         colours={group.label: number for number, group in enumerate(groups[:COLOURS])},
         bands=bands,
         nodes=tuple(_graph(groups)),
         axes=axes,
         lines=lines,
+        grid=grid,
         absent=tuple(absent),
     )
 
@@ -226,6 +255,49 @@ def _charted(names: Sequence[str], by: str) -> list[str]:
     """Return the metrics whose curves are shown, the most important first."""
     first = [name for name in dict.fromkeys((by, *_FIRST)) if name in names]
     return [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
+
+
+def _interval(against: Against, metric: str) -> Interval | None:
+    """Return None if the difference is unknown, or nothing may be claimed about the configurations."""
+    item = next((one for one in against.differences if one.metric == metric), None)
+    if item is None or against.reservation:
+        return None
+    said = f"{against.label} {metric} {tables.interval(item)}"
+    return Interval(difference=item.difference, low=item.low, high=item.high, certain=item.is_larger, title=said)
+
+
+# ------------------------------------------------------------------------------------------------ grid
+def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | None:
+    fields = differing_fields([group.first for group in groups])
+    if len(fields) != 2:
+        return None
+    known = [flat_config(group.first) for group in groups]
+    choices = [sorted({_axis_value(values.get(name)) for values in known}, key=_in_order) for name in fields]
+    if not all(1 < len(values) <= _MOST_CELLS for values in choices):
+        return None
+    places = [tuple(choices[at].index(_axis_value(values.get(name))) for at, name in enumerate(fields))
+              for values in known]  # fmt: skip
+    full = len(choices[0]) * len(choices[1])
+    if len(set(places)) < len(places) or len(places) < _FULL * full:
+        return None
+    over = [figure.over if (figure := group.figures.get(by)) else None for group in groups]
+    means = [one.mean for one in over if one is not None]
+    cells = []
+    for group, one, (row, column) in zip(groups, over, places, strict=True):
+        share = 0.0 if one is None else (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
+        good = None if one is None else level(1 - share if direction == MINIMIZE else share)
+        said = "-" if one is None else tables.with_spread(one.mean, one.std)
+        title = f"{group.label} {group.title}: {by} {said}"
+        cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
+    names = short_names(fields)
+    texts = [tuple(f"{value:.10g}" if isinstance(value, float) else value or "-" for value in side) for side in choices]
+    about = (names[fields[0]], names[fields[1]], by)
+    return Grid(rows=texts[0], columns=texts[1], cells=tuple(cells), about=about)
+
+
+def _in_order(value: float | str | None) -> tuple[bool, float, str]:
+    """Numbers by size, then names."""
+    return (True, 0.0, value or "") if not isinstance(value, float) else (False, value, "")
 
 
 # -------------------------------------------------------------------------------- parallel coordinates

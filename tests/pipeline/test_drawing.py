@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.comparing import drawing
-from pipeline.comparing.charts import COLOURS, Line, Node
+from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Interval, Line, Node
 from pipeline.comparing.curves import Band, Point
 from tests.pipeline.comparing_folders import HOSTILE
 from tests.waiting import HANG_S
@@ -35,6 +35,14 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
     pictures = [
         drawing.curves([band(1, 2, title=NAME)], title=NAME, axis="step", colours={"A": 0}),
         drawing.parallel([NAME[:9], "loss"], [Line(title=NAME, values=(NAME[:12], at)) for at in (1.0, 2.0)]),
+        drawing.forest(
+            [NAME, "b"],
+            [0, None],
+            {NAME: [Interval(difference=0.0, low=None, high=None, certain=False, title=NAME)] * 2},
+        ),
+        drawing.cells(
+            [NAME], [NAME], [Cell(row=0, column=0, lines=(NAME,), level=0, title=NAME)], about=(NAME, "b", "c")
+        ),
         drawing.graph([Node(name="a", lines=(NAME[:25],)), Node(name="b", lines=(NAME[30:],), needs=("a",))]),
     ]
     for svg in pictures:
@@ -44,7 +52,7 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
         assert HOSTILE[:8] in (root.get("aria-label") or "")
         assert any(HOSTILE[:8] in (title.text or "") for title in root.iter("title"))
         assert {found for found in re.findall(r"(?:fill|stroke): ([^;\"]*)", svg) if found != "none"} <= {
-            f"var(--{name})" for name in (*["c0", "q0", "q4", "soft", "line", "box", "text"],)
+            f"var(--{name})" for name in ("c0", "q0", "q4", "soft", "line", "box", "text", "ground")
         }
     assert "var(--c0)" in pictures[0]
 
@@ -97,6 +105,9 @@ def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> N
         colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
         for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(COLOURS))):
             assert contrast(colours[name], colours["ground"]) >= 4.5, (name, colours[name])
+        for at in range(LEVELS):  # lines on the page, and text on them
+            assert contrast(colours[f"q{at}"], colours["ground"]) >= 3, at
+            assert contrast(colours[f"q{at}"], colours["ground" if at else "text"]) >= 4.5, at
 
 
 def contrast(one: str, other: str) -> float:
@@ -124,6 +135,42 @@ def test_axes_of_parallel_coordinates_have_room_for_their_names_and_powers_of_te
     assert [text for text in texts(svg) if text.startswith("…")] == [f"…ttings.name_{at}" for at in range(6)]
     ends = [float(y) for y in re.findall(r'<title>t</title><path d="M 62 ([\d.]+) ', svg)]
     assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1], abs=0.2)
+
+
+def test_the_values_of_a_sweep_stand_at_their_axis_where_they_do_not_touch() -> None:
+    values = [(0.03, 32, 1), (0.1, 33, 2), (0.3, 128, 3)]
+    found = texts(drawing.parallel(["lr", "size", "loss"], [Line(title="t", values=line) for line in values]))
+    assert found[:7] == ["lr", "0.03", "0.1", "0.3", "size", "32", "128"]
+
+
+def test_steps_are_whole_numbers() -> None:
+    found = texts(drawing.curves([band(1, 2, 3)], title="loss", axis="step", colours={"A": 0}))
+    assert found[: found.index("step")] == ["0", "1", "2"]
+
+
+def test_a_difference_is_a_dot_with_an_interval_which_is_full_where_it_leaves_out_0() -> None:
+    near = Interval(difference=-0.01, low=-0.9, high=0.9, certain=False, title="B near")
+    far = Interval(difference=-0.1, low=-0.12, high=-0.08, certain=True, title="C far")
+    svg = drawing.forest(["B lr 1", "C lr 2", "D lr 3"], [1, 2, None], {"accuracy": [near, far, None]})
+    assert [text for text in texts(svg) if "lr" in text] == ["B lr 1", "C lr 2", "D lr 3"]
+    assert re.findall(r'<circle [^>]*style="fill: ([^;]*)', svg) == ["var(--ground)", "var(--c2)"]
+    widths = [
+        float(b) - float(a)
+        for a, b in re.findall(r"<title>[BC] [^<]*</title><path d=\"M ([\d.]+) \S+\s+L ([\d.]+)", svg)
+    ]
+    assert widths[0] / widths[1] == pytest.approx(0.3 / 0.04, rel=0.01)  # that of B is cut off
+
+
+def test_cells_show_their_lines_on_the_colour_of_their_level() -> None:
+    inside = [
+        Cell(row=0, column=0, lines=("A", "0.95"), level=4),
+        Cell(row=0, column=1, lines=("B", "0.10"), level=0),
+        Cell(row=1, column=1, lines=("-",), level=None),
+    ]
+    svg = drawing.cells(["0.1", "0.3"], ["32", "64"], inside, about=("lr", "batch", "accuracy"))
+    assert texts(svg) == ["32", "64", "batch", "0.1", "0.3", "lr", "A", "0.95", "B", "0.10", "-"]
+    assert re.findall(r"fill: var\(--(q\d|box)\)", svg) == ["q4", "q0", "box"]
+    assert 'aria-label="accuracy by lr and batch: 3 cells"' in svg
 
 
 def test_a_number_among_names_is_written_as_a_number_is() -> None:

@@ -94,9 +94,10 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     assert "doit sweep experiment=quickstart" in page.text
     labels = [str(item["aria-label"]) for item in page.all("svg")]
     assert [label.partition(":")[0] for label in labels] == [
-        "graph", "val/accuracy over step", "train/loss over step", "parallel coordinates of 5 trials",
+        "graph", "differences from the best in test/accuracy, images_per_s, train_s",
+        "val/accuracy over step", "train/loss over step", "parallel coordinates of 5 trials",
     ]  # fmt: skip
-    assert labels[1].startswith("val/accuracy over step: 2 curves; A ends at 0.805, B ends at 0.705")
+    assert labels[2].startswith("val/accuracy over step: 2 curves; A ends at 0.805, B ends at 0.705")
     assert re.search(r'<title>A [^<]* \(n=2\)</title><path d="[^"]*" style="fill: none; stroke: var\(--c0\)', text)
     assert "opacity: 0.2" in text  # its spread
     assert all(item.get("scope") in ("col", "row") for item in page.all("th"))
@@ -156,6 +157,22 @@ def test_a_field_that_varies_has_a_column_and_equal_steps_share_a_box(tmp_path: 
     assert "graph: digits dddddddddddd, train 4 configurations 8 of 8 runs, evaluate 8 of 8, report this page" in text
     reported(tmp_path, runs[0].key, f"file={tmp_path}/page.html")
     assert "<h1>digits small_cnn sgd lr=0.1 seed=0</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_two_fields_make_a_grid_and_differences_from_the_best_are_drawn(tmp_path: Path, reported: Printed) -> None:
+    for lr in (0.1, 0.2):
+        for size in (64, 128):
+            for seed in (0, 1):
+                trained(tmp_path, seed, lr, accuracy=0.9 - lr + size / 1000 + seed / 100, trainer={"size": size})
+    reported(tmp_path, "dataset=digits", f"file={tmp_path}/page.html")
+    text = (tmp_path / "page.html").read_text()
+    labels = [str(item["aria-label"]) for item in Page(text).all("svg")]
+    assert labels[1] == "differences from the best in test/accuracy, images_per_s, train_s: " + ", ".join(
+        ["B  lr 0.1, size 64", "C  lr 0.2, size 128", "D  lr 0.2, size 64"]
+    )
+    assert labels[-1] == "test/accuracy by lr and size: 4 cells"
+    assert "A lr 0.1" not in labels[1]
+    assert "<title>B optimizer.lr=0.1 trainer.size=64: test/accuracy 0.8690 ± 0.0071</title>" in text
 
 
 def test_a_run_has_a_page_of_its_own_that_says_why_it_was_made(tmp_path: Path, reported: Printed) -> None:
