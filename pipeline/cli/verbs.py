@@ -390,8 +390,9 @@ _VERBS: Mapping[str, Verb] = {
         module="runs",
         answers=True,
         summary="list the runs and the fields in which they differ",
-        details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. The time is that of the "
-        "training. Of more than 200 runs the sizes are shown only with --sort size or --json.",
+        details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. accuracy is that of the "
+        "test images, time that of the training. What all have in common stands above; a failed run's line says why. "
+        "Sizes are shown with --wide (of up to 200 runs), --sort size or --json.",
         options={
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),

@@ -57,26 +57,31 @@ def short_value(value: str) -> str:
 
 
 def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
-    """``lr=0.1 seed=2 · 9176``: the fields that its sweep varies, and nothing else, for MLflow's column shows some
-    twenty characters; ``resnet18 cifar10 epochs=3 · 9176``: of a run by itself model, data set and what it was told
-    besides; a script's by its name. The digits of the key set apart what would read alike.
+    """``lr=0.1 seed=2 · 9176``: the short name, and the first digits of the key, which tell equal names apart."""
+    return f"{short_name(config, words, swept=swept)} · {key[:_KEY_DIGITS]}"
+
+
+def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequence[str] = ()) -> str:
+    """Name a run by what sets it apart.
+
+    A trial is named by the fields that its sweep varies and by nothing else (``lr=0.1 seed=2``): MLflow's column shows
+    some twenty characters. Another run is named by model, data set and its other overrides
+    (``resnet18 cifar10 epochs=3``), and a script's run by the script and its arguments.
 
     Args:
         config: what config.json holds.
         words: the run's overrides.
-        key: the run key.
         swept: those of them that its sweep has chosen.
     """
-    end = f" · {key[:_KEY_DIGITS]}"
     if apart := set_apart(swept, config):
-        return _joined(apart) + end
+        return _joined(apart)
     if programs.of(config).is_ours:
         head = f"{_option(config, 'model')} {_option(config, 'dataset')}"
         said: tuple[str, ...] = ("model", "dataset", "experiment")
     else:
         head, said = PurePosixPath(programs.script_of(config)).stem, ("experiment", "program", "program.script")
     apart = set_apart((word for word in words if word.lstrip("+").partition("=")[0] not in said), config)
-    return f"{head} {_joined(apart)}".rstrip() + end
+    return f"{head} {_joined(apart)}".rstrip()
 
 
 def _option(config: Mapping[str, Any], group: str) -> str:

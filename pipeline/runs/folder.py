@@ -14,6 +14,7 @@ from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
+from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
@@ -22,7 +23,7 @@ from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
 from pipeline.keys.import_closure import matches
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
-from pipeline.runs.contents import is_newer, ranks_of, unkeyed, what
+from pipeline.runs.contents import is_newer, ranks_of, short_name, unkeyed, what
 from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, Stamps, changed
 from trainers.contract import run_folder
@@ -35,6 +36,8 @@ DESCRIBED = (run_folder.KEY, run_folder.CONFIG, run_folder.CONFIG_YAML, run_fold
 """What the run was made of and has come to: made again, without a training, where it was altered."""
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 """The files of a classifier's run whose digests result.json holds."""
+SWEEPS = "sweeps.json"
+"""The sweeps that the run is a trial of, with the overrides that each has chosen; written by `doit sweep`."""
 ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
@@ -194,6 +197,22 @@ class RunFolder(NamedTuple):
         if result is not None and result.key != self.key:
             raise DamagedError(f"is that of run {result.key}")
         return result
+
+    def sweeps(self) -> list[dict[str, Any]]:
+        """The sweeps that the run is a trial of, the newest last: ``key``, ``name``, ``trial`` and ``overrides``."""
+        listed = (self.read_json(SWEEPS) or {}).get("sweeps")
+        return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+    def overrides(self) -> list[str]:
+        """The overrides that made the run."""
+        typed = (self.read_json(run_folder.PROVENANCE) or {}).get("overrides")
+        return [str(override) for override in typed] if isinstance(typed, list) else []
+
+    def short_name(self, config: Mapping[str, Any]) -> str:
+        """The run's name in MLflow without the digits of its key. ``config`` is what config.json holds."""
+        trial = self.sweeps()
+        swept = [str(override) for override in trial[-1].get("overrides") or ()] if trial else []
+        return hide(short_name(config, self.overrides(), swept=swept))
 
     def unkeyed(self) -> dict[str, str]:
         """What the finished run read though its key lacks it: path → ``read``, or how it was looked for, of all nodes.

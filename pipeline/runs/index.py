@@ -53,7 +53,7 @@ class Row:
     ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
     training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
     ``nonfinite`` names a script's metric that was NaN or infinite. ``hardware`` is what a finished run was computed
-    with, as result.json has it.
+    with, as result.json has it. ``error`` is the first line of what ended a failed or killed run.
     """
 
     key: str
@@ -70,6 +70,7 @@ class Row:
     metrics: Mapping[str, float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
@@ -290,7 +291,12 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
         note="" if newer else f"{altered}; {_AGAIN}" if altered else f"  {WITHOUT_RESULT}" if waits else "",
+        error=_first_line(last) if last and not (newer or altered) else "",
     )
+
+
+def _first_line(entry: journal.Entry) -> str:
+    return next(iter(entry.detail.splitlines()), "") if entry.state in (State.FAILED, State.KILLED) else ""
 
 
 def _nodes(nproc_per_node: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import SWEEPS, RunFolder
 from pipeline.sweep.expand import Space, configuration_digest
 from pipeline.sweep.report import BY
 from pipeline.sweep.trial import Trial
@@ -291,12 +291,11 @@ def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
 
 def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
     """Record in the run folder that the run belongs to this sweep, for its MLflow tags. False: already recorded."""
-    listed = (run.read_json("sweeps.json") or {}).get("sweeps")
-    known = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    known = run.sweeps()
     if any(item.get("key") == key for item in known):
         return False
     mine = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}
-    write_json(run.path / "sweeps.json", {"sweeps": [*known, mine]})
+    write_json(run.path / SWEEPS, {"sweeps": [*known, mine]})
     return True
 
 

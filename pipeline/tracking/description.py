@@ -19,6 +19,7 @@ from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
 from pipeline.runs.contents import decides, ranks_of, run_name, what
+from pipeline.runs.folder import RunFolder
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
 
@@ -266,7 +267,7 @@ class _RunFiles:
             known=known,
             plan=read_object(run_dir / run_folder.PLAN),
             summary=read_summary(run_dir),
-            sweeps=_objects(read_object(run_dir / "sweeps.json").get("sweeps")),
+            sweeps=RunFolder(run_dir).sweeps(),
             key=str(known.get("key") or run_dir.name),
         )
 

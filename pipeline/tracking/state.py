@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.core import documents
 from pipeline.core.files import write_json_in
+from pipeline.runs.folder import SWEEPS
 from pipeline.tracking.address import shown
 from trainers.contract import run_folder
 
@@ -25,7 +26,7 @@ _INPUTS = (
     run_folder.CONFIG_YAML,
     run_folder.KEY,
     run_folder.PROVENANCE,
-    "sweeps.json",
+    SWEEPS,
     "accepted_as.json",
     run_folder.CHANGES,
     run_folder.PLAN,

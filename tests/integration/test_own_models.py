@@ -128,7 +128,7 @@ def test_parts_of_ones_own_are_swept_on_two_hosts_and_an_edit_of_theirs_can_be_a
         assert (result["hosts"], result["nproc_per_node"]) == (["node0", "node1"], [1, 1])
         assert 0 < result["metrics"]["test/top3"] <= 1
         assert {"mine/parts.py", "mine/scale.py"} <= set(json.loads((folder / "key.json").read_text())["code"])
-    assert checkout.doit("runs").count("digits mine.parts:Net mine.parts:Descent") == 2
+    assert "2 runs: digits mine.parts:Net mine.parts:Descent, " in checkout.doit("runs")
     widest = (*words, "model.args.width=8")
     scale.write_text("FACTOR = 1.0  # a comment\n")
     assert "is finished" in checkout.doit("train", *widest)

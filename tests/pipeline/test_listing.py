@@ -12,10 +12,13 @@ import pytest
 
 from pipeline.cli.commands import runs
 from pipeline.cli.commands.runs import differences, matches
+from pipeline.cli.commands.runs_table import Listed, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State
+from pipeline.core.tables import cut
 from pipeline.runs import index, journal
+from pipeline.runs.index import Row
 from pipeline.runs.status import status
 from tests.integration import preloaded
 from tests.pipeline.comparing_folders import trained
@@ -27,6 +30,7 @@ RUNS = {  # key → words, state
     "b" * 12: (("model=resnet18", "optimizer.lr=0.2", "seed=1"), State.KILLED),
     "c" * 12: (("model=small_cnn", "cluster.nproc_per_node=1"), State.FAILED),
 }
+DETAIL = "CUDA out of memory\n  try: a smaller batch"
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +41,18 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / key).mkdir()
         (folder / key / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1]}}')
         (folder / key / "config.json").write_text(json.dumps(compose.resolve(compose.compose_config(words))))
-        journal.append(folder / key / "journal.jsonl", journal.Entry(state=state, attempt=1, time=1e9 - at))
+        ended = journal.Entry(state=state, attempt=1, time=1e9 - at, detail=DETAIL if state is State.FAILED else "")
+        journal.append(folder / key / "journal.jsonl", ended)
     return folder
 
 
 @pytest.fixture
 def listed(printed: Printed) -> Printed:
-    """What `doit runs` of a folder says, without the head of its table."""
+    """What `doit runs` of a folder says, without the heads of its table."""
 
     def said(*words: Any) -> str:
-        text = printed(runs.runs, *words)
-        return text.partition("\n")[2] if text.startswith("key ") else text
+        before, _, table = (text := printed(runs.runs, *words)).partition("\nkey ")
+        return table.partition("\n")[2] if before and table else text.partition("\n")[2] if text[:4] == "key " else text
 
     return said
 
@@ -78,9 +83,13 @@ def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Printed, word
 @pytest.mark.slow
 def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Printed) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
-    assert re.search(r"kB  optimizer.lr=0.1  seed=0$", first)
-    assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
-    assert second.endswith("optimizer.lr=0.2  seed=1")
+    assert first == f"{'a' * 12}  FAILED  2001-09-09  resnet18 cifar10  CUDA out of memory"
+    assert second.endswith("  lr=0.2  seed=1")
+    (second, first) = listed(runs_dir, "model=resnet18", "wide=1").splitlines()
+    assert re.search(
+        r"resnet18 cifar10  cifar10 resnet18 sgd  [\d.]+ kB  1 rank  CUDA out of memory  optimizer.lr=0.1  seed=0$",
+        first,
+    )
     read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))["data"]
     assert [(row["state"], row["differs"]["seed"]) for row in read] == [("KILLED", 1), ("FAILED", 0)]
 
@@ -137,8 +146,8 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None
     (tmp_path / many[0] / "plan.json").write_text(json.dumps({"nodes": [{"host": name} for name in many[1]]}))
 
     (last, first) = listed(tmp_path, "sort=size").splitlines()[::-1]
-    assert re.search(r"  2 ranks +a +12 min 34 s  2\.0 MB  0\.5000", last)
-    assert re.search(r"  1 \+ 1 ranks  2 hosts +\d+ B", first)
+    assert re.search(r"  0\.5000 +12 min 34 s  2\.0 MB  2 ranks +a$", last)
+    assert re.search(r"  \d+ B +1 \+ 1 ranks  2 hosts$", first)
     rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))["data"]
     assert [(row["hosts"], row["train_s"]) for row in rows] == [(many[1], None), (["a"], 754.2)]
     assert 2_000_000 < rows[1]["bytes"] < 2_010_000
@@ -156,7 +165,7 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
     runs_dir: Path, listed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_MOST_MEASURED", 2)
-    for words, shown in (((), False), (("seed=0",), True), (("sort=size",), True)):
+    for words, shown in (((), False), (("wide=1",), False), (("wide=1", "seed=0"), True), (("sort=size",), True)):
         assert (" kB" in listed(runs_dir, *words)) == shown
 
 
@@ -189,27 +198,50 @@ def test_a_field_that_another_model_lacks_is_no_difference() -> None:
     assert differences(configs)["a"] == {"model.args.width": 3, "seed": 1}
 
 
-@pytest.mark.parametrize("width", [30, 80, 100, 160])
-def test_the_table_has_a_head_and_a_line_a_run_and_fits_the_width(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(30, ["time", "age"]), (60, ["time", "age"]), (80, ["time", "age"]), (100, []), (160, [])]
+)
+def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, left_out: list[str]) -> None:
     row = partial(
-        index.Row, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
-        train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9,
+        Row, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
+        train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9, note="  unproven",
     )  # fmt: skip
-    rows = [row(key=key * 12, note="  unproven") for key in "ab"]
-    differing = {row.key: {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100} for row in rows}
-    table, left_out = runs._table(rows, {"a" * 12: 10, "b" * 12: 2_000_000}, differing, width)
-    lines = table.splitlines()
-    assert len(lines) == 3
-    assert max(map(len, lines)) <= width
-    assert lines[0].split()[:2] == ["key", "state"]
-    assert width < 80 or ("test/accuracy" in lines[0] and "  0.9944 " in lines[1])
-    full = ["hosts", "size", "ranks", "trained", "when", "what"]
-    assert left_out == {30: full, 80: full, 100: full[:5], 160: []}[width]
+    differing = {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100}
+    listed = [Listed(row=row(key=key * 12), name="lr=0.1 seed=2", differing=differing) for key in "ab"]
+    shown = table(listed, width=width, now=1e9 + 300)
+    assert shown.lines[0] == cut("2 runs: digits small_cnn sgd, 1 + 1 ranks, node0, node1", width)
+    assert max(map(len, shown.lines)) <= width
+    assert len(shown.lines) == 4
+    assert shown.left_out == left_out
     if width >= 80:
-        assert "SYNTHETIC DATA  unproven" in lines[2], "a mark isn't cut"
-    differing = {"a" * 12: {"optimizer.lr": 0.1, "seed": 2}}
-    short = runs._table([row(key="a" * 12, synthetic=False)], {}, differing, 80)[0]
-    assert short.splitlines()[1].endswith("0.9944         lr=0.1  seed=2")
+        assert "  0.9944 " in shown.lines[2]
+        assert "  SYNTHETIC DATA  unproven" in shown.lines[3], "a mark isn't cut"
+    if width == 160:
+        assert shown.lines[2].endswith("5 min  lr=0.1 seed=2  0.9944    12 min 34 s  SYNTHETIC DATA  unproven  "
+                                       "epochs=20  max_steps=100")  # fmt: skip
+
+
+def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() -> None:
+    row = partial(Row, state="FINISHED", nodes="", hosts=(), train_s=None, accuracy=None, synthetic=False, unix_time=0)
+    rows = [row(key=key * 12, what=f"digits {model} sgd") for key, model in (("a", "mlp"), ("b", "resnet18"))]
+    scripts = [row(key=key * 12, what=f"script {path}") for key, path in (("c", "x/train.py"), ("d", "y/train.py"))]
+    named = [Listed(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)]
+    lines = table(named, width=200, now=0).lines[2:]
+    ends = (
+        "lr=1               digits  mlp  sgd",
+        "digits  resnet18  sgd",
+        "  script x/train.py",
+        "b                  y/train.py",
+    )
+    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 4, lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(-1, "0 s"), (59, "59 s"), (3599, "59 min"), (172_799, "47 h"), (8_553_600, "99 d")]
+)
+def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
+    assert age(seconds, 1e9) == shown
+    assert age(1e7, 1e9) == "2001-09-09"
 
 
 def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:

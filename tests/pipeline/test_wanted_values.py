@@ -86,7 +86,7 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
         (folder / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1]}}')
         (folder / "config.json").write_text(json.dumps({"program": {"name": "script", "args": {"lr": lr}}}))
         journal.append(folder / "journal.jsonl", journal.Entry(state=State.FAILED, attempt=1, time=1e9))
-    assert printed(runs.runs, tmp_path, "program.args.lr=0.7").splitlines()[1].startswith("bbbbbbbbbbbb  FAILED")
+    assert printed(runs.runs, tmp_path, "program.args.lr=0.7").splitlines()[2].startswith("bbbbbbbbbbbb  FAILED")
     assert printed(runs.runs, tmp_path, "program.args.lr=0.9").endswith("matches these values\n")
 
 

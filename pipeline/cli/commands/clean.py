@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.commands.runs import config_of, day, experiments_of, matches, of_state, started_with, wanted_values
+from pipeline.cli.commands.runs import config_of, experiments_of, matches, of_state, started_with, wanted_values
+from pipeline.cli.commands.runs_table import day
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session

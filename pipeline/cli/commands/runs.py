@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import functools
-import json
 import operator
+import os
+import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
+from pipeline.cli.commands.runs_table import STATE_AT, Listed, table, wide_table
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import Session, relative, session
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.printable import printable
+from pipeline.core.printable import printable_lines, takes_colours
 from pipeline.core.redact import placeholders
-from pipeline.core.tables import ENDLESS, aligned, counted, cut, duration, file_size
-from pipeline.core.tables import columns as columns_of
 from pipeline.keys.content_key import flat
 from pipeline.runs import index
 from pipeline.runs.contents import ranks_of
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row, intact_parts
 from pipeline.runs.removal import measured
-from pipeline.runs.result import first_metrics
 from trainers.contract import run_folder
 
 PLACE = "paths.runs"
@@ -70,8 +69,7 @@ def experiments_of(words: Sequence[str]) -> frozenset[str]:
 
 def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
     """Whether these are among the words that made the run."""
-    words = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides") if experiments else None
-    return experiments <= {str(word) for word in (words if isinstance(words, list) else ())}
+    return not experiments or experiments <= {*folder.overrides()}
 
 
 def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
@@ -108,17 +106,11 @@ _OWN_COLUMNS = (
     "program.name",
     "program.script",
 )  # each line begins with these
-_METRICS, _LAST = "metrics", "differs in"
-_TITLES = ("key", "state", "when", "what", "ranks", "hosts", "trained", "size", _METRICS, _LAST)
-_ACCURACY = "test/accuracy "
-_FIRST_TO_GO = ("hosts", "size", "ranks", "trained", "when", "what")
-_LEAST_DIFFERING = 18  # columns that the last one is to have, if it needs them
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
 _VARIABLES = "cluster.env."  # these count in the key
 _MOST = 1000  # runs whose configurations are read for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
-_MOST_METRICS = 2  # of a script: a line has little room
-_NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
+_INKS = {"FINISHED": "32", "ACCEPTED": "32", "FAILED": "31", "ALTERED": "31", "KILLED": "33", "RUNNING": "36"}
 
 
 class Selection(NamedTuple):
@@ -155,9 +147,10 @@ def runs() -> None:
     """Raises UsageError: a state, an order or a word that no run can be chosen by."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
     by, as_json = options.get("sort", "time"), is_on(options, "json")
+    wide = is_on(options, "wide")
     rows, comparable, is_empty = selected(session(), options.get("state"))
-    measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
-    sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
+    measures = as_json or by == "size" or (wide and len(rows) <= _MOST_MEASURED)
+    sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _in_order(rows, by, sizes)
     differing = differences(comparable)
     if as_json:
@@ -168,92 +161,38 @@ def runs() -> None:
     elif not rows:
         say(f"no run under {relative(runs_dir)} matches these values")
     else:
-        table, left_out = _table(rows, sizes, differing, ENDLESS if is_on(options, "wide") else width())
-        say(table)
+        listed = [
+            replace(
+                _listed(row, RunFolder(runs_dir / row.key), comparable[row.key], differing[row.key]),
+                size_bytes=sizes.get(row.key),
+            )
+            for row in rows
+        ]
+        lines, left_out = wide_table(listed) if wide else table(listed, width=width(), now=time.time())
+        printable = printable_lines("\n".join(lines)).split("\n")
+        say("\n".join(_inked(printable, [row.state for row in rows])), painted=True)
         if left_out:
             note(f"no room here for {', '.join(left_out)}: doit runs --wide shows all, --json as JSON")
 
 
-def _table(
-    rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]], width: int
-) -> tuple[str, list[str]]:
-    """A head and a line a run, in ``width`` columns of a terminal; and the titles of the columns that had no room.
-
-    A column that is empty in all lines is left out; the last one, in which fields the runs differ, is cut. Where
-    not all has room these fields have their short names.
-    """
-    lines = [(*_cells(row, sizes.get(row.key)), _words(row, differing[row.key])) for row in rows]
-    if max(columns_of("  ".join(cells)) for cells in lines) > width:
-        short = _short({name for fields in differing.values() for name in fields})
-        named = {key: {short[name]: value for name, value in fields.items()} for key, fields in differing.items()}
-        lines = [(*cells[:-1], _words(row, named[row.key])) for cells, row in zip(lines, rows, strict=True)]
-    columns = {title: cells for title, cells in zip(_TITLES, zip(*lines, strict=True), strict=True) if any(cells)}
-    if all(cell.startswith(_ACCURACY) or not cell for cell in columns.get(_METRICS, [""])):  # no script among them
-        titles = {_METRICS: _ACCURACY.rstrip()}
-        columns = {
-            titles.get(title, title): tuple(cell.removeprefix(_ACCURACY) for cell in cells)
-            for title, cells in columns.items()
-        }
-    widths = {title: max(map(columns_of, (title, *cells))) for title, cells in columns.items()}
-    if _LAST in widths:
-        widths[_LAST] = min(widths[_LAST], max(_LEAST_DIFFERING, *(columns_of(_marks(row)) + 3 for row in rows)))
-    left_out = []
-    for title in (title for title in _FIRST_TO_GO if title in widths):
-        if sum(widths.values()) + 2 * len(widths) - 2 <= width:
-            break
-        del widths[title]
-        left_out.append(title)
-    shown = aligned([[*widths], *zip(*(columns[title] for title in widths), strict=True)])
-    return "\n".join(cut(line, width) for line in shown.splitlines()), left_out
-
-
-def _short(names: Collection[str]) -> dict[str, str]:
-    """``optimizer.lr`` → ``lr``, unless two of the names end alike."""
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
-
-
-def _cells(row: Row, size: int | None) -> Sequence[str]:
-    names = ", ".join(row.hosts)
-    return (
-        row.key,
-        row.state,
-        day(row.unix_time),
-        row.what,
-        row.nodes,
-        names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host"),
-        "" if row.train_s is None else duration(row.train_s),
-        "" if size is None else file_size(size),
-        _figures(row),
-    )
-
-
-def _figures(row: Row) -> str:
-    """The test accuracy; of a script its first metrics."""
-    accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY}{row.accuracy:.4f}"]
-    return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
-
-
-def _words(row: Row, differing: Mapping[str, Any]) -> str:
-    words = "  ".join(f"{name}={_shown(value)}" for name, value in differing.items())
-    return f"{_marks(row)}  {words}".strip()
-
-
-def _marks(row: Row) -> str:
-    """What has to be known of a run, which is never cut."""
-    odd = f"  {row.nonfinite}" if row.nonfinite else ""
+def _listed(row: Row, folder: RunFolder, config: Mapping[str, Any], differing: Mapping[str, Any]) -> Listed:
+    marks = ""
     if other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
-        odd += "  other arithmetic"  # which, doit status says
-    return f"{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}{odd}".lstrip()
+        marks = "other arithmetic"  # which, doit status says
+    return Listed(row=row, name=folder.short_name(config) if config else "", marks=marks, differing=differing)
 
 
-def day(unix_time: float) -> str:
-    """``2026-11-22 02:39``, in local time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_time))
-
-
-def _shown(value: Any) -> str:
-    return printable(value) if isinstance(value, str) else json.dumps(value)
+def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:
+    """The lines with each state in its colour, where stdout is a terminal that shows colours."""
+    if not takes_colours(sys.stdout, os.environ):
+        return [*lines]
+    at, head = STATE_AT, len(lines) - len(states)
+    return [*lines[:head]] + [
+        f"{line[:at]}\x1b[{_INKS.get(state, '0')}m{state}\x1b[0m{line[at + len(state) :]}"
+        if line[at:].startswith(state)
+        else line
+        for line, state in zip(lines[head:], states, strict=True)
+    ]
 
 
 def of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:
