@@ -53,7 +53,7 @@ _NAME_CHAR = 7.2  # approximate width of a character
 _BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: width of a box, width of a column, characters per box
 _WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
 _MOST_LABELLED = 8  # numbers of an axis that are each labelled
-_ROW_CHARS, _CELL_CHARS = 34, 20  # of names of rows
+_ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
 _FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
 
 

@@ -5,13 +5,14 @@ Imports matplotlib and jinja2, so it is only imported where a page is rendered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pipeline.comparing import drawing, tables
 from pipeline.comparing.charts import COLOURS
@@ -22,6 +23,7 @@ from pipeline.comparing.report import MOST_AGAINST, Report
 from pipeline.runs.contents import short_value
 from pipeline.sweep.report import MINIMIZE
 
+_MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for it
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -58,9 +60,16 @@ def html(report: Report) -> str:
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
         names=short_names([row.name for row in report.fields]),
         short=short_value,
+        breakable=_breakable,
+        most_columns=_MOST_COLUMNS,
         several=any(group.n > 1 for group in report.groups),
         verdict=verdict_text,
     )
+
+
+def _breakable(name: str) -> Markup:
+    """Return the name with places where a narrow column of a printed page may break it."""
+    return Markup(re.sub(r"([/_.])(?=\w)", r"\1<wbr>", str(escape(name))))
 
 
 def _forest(report: Report) -> str:

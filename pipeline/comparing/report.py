@@ -315,7 +315,7 @@ def _parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[
             said = "no figure" if last is None else f"{by} {last:.4g}"
             title = f"{group.label} {group.title} seed {run.seed}: {said}"
             lines.append(Line(title=title, values=(*(_axis_value(known.get(name)) for name in fields), last)))
-    return (*fields, by), tuple(lines)
+    return (*short_names(fields).values(), by), tuple(lines)
 
 
 def _axis_value(value: Any) -> float | str | None:

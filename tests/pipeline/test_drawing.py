@@ -100,7 +100,7 @@ def test_ticks_are_round_numbers_and_extreme_values_are_drawn(
 def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> None:
     """At least 4.5 : 1, as WCAG 2 asks of text: a configuration's letter stands on its colour in that of the page."""
     style = Path(drawing.__file__).with_name("report.html.jinja").read_text().partition("</style>")[0]
-    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    light, dark = style.split("@media screen and (prefers-color-scheme: dark)")
     for told in (light, dark):
         colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
         for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(COLOURS))):
