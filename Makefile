@@ -5,7 +5,10 @@ BIN := .venv/bin
 STAMP := .venv/.paceline-installed
 DOCS := .venv-docs
 
-.PHONY: train test test-long test-fast lint types contracts check docs lock clean-env
+.PHONY: install train test test-long test-fast lint types contracts check docs lock clean-env
+
+install: $(STAMP)  ## the environment alone; the targets below make it too
+	@echo "the environment is .venv; next: . .venv/bin/activate, then doit list, or make train, or make test"
 
 train: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/doit train experiment=quickstart
@@ -43,7 +46,7 @@ $(DOCS)/.installed: requirements-docs.lock
 	@touch $@
 
 $(STAMP): requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is " + sys.version.split()[0] + ". Try: make train PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is " + sys.version.split()[0] + ". Try: make install PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@PYTHON="$(PYTHON)" .ci/install
 	@# the project itself, importable from everywhere in this environment (doit loads its plug-ins before the working directory)
 	@# and doit looks for dodo.py in the folders above too, so that every verb works in a subfolder
@@ -51,7 +54,8 @@ $(STAMP): requirements.lock
 	@touch $@
 
 lock:  ## after a change of dependencies in pyproject.toml
-	uv pip compile pyproject.toml --extra dev --extra kubernetes --extra s3 --extra server --extra tensorboard $(LOCKED) -o requirements.lock
+	uv pip compile pyproject.toml --group dev --extra cuda --extra kubernetes --extra s3 --extra server --extra tensorboard $(LOCKED) -o requirements.lock
+	uv pip compile --group nodes --constraints requirements.lock $(LOCKED) -o requirements-nodes.lock
 	uv pip compile --group docs $(LOCKED) -o requirements-docs.lock
 
 LOCKED := --quiet --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header

@@ -75,7 +75,7 @@ def refuse_another(root: Path) -> None:
                 f"this is the clone {root}, but Python takes {name} from {folder or 'nowhere'}, which the active "
                 "environment or PYTHONPATH puts first",
                 hint=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
-                "environment (make train makes it)",
+                "environment (make install makes it)",
             )
 
 

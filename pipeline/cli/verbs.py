@@ -566,7 +566,7 @@ _VERBS: Mapping[str, Verb] = {
         bare="[PATH …]",
         summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
-        "installs requirements.lock on hosts that lack it. PATH … are files and folders of this computer "
+        "installs requirements-nodes.lock on hosts that lack it. PATH … are files and folders of this computer "
         "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then "
         "hashes what it has. Nothing is deleted there without --delete.",
         options={

@@ -1,16 +1,20 @@
-"""What `make` fills the environment with, and says meanwhile."""
+"""What `make` and `doit sync` fill environments with, and what is said meanwhile."""
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.launchers.transport import environments
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +50,46 @@ def test_a_terminal_is_not_silent_while_a_large_package_is_unpacked(tmp_path: Pa
     os.close(terminal)
     assert os.waitpid(pid, 0)[1] == 0
     assert said.count(b"still installing: 4 of at most 1 packages") >= 3, said
+
+
+def test_make_install_makes_the_environment_alone_and_says_what_comes_next(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "requirements.lock").write_text("")
+    program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / ".ci").mkdir()
+    program(tmp_path / ".ci/install", '#!/bin/sh\n"$PYTHON" -m venv --without-pip .venv && echo installing\n')
+    argv = ["make", "install", f"PYTHON={tmp_path}/python"]
+    said = [subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for _ in range(2)]
+    comes_next = "the environment is .venv; next: . .venv/bin/activate, then doit list, or make train, or make test\n"
+    assert said == [f"installing\n{comes_next}", comes_next]
+    assert [*tmp_path.glob(".venv/lib/python3*/site-packages/paceline.pth")]
+
+
+def test_hosts_get_what_trainers_import_in_the_versions_of_the_developers_and_nothing_that_they_do_not_need() -> None:
+    all_of_them, nodes = (_pins(ROOT / name) for name in ("requirements.lock", "requirements-nodes.lock"))
+    assert nodes < all_of_them
+    there = {name for name, _ in nodes}
+    trees = [ast.walk(ast.parse(path.read_bytes())) for path in (ROOT / "trainers").rglob("*.py")]
+    imports = [node for tree in trees for node in tree if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    owners = packages_distributions()
+    needed = {owner.lower() for name in names for owner in owners.get(name.partition(".")[0], ())}
+    assert {"torch", "torchvision", "pillow"} <= needed <= there
+    assert there.isdisjoint({"doit", "hydra-core", "mlflow", "pytest", "scikit-learn"})
+
+
+def _pins(lock: Path) -> set[tuple[str, str]]:
+    return set(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE))
+
+
+def test_the_lock_of_hosts_is_taken_where_the_project_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    for name in ("requirements.lock", "requirements-nodes.lock"):
+        (tmp_path / name).write_text("")
+        lock = environments.lock_file("lock", None)
+        assert lock is not None
+        assert lock.path.name == name
 
 
 @pytest.mark.long  # make test in a fresh clone begins with it

@@ -104,7 +104,7 @@ def test_the_version_has_its_entry_in_the_changelog() -> None:
 
 
 def test_the_requirements_carry_hashes_and_name_no_index() -> None:
-    for name in ("requirements.lock", "requirements-docs.lock"):
+    for name in ("requirements.lock", "requirements-nodes.lock", "requirements-docs.lock"):
         lock = text(name)
         assert re.search(r"^-|://", lock, flags=re.MULTILINE) is None, name
         pins = re.findall(r"^[\w.-]+==.*?(?=^\S|\Z)", lock, flags=re.MULTILINE | re.DOTALL)

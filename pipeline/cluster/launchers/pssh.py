@@ -52,8 +52,9 @@ class PsshConfig(ClusterConfig):
     """Hosts that may get their environment from here.
 
     Attributes:
-        environment_from: lock (requirements.lock) or the path of another lock file, of which `doit sync` makes an
-            environment on each host that runs then use; null: the hosts have one.
+        environment_from: lock (requirements-nodes.lock, torch and what trainers import; where there is none,
+            requirements.lock) or the path of another lock file, of which `doit sync` makes an environment on each host
+            that runs then use; null: the hosts have one.
         wheelhouse: folder of wheels on this computer, from which it is made where hosts have no network.
     """
 

@@ -42,6 +42,10 @@ class Environment:
     python_version: str
 
 
+LOCKS = ("requirements-nodes.lock", "requirements.lock")
+"""What ``cluster.environment_from=lock`` takes, of the project's: torch and what trainers import, else everything."""
+
+
 def lock_file(environment_from: str | None, wheelhouse: str | None) -> LockFile | None:
     """The one of the settings; None where hosts have environments of their own. Raises UsageError: no such file or
     folder."""
@@ -49,13 +53,15 @@ def lock_file(environment_from: str | None, wheelhouse: str | None) -> LockFile 
         if wheelhouse is not None:
             raise UsageError("cluster.wheelhouse is for cluster.environment_from=lock, which isn't set")
         return None
-    name = "requirements.lock" if environment_from == "lock" else environment_from
+    name = environment_from
+    if environment_from == "lock":
+        name = next((own for own in LOCKS if (ROOT / own).is_file()), LOCKS[-1])
     lock = ROOT / expanded(name, f"cluster.environment_from={name}")
     wheels = ROOT / expanded(wheelhouse, f"cluster.wheelhouse={wheelhouse}") if wheelhouse is not None else None
     if not lock.is_file():
         raise UsageError(
             f"cluster.environment_from={environment_from}: there is no file {lock}",
-            hint="cluster.environment_from=lock takes the project's requirements.lock",
+            hint=f"cluster.environment_from=lock takes the project's {' or '.join(LOCKS)}",
         )
     if wheels is not None and not wheels.is_dir():
         raise UsageError(
