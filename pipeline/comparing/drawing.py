@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Interval, Line, Node, level, span_of, within
 from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.core.printable import printable
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, quantity
 
 # Before the import, which warns about a home folder without write access.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -85,7 +85,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
             return ""
         axes.grid(axis="y", linewidth=0.7)
         axes.spines[["left", "right", "top"]].set_visible(False)
-        ends = [f"{band.label} ends at {band.points[-1].mean:.4g}" for band in bands if band.points]
+        ends = [f"{band.label} ends at {quantity(title, band.points[-1].mean, '.4g')}" for band in bands if band.points]
         return _element(figure, f"{title} over {axis}: {counted(len(ends), 'curve')}; {', '.join(ends[:COLOURS])}")
 
 

@@ -26,7 +26,7 @@ from pipeline.comparing.groups import (
 from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core import program
 from pipeline.core.redact import hide
-from pipeline.core.tables import counted, first_of
+from pipeline.core.tables import counted, first_of, quantity
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
@@ -286,7 +286,7 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     for group, one, (row, column) in zip(groups, over, places, strict=True):
         share = 0.0 if one is None else (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
         good = None if one is None else level(1 - share if direction == MINIMIZE else share)
-        said = "-" if one is None else tables.with_spread(one.mean, one.std)
+        said = "-" if one is None else tables.with_spread(one.mean, one.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
         cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
     names = short_names(fields)
@@ -312,7 +312,7 @@ def _parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[
             known = flat_config(run)
             value = run.figures.get(by)
             last = value if value is not None and math.isfinite(value) else None
-            said = "no figure" if last is None else f"{by} {last:.4g}"
+            said = "no figure" if last is None else f"{by} {quantity(by, last, '.4g')}"
             title = f"{group.label} {group.title} seed {run.seed}: {said}"
             lines.append(Line(title=title, values=(*(_axis_value(known.get(name)) for name in fields), last)))
     return (*short_names(fields).values(), by), tuple(lines)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
-from pipeline.core.tables import counted, first_of, in_width, wrapped
+from pipeline.core.tables import counted, first_of, in_width, unit_of, wrapped
 
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
@@ -31,8 +31,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4f}"
 
 
-def with_spread(mean: float, std: float | None) -> str:
-    """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals."""
+def with_spread(mean: float, std: float | None, name: str = "") -> str:
+    """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals.
+
+    A figure whose ``name`` is that of a size or a duration has a unit: ``8.13 ± 0.12 MB``.
+    """
+    least, unit = unit_of(name, mean)
+    if unit:
+        return f"{with_spread(mean / least, None if std is None else std / least)} {unit}"
     if std is None:
         return number(mean)
     # After rounding, so that 0.00999… counts as 0.010.
@@ -43,8 +49,8 @@ def with_spread(mean: float, std: float | None) -> str:
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
 
 
-def cell(figure: Figure | None, n: int) -> str:
-    """Format a metric of a group of ``n`` finished runs, with the number of values excluded from the mean."""
+def cell(figure: Figure | None, n: int, name: str = "") -> str:
+    """Format the metric ``name`` of a group of ``n`` finished runs, and say which values its mean leaves out."""
     if figure is None:
         return "-"
     odd = [f"{count} {name}" for count, name in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
@@ -52,7 +58,7 @@ def cell(figure: Figure | None, n: int) -> str:
         return ", ".join(odd)
     notes = [f"n {figure.over.n}"] if figure.over.n != n else []
     said = f" ({', '.join([*notes, *odd])})" if notes or odd else ""
-    return f"{with_spread(figure.over.mean, figure.over.std)}{said}"
+    return f"{with_spread(figure.over.mean, figure.over.std, name)}{said}"
 
 
 def signed(value: float) -> str:
@@ -96,7 +102,8 @@ def _about(group: Group, width: int) -> Iterator[str]:
 def _metrics(comparison: Comparison, width: int) -> list[str]:
     head = ("metric", *(f"{group.label} (n {group.n})" for group in comparison.groups))
     rows = [
-        (name, *(cell(group.figures.get(name), group.n) for group in comparison.groups)) for name in comparison.metrics
+        (name, *(cell(group.figures.get(name), group.n, name) for group in comparison.groups))
+        for name in comparison.metrics
     ]
     if not rows:
         return ["no figures: none of these runs is finished"]
@@ -131,7 +138,7 @@ def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
     if figure is None or figure.over is None:
         return "No figures." if first.n else "No figures: none of these runs is finished."
     n = f" (n {figure.over.n})" if figure.over.n > 1 or others else ""
-    value = f"{by} {with_spread(figure.over.mean, figure.over.std)}{n}"
+    value = f"{by} {with_spread(figure.over.mean, figure.over.std, by)}{n}"
     doubt = f" ({first.reservation})" if first.reservation else ""
     if not others:
         return f"{value}{doubt}."
@@ -172,8 +179,10 @@ def larger(against: Against) -> list[Difference]:
 
 def interval(item: Difference) -> str:
     """Return ``+0.0121, from +0.0034 to +0.0208``."""
-    bounds = "" if item.low is None or item.high is None else f", from {signed(item.low)} to {signed(item.high)}"
-    return f"{signed(item.difference)}{bounds}"
+    least, unit = unit_of(item.metric, item.difference)
+    ends = [] if item.low is None or item.high is None else [signed(end / least) for end in (item.low, item.high)]
+    bounds = f", from {ends[0]} to {ends[1]}" if ends else ""
+    return f"{signed(item.difference / least)}{bounds} {unit}".rstrip()
 
 
 def _code(first: str, against: Against) -> list[str]:
@@ -195,7 +204,7 @@ def markdown(comparison: Comparison) -> str:
         (
             f"{group.label} {group.title}",
             str(group.n),
-            *(cell(group.figures.get(name), group.n) for name in comparison.metrics),
+            *(cell(group.figures.get(name), group.n, name) for name in comparison.metrics),
         )
         for group in comparison.groups
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,6 +12,12 @@ from pipeline.core.printable import without_colours
 
 ENDLESS = 100_000
 """The width of output that isn't a terminal: nothing wraps."""
+_UNITS = {
+    r"(^|_)bytes$": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB")),
+    r"(?<!_per)_s$|(^|_)seconds$": ((7200.0, 3600.0, "h"), (120.0, 60.0, "min")),
+}
+"""How a figure's name ends → its units: from which size on, the unit's size, its name."""
+_LARGE, _HUGE = 1e5, 1e15  # between these a figure has no digits behind its point
 _FILLER = "\0"  # the second column of a wide character, while lines are measured
 
 
@@ -136,6 +144,26 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def unit_of(name: str, size: float) -> tuple[float, str]:
+    """Return the unit in which a figure of this name is short: its size, and its name ('': the figure as it is).
+
+    Names that end in ``bytes`` are sizes, in ``_s`` or ``seconds`` durations, except speeds (``_per_s``).
+    """
+    last = name.lower().rpartition("/")[2]
+    units = next((units for ending, units in _UNITS.items() if re.search(ending, last)), ())
+    return next(((least, unit) for from_, least, unit in units if abs(size) >= from_), (1.0, ""))
+
+
+def quantity(name: str, value: float, form: str = ".6g") -> str:
+    """Return a figure in its unit (``8.1 MB``, ``2 min 05 s``); a large one with the digits before its point, others as
+    ``form`` says."""
+    unit = unit_of(name, value)[1]
+    if unit and math.isfinite(value):
+        return file_size(round(value)) if unit in ("kB", "MB", "GB", "TB") else duration(value)
+    text = f"{value:{form}}"
+    return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE or (abs(value) < _HUGE and "e+" in text) else text
 
 
 def some_names(shown: Sequence[str], count: int = 0) -> str:

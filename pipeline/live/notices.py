@@ -26,6 +26,7 @@ from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.redact import hide
 from pipeline.core.specs import LaunchPlan, State
+from pipeline.core.tables import quantity
 from pipeline.core.web_address import opener
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
@@ -52,7 +53,7 @@ class Notice:
     def text(self) -> str:
         """One line for people."""
         named = [name for name in _FIGURES if name in self.metrics] or [*self.metrics][: len(_FIGURES)]
-        figures = [f"{name} {self.metrics[name]:.4g}" for name in named]
+        figures = [f"{name} {quantity(name, self.metrics[name], '.4g')}" for name in named]
         said = ": ".join([f"{self.state} {self.kind} {self.key} ({self.name})", *([self.error] if self.error else [])])
         return ", ".join([said, *figures, f"{self.minutes:.1f} min"])
 

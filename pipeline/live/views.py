@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.core.printable import printable
 from pipeline.core.specs import State
-from pipeline.core.tables import counted, file_size, folded
+from pipeline.core.tables import counted, file_size, folded, quantity
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.sweep_state import SweepState, left_s
 from trainers.contract.beats import Phase, Usage, phase_words
@@ -78,7 +78,7 @@ def _time_left(seconds: float) -> str:
 def figure(name: str, value: float) -> str:
     """``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
     short = abs(value) >= 1000 or 0 < abs(value) < 1e-3
-    return f"{_NAMES.get(name, name)} {value:{'.4g' if short else '.4f'}}".strip()
+    return f"{_NAMES.get(name, name)} {quantity(name, value, '.4g' if short else '.4f')}".strip()
 
 
 # --------------------------------------------------------------------------------------------- a run

@@ -16,7 +16,7 @@ from pipeline.cli.session import ROOT, Session
 from pipeline.comparing import curves
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LAST
-from pipeline.core.tables import duration
+from pipeline.core.tables import duration, quantity
 from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
@@ -112,7 +112,9 @@ class Run:
 
     def __repr__(self) -> str:
         row = self._row
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in [*row.figures.items()][:_SHOWN_METRICS])
+        shown = ", ".join(
+            f"{name} {quantity(name, value, '.4g')}" for name, value in [*row.figures.items()][:_SHOWN_METRICS]
+        )
         return f"<Run {self.key} {row.state}: {row.what}{', ' if shown else ''}{shown}>"
 
     def __str__(self) -> str:
@@ -122,7 +124,7 @@ class Run:
         row = self._row
         facts = {"state": row.state, "what": row.what, "hosts": ", ".join(row.hosts)}
         facts |= {} if row.train_s is None else {"trained": duration(row.train_s)}
-        facts |= {name: f"{value:.4g}" for name, value in row.figures.items()}
+        facts |= {name: quantity(name, value, ".4g") for name, value in row.figures.items()}
         facts |= {"SYNTHETIC DATA": "an accuracy means nothing"} if row.synthetic else {}
         lines = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items()

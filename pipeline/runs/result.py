@@ -14,7 +14,7 @@ from pipeline.core import documents
 from pipeline.core.documents import DamagedError, UnsealedError
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import settles_in, sha256_file
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, quantity
 
 FILE = "stamps.json"
 
@@ -213,7 +213,7 @@ def nonfinite_note(summary: Mapping[str, Any]) -> str:
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
     """Of a script, whose metrics have names of their own: ``loss 0.25`` for each of the first few by name, and how many
     more there are."""
-    shown = [f"{name} {value:.6g}" for name, value in sorted(metrics.items())]
+    shown = [f"{name} {quantity(name, value)}" for name, value in sorted(metrics.items())]
     return [*shown[:most], *([f"{len(shown) - most} more metrics"] if len(shown) > most else [])]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, quantity
 from pipeline.runs import acceptance, checkpoints, journal, layout, metrics_file
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
@@ -353,7 +353,7 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""
     epoch = "" if last.epoch is None else f", epoch {last.epoch}"
     lines = [f"  step     {last.step}{epoch}{doing}"]
-    return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+    return lines + [f"  {name:<20} {quantity(name, value)}" for name, value in sorted(metrics.items())]
 
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:

@@ -6,12 +6,12 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.core.printable import printable, shell_line
-from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, wrapped
+from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, unit_of, wrapped
 from pipeline.runs.contents import short_value
 
 SEEDS = ("seed", "program.args.seed")
@@ -159,7 +159,7 @@ def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int)
     top = {name: _starred(configurations, name, goals) for name in shown}
     rows = [("configuration", "n", *shown)]
     for group in configurations:
-        cells = [_cell(group.statistics.get(name), top[name] is group) for name in shown]
+        cells = [_cell(name, group.statistics.get(name), top[name] is group) for name in shown]
         rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return in_width(rows, width)
 
@@ -177,14 +177,17 @@ def _columns(configurations: Sequence[Group]) -> list[str]:
     return [*others[:_OTHERS], *SHOWN]
 
 
-def _cell(value: Statistic | None, is_best: bool) -> str:
+def _cell(name: str, value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
+    least, unit = unit_of(name, value.mean)
+    if unit:
+        value = replace(value, mean=value.mean / least, std=None if value.std is None else value.std / least)
     # Few digits for large values, scientific notation for values that would show as 0.0000.
     of_mean = tiny if 0 < abs(value.mean) < _TINY else figure
     of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else of_mean
     spread = "" if value.std is None else f" ± {of_spread(value.std)}"
-    return f"{of_mean(value.mean)}{spread}{' *' if is_best else ''}"
+    return f"{of_mean(value.mean)}{spread}{unit and f' {unit}'}{' *' if is_best else ''}"
 
 
 def figure(value: float) -> str:

@@ -14,7 +14,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.evaluation import fonts
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
-from pipeline.evaluation.table import format_report
+from pipeline.evaluation.table import format_report, most_confused
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.runs.folder import RunFolder
 
@@ -111,8 +111,18 @@ def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
     lines = format_report(report).splitlines()
     assert lines[0] == "test accuracy 0.8000 on 5 images"
     assert lines[2] == "cat              1.0000  0.5000  0.6667        2"
-    assert len(lines) == 7
+    assert lines[7:] == ["most confused", "  cat taken for dog  1 of 2"]
     assert format_report({**report, "synthetic": True}).startswith("SYNTHETIC DATA: this accuracy means nothing\n")
+
+
+@pytest.mark.slow
+def test_the_pairs_that_are_confused_most_often_come_first(tmp_path: Path) -> None:
+    report = evaluate(run_folder(tmp_path, targets=[0, 0, 1, 1, 2, 2], predictions=[1, 0, 2, 2, 1, 2]), {})
+    said = [(pair.text, pair.count, pair.of) for pair in most_confused(report)]
+    assert said == [("dog taken for frog", 2, 2), ("cat taken for dog", 1, 2), ("frog taken for dog", 1, 2)]
+    right = evaluate(run_folder(tmp_path, targets=[0, 1, 2], predictions=[0, 1, 2]), {})
+    assert most_confused(right) == []
+    assert "confused" not in format_report(right)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.tables import aligned, columns, duration, file_size, in_width, wrapped
+from pipeline.core.tables import aligned, columns, duration, file_size, in_width, quantity, wrapped
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,24 @@ def test_a_size_has_the_unit_in_which_it_is_short(count_bytes: int, shown: str) 
 )
 def test_a_duration_has_the_unit_in_which_it_is_short(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("tokens", 8134010.0, "8,134,010"),
+        ("gpu/peak_bytes", 8134010.0, "8.1 MB"),
+        ("train_s", 125.0, "2 min 05 s"),
+        ("epoch_seconds", 7261.0, "2 h 01 min"),
+        ("train_s", 0.25160, "0.2516"),
+        ("images_per_s", 17462.31, "17462.3"),
+        ("loss", 6.75987e-14, "6.75987e-14"),
+        ("loss", float("nan"), "nan"),
+        ("grad_norm", 1e300, "1e+300"),
+    ],
+)
+def test_a_figure_has_the_unit_that_its_name_tells(name: str, value: float, shown: str) -> None:
+    assert quantity(name, value) == shown
 
 
 def test_a_wide_character_counts_two_columns_and_a_combining_one_none() -> None:
