@@ -50,6 +50,8 @@ def _bare_environment(folder: Path, torch: str | None = None) -> Path:
     return python
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_path: Path) -> None:
     python = _bare_environment(tmp_path / "bare")
     for absent in ("doit", "hydra", "mlflow", "omegaconf", "sklearn", "numpy", "pipeline"):

@@ -65,6 +65,8 @@ def claims(lab: Lab, host: str) -> str:
     return on(lab, host, "cat /tmp/paceline-claims/* 2>/dev/null").stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_and_then_runs(
     bench: Bench, lab: Lab
 ) -> None:

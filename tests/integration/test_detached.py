@@ -28,6 +28,8 @@ def test_a_detached_training_is_found_waited_for_and_finished(project: Project) 
     assert "epoch 3/3" in followed.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_waiting_for_a_run_that_was_stopped_fails_with_its_state(project: Project) -> None:
     started = project.doit("train", *WORDS, "trainer.epochs=500", "detach=1", "json=1", apart=True)
     data = json.loads(started.stdout)["data"]

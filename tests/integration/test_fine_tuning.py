@@ -65,6 +65,8 @@ def test_a_sweep_trains_the_first_run_once_and_a_trial_is_made_again_after_that_
     assert "its key is the same" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_first_run_that_fails_is_told_as_the_reason_and_nothing_else_begins(tmp_path: Path, fetched: Path) -> None:
     checkout = copied(tmp_path / "project", fetched)
     said = "experiment=quickstart trainer.max_steps=1 trainer.freeze=[nothing]"

@@ -274,6 +274,8 @@ def test_a_pod_that_is_preempted_while_it_waits_for_others_leaves_and_another_jo
     assert [job["metadata"]["name"] in evicted[0] for job in kubernetes.made] == [True, False]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_api_that_is_busy_while_pods_are_waited_for_ends_nothing(kubernetes: FakeCluster, bench: Bench) -> None:
     def say(_: str) -> None:
         kubernetes.busy = 4

@@ -101,6 +101,8 @@ def test_a_home_that_cannot_be_written_is_told_before_anything_starts(lab: Lab) 
     assert "cluster.workdir=" in told.rpartition("try: ")[2]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_login_that_takes_longer_than_its_limit_is_told_with_the_setting(lab: Lab, bashrc: Bashrc) -> None:
     bashrc("echo Loading modules; sleep 60")
     told = error(lab, connect_timeout_s=1.0)

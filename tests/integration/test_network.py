@@ -94,6 +94,8 @@ finish(rank, run)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_chosen_interface_carries_the_run_where_that_of_ssh_carries_nothing_else(pssh: Bench, lab: Lab) -> None:
     stub, lines = pssh.stub(WHERE, stand_in=True), list[LogLine]()  # with torchrun: the run over IPv6 alone
     with second_network(lab) as addresses, firewall(lab, "node0", "drop"), firewall(lab, "node1", "drop"):

@@ -65,6 +65,8 @@ def orphaned(project: Project, *words: str) -> list[psutil.Process]:
     return orphans
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @WARM
 def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Project, undisturbed: str, warm: str) -> None:
     project.whole = True
@@ -79,6 +81,8 @@ def test_orphaned_ranks_are_ended_before_the_next_attempt_trains(project: Projec
     assert weights(project) == undisturbed
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @WARM
 def test_orphaned_ranks_that_train_to_the_end_are_gone_then_and_nothing_is_repeated(
     project: Project, undisturbed: str, warm: str
@@ -92,6 +96,8 @@ def test_orphaned_ranks_that_train_to_the_end_are_gone_then_and_nothing_is_repea
     assert (project.result()["attempts"], weights(project)) == (1, undisturbed)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_metrics_that_are_damaged_after_the_ranks_have_ended_are_made_again(project: Project) -> None:
     child = project.start("train", *TRAINING, "cluster.nproc_per_node=1", "trainer.checkpoint_every_steps=50")
     wait_for_step(project, 100, child)

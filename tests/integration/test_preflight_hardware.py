@@ -205,6 +205,8 @@ def test_limits_of_a_control_group_are_named(lab: Lab, limited: None) -> None:
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_driver_that_does_not_answer_is_told_by_the_deep_form(lab: Lab) -> None:
     host = lab.hosts[1]
     (host.home / "bin").mkdir()

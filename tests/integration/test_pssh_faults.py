@@ -128,6 +128,8 @@ def test_a_break_between_here_and_hosts_ends_nothing_and_is_said(
     assert sorted(line.split()[0] for line in said if " answers again, after " in line) == silent
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Bench, lab: Lab) -> None:
     stub, said = pssh.stub("print('up', flush=True)\n" + RUN_TO_END, stand_in=True), list[str]()
     with ExitStack() as broken:
@@ -231,6 +233,8 @@ def go_on_from_what_was_saved(pssh: Bench, stub: Stub) -> None:
     pssh.run(stub)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_hosts_have_saved_outlives_a_runs_folder_that_is_away_for_a_while(pssh: Bench) -> None:
     stub = pssh.stub(f"{RUN_TO_END}; {SLEEP}", stand_in=True)
     away = stub.run_dir.with_name("not mounted")

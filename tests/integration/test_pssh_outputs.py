@@ -163,6 +163,8 @@ def test_a_folder_of_data_arrives_with_its_programs_and_empty_folders(lab: Lab, 
     assert told[0] == told[1]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_who_waits_for_a_large_pack_hears_how_much_of_it_each_host_has(lab: Lab, tmp_path: Path) -> None:
     pack, what = large_pack(tmp_path, 1000), cluster(lab)
     heard: list[str] = []

@@ -20,6 +20,7 @@ from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
 from tests.waiting import wait_until
 
+IN_CI = [pytest.mark.long, pytest.mark.ci]
 ALONE = "cluster.nproc_per_node=1 cluster.env.OMP_NUM_THREADS=1 tracking=none"
 SCRIPT = """
 import argparse, os, sys
@@ -234,7 +235,7 @@ sys.exit(3 if step < 4 else 0)
 """
 
 
-@pytest.mark.parametrize("words", ["[logs]", "[saves,'{resume}']"])
+@pytest.mark.parametrize("words", ["[logs]", pytest.param("[saves,'{resume}']", marks=IN_CI)])
 def test_a_script_that_advances_before_each_failure_is_started_again(project: Project, words: str) -> None:
     (project.folder / "my scripts/train.py").write_text(FAILS_AT_EACH_STEP)
     project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
@@ -250,7 +251,7 @@ def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(proje
     assert "it has failed in the same way at step 1 before, so it is not tried again" in done.stdout
 
 
-@pytest.mark.parametrize("environment", ["None", "{}"])
+@pytest.mark.parametrize("environment", ["None", pytest.param("{}", marks=IN_CI)])
 def test_a_child_that_outlives_its_script_is_named_behind_the_runs_end(project: Project, environment: str) -> None:
     """The second one has dropped the environment of its script, and is found by the agent."""
     words = f"['sleep', '600'], env={environment}, start_new_session=True"
@@ -282,8 +283,14 @@ pathlib.Path("FOLDER", f"signals-{os.environ.get('RANK', 0)}").write_text(str(le
 """
 
 
-@pytest.mark.parametrize("torchrun", ["true", "false"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "torchrun"),
+    [
+        (signal.SIGTERM, "true"),
+        *(pytest.param(number, "true", marks=IN_CI) for number in (signal.SIGINT, signal.SIGHUP)),
+        pytest.param(signal.SIGTERM, "false", marks=IN_CI),
+    ],
+)
 def test_each_process_of_a_script_gets_one_sigterm_and_three_seconds(
     project: Project, tmp_path: Path, torchrun: str, number: int
 ) -> None:
@@ -314,13 +321,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize(
-    "by",
-    [
-        "doit stop",
-        *(pytest.param(by, marks=[pytest.mark.long, pytest.mark.ci]) for by in ("doit stop, no command", "SIGTERM")),
-    ],
-)
+@pytest.mark.ci
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["doit stop", "doit stop, no command", "SIGTERM"])
 def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigterm_is_gone(
     project: Project, tmp_path: Path, by: str
 ) -> None:
@@ -363,6 +366,8 @@ def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Proj
     assert (summary["steps"], summary["metrics"]) == (3, {"loss": pytest.approx((8 * 0.5**4) ** 2)})
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_a_script_has_saved_comes_to_the_mirror_while_it_runs(project: Project, tmp_path: Path) -> None:
     (tmp_path / "my scripts/train.py").write_text(WAITS_FOR_THE_MIRROR)
     address = f"cluster.checkpoint_mirror={tmp_path}/mirror"
@@ -479,6 +484,8 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     assert "is finished" in project.doit("train", *words).stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is_said(project: Project) -> None:
     (project.folder / "my scripts/train.py").write_text(DEAF)
     child = project.start("train", "cluster.nproc_per_node=1")
@@ -495,7 +502,7 @@ def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is
     [
         ("checkpoints", ""),
         ("run", ""),
-        *(pytest.param(to, "node0", marks=pytest.mark.lab) for to in ("checkpoints", "run")),
+        *(pytest.param(to, "node0", marks=[pytest.mark.lab, *IN_CI]) for to in ("checkpoints", "run")),
     ],
 )
 def test_after_ctrl_c_no_row_of_a_script_is_lost_and_what_it_can_go_on_from_is_said(
@@ -583,6 +590,8 @@ def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps
     assert "program.args.lr: 0.1 → 0.2" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched: Path) -> None:
     typed_there = r"^doit torchrun --nproc-per-node 2 examples/train\.py [^#\n]+"
     (line,) = re.findall(typed_there, (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -620,13 +629,13 @@ def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
         pytest.param(
             "import sys; sys.exit(3)",
             r"training failed on localhost, rank 0: ended with exit code 3",
-            marks=[pytest.mark.long, pytest.mark.ci],
+            marks=IN_CI,
         ),
         ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
         pytest.param(
             "import os; os.chdir('/'); open('model.pt')",
             r"No such file or directory: 'model\.pt'",
-            marks=[pytest.mark.long, pytest.mark.ci],
+            marks=IN_CI,
         ),
         ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
     ],

@@ -83,12 +83,11 @@ def test_a_signal_before_and_after_the_training_stands_in_the_journal(recording:
     assert (again.returncode, "is finished" in again.stdout) == (0, True), again.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("moment", "folder", "missing"),
-    [
-        (EVALUATING, "checkpoints", "checkpoints/final.pt"),
-        pytest.param(SEALING, ".", ".result.json", marks=pytest.mark.long),
-    ],
+    [(EVALUATING, "checkpoints", "checkpoints/final.pt"), (SEALING, ".", ".result.json")],
 )
 def test_what_is_removed_after_the_training_makes_no_result(
     finished: Project, moment: str, folder: str, missing: str

@@ -87,6 +87,8 @@ def test_a_job_that_can_never_start_says_so_and_a_signal_takes_it_out_of_the_que
     assert slurm.jobs() == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_job_whose_node_is_drained_says_so(slurm: Slurm, bench: Bench) -> None:
     slurm.run("scontrol", "update", "nodename=node1", "state=drain", "reason=a broken fan")
     try:

@@ -31,7 +31,7 @@ def of_script(folder: Path, *cluster: str) -> Project:
     return Project(folder, words=[*words, *cluster, "cluster.nproc_per_node=1", "tracking=none"])
 
 
-@pytest.mark.parametrize("ends_before", [False, True], ids=["alive", "ended well"])
+@pytest.mark.parametrize("ends_before", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.ci])])
 def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
     tmp_path: Path, lab: Lab, ends_before: bool
 ) -> None:
@@ -53,6 +53,8 @@ def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
     assert (project.only_run() / "outputs" / "w.txt").read_text() == "trained"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_attempt_on_a_host_that_the_words_call_by_another_name_is_taken_up(tmp_path: Path, lab: Lab) -> None:
     ssh_config = tmp_path / "ssh_config"
     entry = f"Host other\n  HostName {lab.host('node0').address}\n  HostKeyAlias node0\n"
