@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import signal
-import subprocess
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.log_lines import CUT
 from pipeline.cluster.attempt import stop_run
 from pipeline.core.errors import TrainingError
-from pipeline.core.processes import process
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench, over_ssh_first
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
@@ -195,71 +190,6 @@ def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
         os.kill(attempt.pid, signal.SIGINT)
         assert attempt.stdout is not None
         assert "KILLED stopped by SIGINT" in attempt.stdout.read()
-    assert bench.left(stub) == 0
-
-
-LOUD = (
-    """
-for step in range(40):
-    print(step, 'x' * 5000 * 40, flush=True)
-    for part in range(5):
-        print(step, part, flush=True)
-    time.sleep(0.1)
-"""
-    + RUN_TO_END
-)
-
-
-@pytest.mark.long  # at one moment: tests/integration/test_pssh_faults.py
-def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if bench.labels:
-        pytest.skip("a batch job is followed through files that it shares with the controller: no stream can break")
-    children: list[subprocess.Popen[bytes]] = []
-    start = process.stream
-
-    def stream(argv: list[str]) -> subprocess.Popen[bytes]:
-        children.append(start(argv))
-        return children[-1]
-
-    monkeypatch.setattr(process, "stream", stream)
-    over, moments, kills = threading.Event(), random.Random(22), []
-    lines: list[LogLine] = []
-    killed_at: dict[str, int] = {}  # lines of a host that had come: where none does between two kills it counts as lost
-
-    def host_of(child: subprocess.Popen[bytes]) -> str:
-        words = " ".join(map(str, child.args)) if isinstance(child.args, list) else ""
-        return next((host.label for host in bench.cluster.hosts if host.label in words), "")
-
-    def heard(host: str) -> int:
-        return sum(host in (line.host, "") for line in list(lines))
-
-    def kill() -> None:
-        while len(kills) < 20 and not over.wait(moments.uniform(0.05, 0.6)):
-            alive = [child for child in children if child.poll() is None]
-            due = [child for child in alive if heard(host_of(child)) > killed_at.get(host_of(child), 0)]
-            if due:
-                child = moments.choice(due)
-                killed_at[host_of(child)] = heard(host_of(child))
-                child.kill()
-                kills.append(child.pid)
-
-    killer = threading.Thread(target=kill)
-    stub = bench.stub(LOUD, stand_in=True)
-    killer.start()
-    try:
-        bench.run(stub, lines)
-    finally:
-        over.set()
-        killer.join()
-    assert len(kills) >= 5
-    for rank in (0, 1):
-        numbers = [line.text for line in lines if line.rank == rank and re.fullmatch(r"\d+ \d", line.text)]
-        assert numbers == [f"{step} {part}" for step in range(40) for part in range(5)]
-        long = [line.text for line in lines if line.rank == rank and "xxx" in line.text]
-        assert "".join(long).replace(CUT, "").count("x") == 40 * 200_000
-    assert len((stub.run_dir / "metrics.jsonl").read_text().splitlines()) == 1
     assert bench.left(stub) == 0
 
 

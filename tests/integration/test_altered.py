@@ -43,20 +43,6 @@ def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(fi
     assert "is finished" in finished.doit("train", *FINISHED).stdout
 
 
-@pytest.mark.long  # a result.json that isn't trusted: the test above
-@pytest.mark.parametrize("name", ["result.json", "summary.json", "key.json", "config.json", "evaluation/report.json"])
-def test_a_damaged_file_is_made_again_without_a_training(finished: Project, name: str) -> None:
-    path = finished.only_run() / name
-    path.write_bytes(b'{"files": null, "a": ' + b"[" * 2000)
-    for words in (("runs",), ("why", *FINISHED), ("status", f"run={path.parent.name}"), ("stop", *FINISHED)):
-        shown = finished.doit(*words).stdout
-        assert "Traceback" not in shown, (words, shown)
-    done = finished.doit("train", *FINISHED)
-    assert done.returncode == 0, done.stdout
-    assert finished.states().count("RUNNING") == 1
-    assert "is finished" in finished.doit("train", *FINISHED).stdout
-
-
 def test_why_and_export_tell_which_file_of_a_finished_runs_history_was_cut_or_lost(finished: Project) -> None:
     folder, key = finished.only_run(), f"run={finished.only_run().name}"
     (folder / "plan.json").write_text((folder / "plan.json").read_text()[:-20])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,33 +47,3 @@ def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path
     refused = checkout.doit("train", *A, code=3)
     line = source.count("\n") + 1
     assert f"ERROR: trainers/models/small_cnn.py:{line} imports gone_astray: neither a file of the project" in refused
-
-
-@pytest.mark.long  # of the agent with stub ranks: tests/pipeline/test_agent_supervisor.py
-@pytest.mark.parametrize(
-    ("ranks", "end", "said"),
-    [
-        (2, "if os.environ['RANK'] == '1': os._exit(0)", "rank 1: ended with exit code 0 before the run was over; "),
-        *(
-            (1, end, f"rank 0: {said}")
-            for end, said in (
-                ("os._exit(0)", "ended with exit code 0 before the run was over; take out what ends the process"),
-                ("sys.exit()", r"SystemExit: \(it ends a process, and the run was not over; raise an Exception"),
-                ("raise Mute", r"Mute: \(its text could not be made: ValueError\)"),
-            )
-        ),
-    ],
-)
-def test_a_rank_that_ends_early_is_named_whatever_its_exit_code(
-    tmp_path: Path, fetched: Path, ranks: int, end: str, said: str
-) -> None:
-    checkout = replace(copied(tmp_path / "project", fetched), whole=True)
-    model = checkout.root / "trainers" / "models" / "small_cnn.py"
-    mute = "class Mute(Exception):\n    def __str__(self) -> str:\n        raise ValueError\n"
-    model.write_text(f"{model.read_text()}\n\nimport os, sys\n{mute}\n{end}\n")
-    output = checkout.doit("train", *A, f"cluster.nproc_per_node={ranks}", code=1)
-    assert re.search(f"ERROR: training failed on localhost, {said}", output), output
-    assert output.count("Traceback") <= 1
-    (journal,) = checkout.root.glob("runs/*/journal.jsonl")
-    states = [json.loads(line)["state"] for line in journal.read_text().splitlines()]
-    assert states == ["PLANNED", "RUNNING", "FAILED"]

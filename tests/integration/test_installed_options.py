@@ -155,18 +155,6 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     assert ": done already" in doit("train").stdout
 
 
-@pytest.mark.long  # the version in the key, and wrong words for options of this package: the tests beside it
-def test_another_version_of_the_package_and_wrong_words_are_told(python: Path, doit: Doit, tmp_path: Path) -> None:
-    install(python, wheel(tmp_path, "1.2"))
-    assert doit("train").returncode == 0
-    wrong = doit("train", "model.width=0")
-    assert "model.width=0 must be at least 1" in wrong.stdout
-    assert "did you mean tiny?" in doit("train", "model=tinny").stdout
-
-    install(python, wheel(tmp_path, "1.3"))
-    assert "acme-parts" in doit("why").stdout
-
-
 def unpacked(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` where the distribution lies on Python's path."""
     with zipfile.ZipFile(wheel(folder, "1.2")) as archive:

@@ -103,22 +103,6 @@ def test_a_key_with_a_passphrase_is_named_and_kept(hosts: Lab) -> None:
     assert str(hit.value).endswith("node1 -t 'ssh-keygen -p -f ~/.ssh/id_ed25519'")
 
 
-@pytest.mark.long  # on one host without ssh: tests/pipeline/test_agent_mesh.py
-def test_undo_with_a_damaged_record_takes_the_access_back_and_says_what_it_could_not_tell(hosts: Lab) -> None:
-    mesh.connect(cluster(hosts))
-    on(hosts, "node0", "echo null > ~/.ssh/paceline-mesh.json")
-    with pytest.raises(HostError, match=r"node0: its ~/\.ssh/paceline-mesh\.json, .* is damaged") as hit:
-        mesh.connect(cluster(hosts))
-    assert "try: doit mesh --undo with the same words" in str(hit.value)
-    undone = mesh.undo(cluster(hosts))
-    assert [(one.keys, one.hosts, one.key_removed) for one in undone] == [(2, 0, False), (2, 4, True)]
-    assert on(hosts, "node0", "cat ~/.ssh/authorized_keys").stdout == f"{OWN_KEY}\n"
-    with pytest.raises(
-        HostError, match=r"node0: its ~/\.ssh/paceline-mesh\.json was damaged and is now ~/\.ssh/paceline"
-    ):
-        mesh.demand_whole(undone)
-
-
 def test_this_computer_alone_has_nobody_to_connect_with() -> None:
     with pytest.raises(UsageError, match="reaches none"):
         mesh.connect(Cluster(launcher="local", hosts=(Host(name="localhost"),)))

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from pipeline.lab import Lab
 from tests.integration.commands import ROOT
 from tests.integration.test_own_models import TWO_STEPS, typed
 from tests.integration.test_provenance import copied
@@ -41,31 +39,3 @@ def test_the_example_of_the_page_trains_as_printed_and_from_files_to_the_same_we
     assert "pillow" in json.loads((other.parent / "key.json").read_text())["environment"]
     weights = [json.loads(path.read_text())["weights_sha256"] for path in (result, other)]
     assert weights[0] == weights[1]
-
-
-@pytest.mark.lab
-@pytest.mark.long  # of one host: tests/pipeline/data
-def test_another_list_of_classes_is_another_run_on_two_hosts_and_the_first_one_stays(
-    tmp_path: Path, fetched: Path, lab: Lab
-) -> None:
-    checkout = copied(tmp_path / "project", fetched)
-    for number, name in enumerate(("cat", "dog", "emu")):
-        (checkout.root / "photos" / name).mkdir(parents=True)
-        for image in range(20):
-            Image.new("RGB", (16, 16), (80 * number, 12 * image, 0)).save(checkout.root / f"photos/{name}/{image}.png")
-    (checkout.root / "photos/emu").rename(checkout.root / "emu")
-    data = ("dataset=folder", "dataset.source=photos", "dataset.holdout=10", "trainer.global_batch_size=16")
-    words = (
-        *data,
-        "trainer.max_steps=1",
-        "tracking=none",
-        "cluster=two_node",
-        f"cluster.ssh_config='{lab.ssh_config}'",
-    )
-    assert "FINISHED" in checkout.doit("train", *words)
-    (checkout.root / "emu").rename(checkout.root / "photos/emu")
-    assert "FINISHED" in checkout.doit("train", *words)
-    (checkout.root / "photos/emu").rename(checkout.root / "emu")
-    assert "is finished" in checkout.doit("train", *words)
-    reports = [json.loads((run / "evaluation/report.json").read_text()) for run in checkout.runs().values()]
-    assert sorted(report["classes"] for report in reports) == [["cat", "dog"], ["cat", "dog", "emu"]]

@@ -146,39 +146,6 @@ def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Ben
     assert said[0].endswith("; it is tried again for 600 s")
 
 
-KEEPS_A_CHECKPOINT = """
-checkpoints = run / "checkpoints"
-if rank == 0 and (checkpoints / "step-00000001.pt").exists():
-    print("goes on", flush=True)
-    finish(rank, run)
-elif rank == 0:
-    checkpoints.mkdir()
-    (checkpoints / "step-00000001.pt").write_bytes(b"first")
-    seal(checkpoints / "step-00000001.pt")
-    (run / "metrics.jsonl").write_text("")
-if rank == 0 and not (run / "summary.json").exists():
-    print("saved", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.long  # the local launcher: test_train.py; an attempt that goes on over pssh: test_pssh_outputs.py
-def test_the_same_command_goes_on_from_the_checkpoint_of_a_killed_controller(pssh: Bench) -> None:
-    stub = pssh.stub(KEEPS_A_CHECKPOINT, stand_in=True)
-    child = pssh.spawn(stub)
-    try:
-        assert child.stdout is not None
-        assert any("saved" in line for line in child.stdout)
-    finally:
-        child.kill()
-        child.wait()
-    lines: list[LogLine] = []
-    pssh.run(stub, lines)
-    assert "goes on" in [line.text for line in lines]
-    assert (stub.run_dir / "summary.json").exists()
-    assert pssh.left(stub) == 0
-
-
 def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(SLEEP, stand_in=True)
 

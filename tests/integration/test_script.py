@@ -45,34 +45,7 @@ for step in range(1, 4):
 if os.environ["RANK"] == "0":
     open(os.path.join(a.out, "w.txt"), "w").write(str(w))
 """
-TORCH = """
-import argparse, json, os
-import torch, torch.distributed as dist
-p = argparse.ArgumentParser()
-p.add_argument("--lr", type=float)
-p.add_argument("--out")
-p.add_argument("--data")
-a = p.parse_args()
-dist.init_process_group("gloo")
-w = torch.tensor([float(open(a.data).read())])
-for step in range(1, 4):
-    total = w * (dist.get_rank() + 1)
-    dist.all_reduce(total)
-    w -= a.lr * total
-    if dist.get_rank() == 0:
-        print(json.dumps({"step": step, "loss": w.item()}), file=open(os.path.join(a.out, "log.jsonl"), "a"))
-dist.destroy_process_group()
-"""
 
-PRUNED = """
-import sys, time, paceline
-lr = float(sys.argv[sys.argv.index("--lr") + 1])
-for step in range(1, 6):
-    paceline.log(step, loss=lr)
-ends = time.monotonic() + 60 * (lr > 5)
-while time.monotonic() < ends and not paceline.should_stop():
-    time.sleep(0.1)
-"""
 FINDS_IT_ITSELF = """
 import os, pathlib, sys, time, paceline
 saved = pathlib.Path(sys.argv[sys.argv.index("--out") + 1], "state.txt")
@@ -553,21 +526,6 @@ def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> 
     assert "training failed on localhost, rank 0: RuntimeError: one\n\n# two\n" in raised
 
 
-@pytest.mark.lab
-@pytest.mark.long  # with a program that needs no torch: tests/contract/test_launchers.py
-def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) -> None:
-    (project.folder / "my scripts/train.py").write_text(TORCH)
-    (project.folder / "w.txt").write_text("8")
-    data = [f"program.data='{project.folder}/w.txt'", "program.args.data={data}", "program.args.lr=0.1"]
-    hosts = ["cluster=two_node", "cluster.nproc_per_node=1", f"cluster.ssh_config='{lab.ssh_config}'"]
-    done = project.doit("train", *data, *hosts)
-    assert done.returncode == 0, done.stdout
-    result = project.result()
-    assert result["hosts"] == ["node0", "node1"]
-    assert result["metrics"]["loss"] == pytest.approx(8 * 0.7**3)
-    assert "is finished" in project.doit("train", *data, *hosts).stdout
-
-
 @pytest.mark.ci
 @pytest.mark.long
 def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps_the_same_run(
@@ -608,19 +566,6 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
     told = checkout.doit("reproduce", f"run={key}")
     assert re.search(rf"REPRODUCED {key}: .*outputs.*are equal", told), told
     assert "unproven" not in checkout.doit("runs")
-
-
-@pytest.mark.long  # test_search.py prunes, tests/trainers/script/test_script_start.py hears of it
-def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
-    (project.folder / "my scripts/train.py").write_text(PRUNED)
-    words = ("search=grid", "program.args.lr=9,2,1", "search.metric=loss", "search.direction=minimize")
-    pruner = ("search.pruner=median", "search.startup_trials=2", "sweep.slots=1", "cluster.nproc_per_node=1")
-    first = project.doit("sweep", *words, *pruner, "search.n_trials=2")
-    assert "2 finished" in first.stdout, first.stdout
-    done = project.doit("sweep", *words, *pruner)
-    assert "2 finished, 1 pruned, 0 failed" in done.stdout, done.stdout
-    (pruned,) = (path for path in (project.folder / "runs").glob("*/pruned.json"))
-    assert json.loads(pruned.read_text())["metrics"] == {"loss": 9.0}
 
 
 @pytest.mark.parametrize(

@@ -259,12 +259,3 @@ def test_a_standard_output_that_takes_ascii_alone_ends_no_command(
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=HANG_S)
     assert said in done.stdout + done.stderr
     assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.long  # the lock: tests/pipeline/test_runlock.py
-def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
-    project.words = ["tracking=none"]
-    children = [project.start("train", *TINY) for _ in range(2)]
-    outputs = [child.communicate(timeout=HANG_S)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0], outputs
-    assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]

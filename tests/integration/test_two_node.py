@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import psutil
@@ -13,7 +12,7 @@ from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, wait_for_step
 from tests.integration.test_signal_moments import COLLECTING, WORDS, stopped_when
 from tests.lab_fixture import on
-from tests.waiting import HANG_S, promised_s
+from tests.waiting import promised_s
 
 pytestmark = pytest.mark.lab
 
@@ -87,19 +86,3 @@ def test_a_signal_while_the_outputs_are_brought_here_stands_in_the_journal(proje
     assert done.returncode == 0, done.stdout
     assert project.states().count("RUNNING") == 1
     assert project.states()[-1] == "FINISHED"
-
-
-@pytest.mark.long  # of every launcher with a stub: tests/contract
-def test_a_killed_rank_ends_the_other_host_and_the_message_names_it(project: Project, lab: Lab) -> None:
-    child = project.start("train", "experiment=quickstart", "trainer.epochs=400")
-    wait_for_step(project, 20, child)
-    inside = lab.host("node1").init_pid
-    assert inside is not None
-    victims = [p for p in psutil.Process(inside).children(recursive=True) if "--config" in p.cmdline()]
-    os.kill(victims[-1].pid, signal.SIGKILL)
-    output, _ = child.communicate(timeout=HANG_S)
-    assert child.returncode == 1
-    assert "node1" in output
-    assert "SIGKILL" in output
-    assert ranks_on(lab) == []
-    assert project.states()[-1] == "FAILED"

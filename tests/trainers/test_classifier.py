@@ -2,9 +2,7 @@
 
 import json
 import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.core.files import sha256_file
 from tests.trainers import other_model
-from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
-from tests.waiting import HANG_S
+from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.checkpoint.weights import digest
 from trainers.core.config import ConfigError
 from trainers.core.errors import TrainerError
@@ -198,36 +195,6 @@ def test_one_image_a_rank_is_too_few_for_batch_normalisation(make_run: MakeRun) 
 def test_an_unknown_field_is_refused(make_run: MakeRun) -> None:
     with pytest.raises(ConfigError, match=r"optimizer.speed is not a field of optimizer=sgd"):
         run(make_run(optimizer__speed=1) / "config.json")
-
-
-@pytest.mark.long  # on two ranks: tests/trainers/test_torchrun.py
-def test_a_mistake_is_one_line_and_stands_in_the_error_file(make_run: MakeRun) -> None:
-    run_dir = make_run(trainer__global_batch_size=64)
-    process = start(run_dir)
-    _, err = process.communicate(timeout=HANG_S)
-    wanted = "the train split of stripes has 60 images, fewer than one global batch of 64; "
-    wanted += "set trainer.global_batch_size to at most 60"
-    assert (process.returncode, err) == (1, f"paceline: error: {wanted}\n")
-    message = json.loads((run_dir / "error.json").read_text())["message"]["message"]
-    assert wanted in message
-
-
-@pytest.mark.long  # a node that has torch alone: tests/integration/test_bare_node.py
-def test_a_node_needs_no_numpy(make_run: MakeRun, tmp_path: Path) -> None:
-    run_dir = make_run()
-    script = tmp_path / "check.py"
-    script.write_text(
-        "import sys\n"
-        "sys.modules['numpy'] = None\n"
-        f"sys.argv = ['classifier', '--config', {str(run_dir / 'config.json')!r}]\n"
-        "from trainers.classifier import leave, main\n"
-        "main()\n"
-        "leave('torchvision' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture

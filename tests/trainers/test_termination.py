@@ -82,20 +82,6 @@ def test_two_ranks_save_one_step_and_end_with_the_weights_of_an_undisturbed_run(
     assert losses_of(broken) == losses_of(whole)
 
 
-@pytest.mark.long  # two ranks: the test above
-def test_a_rank_alone_saves_its_step_and_dies_of_the_signal(make_run: MakeRun) -> None:
-    run_dir = make_run(**SETTINGS)
-    process = start(run_dir)
-    wait_for_step(run_dir, 12)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == -signal.SIGTERM
-    assert "stopped by SIGTERM after step" in out
-    assert "Traceback" not in err
-    run(run_dir / "config.json")
-    assert read_summary(run_dir)["state"] == "FINISHED"
-
-
 def test_the_signals_own_handler_is_there_again_after_a_training(make_run: MakeRun) -> None:
     before = signal.getsignal(signal.SIGTERM)
     run(make_run(trainer__epochs=1) / "config.json")
