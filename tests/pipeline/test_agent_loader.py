@@ -7,14 +7,11 @@ import marshal
 import os
 import subprocess
 import sys
-from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
 from pipeline.cluster import agent
-from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES
-from pipeline.cluster.agent.main import COMMANDS
 from pipeline.cluster.launchers.transport import payload
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
@@ -88,24 +85,3 @@ def test_another_python_compiles_the_sources_itself(monkeypatch: pytest.MonkeyPa
         payload.agent_source.cache_clear()
     done = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=asked, capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode()) == (0, '\n@paceline f00d {"left": []}\n')
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_a_command_imports_is_sent_for_it(command: str) -> None:
-    texts = payload.module_texts()
-    sent = payload.needed_modules((command,), texts)
-    assert len(sent) == len({*sent})
-    assert f"{PACKAGE}.{COMMANDS[command]}" in sent
-    imported = {module for name in sent for module in _ours(name, texts[name])}
-    assert imported <= {*sent}
-
-
-def _ours(importer: str, text: str) -> set[str]:
-    """The modules of the agent and of the contract that ``importer`` imports anywhere in its text."""
-    package = importer if importer in PACKAGES else importer.rpartition(".")[0]
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith(CONTRACT)):
-            module = resolve_name("." * node.level + (node.module or ""), package)
-            modules |= {f"{module}.{one.name}" for one in node.names} if module in PACKAGES else {module}
-    return modules

@@ -13,20 +13,6 @@ from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from tests.waiting import HANG_S
 
 
-def test_silence_is_filled_with_what_is_waited_for() -> None:
-    said: list[str] = []
-    told = threading.Event()
-
-    def hear(text: str) -> None:
-        said.append(text)
-        told.set()
-
-    with Heartbeat(hear, every_s=0.05) as heartbeat:
-        heartbeat.doing("asking the hosts")
-        assert told.wait(HANG_S)
-    assert re.fullmatch(r"still asking the hosts \(\d+ s\)", said[0])
-
-
 def test_a_long_silence_is_filled_ever_more_rarely_until_a_line_comes() -> None:
     said: list[tuple[float, str]] = []
     third = threading.Event()

@@ -122,7 +122,7 @@ def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: p
     [
         (
             "-m seed=1,2 dry_run=1",
-            "ERROR: unknown key 'dry_run'; it is an option of doit sweep; valid: ",
+            "ERROR: unknown key 'dry_run'; it is an option of doit train, sweep; valid: ",
         ),
         ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
         ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -161,19 +160,6 @@ def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> N
     keys = {key_of(f"trainer.freeze=[{said}]", alone).digest for said in ("a.*,b.*", "b.*,a.*", "a.*,b.*,a.*")}
     assert len(keys) == 1
     assert key_of("trainer.freeze=[a.*]", alone).digest not in keys
-
-
-def test_the_key_leaves_the_configuration_alone() -> None:
-    config = configured("dataset.source=x")
-    before = copy.deepcopy(config.resolved)
-    content_key(
-        canonical=config.canonical,
-        topology=config.topology,
-        code={},
-        data_digest="d",
-        environment={},
-    )
-    assert config.resolved == before
 
 
 @pytest.mark.slow

@@ -56,11 +56,6 @@ def error(rank: int, unix_time: float, message: str) -> RankError:
     return RankError(rank=rank, unix_time=unix_time, message=message, traceback=f"Traceback …\n{message}")
 
 
-def test_an_echo_that_came_earlier_is_not_the_first_error() -> None:
-    ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
-    assert first_error(ends) == ("node1", error(1, 1.2, "ValueError: boom"))
-
-
 def test_the_earliest_of_two_real_errors() -> None:
     ends = {
         "node0": ended("node0", error(0, 2.0, "KeyError: 1")),

@@ -144,10 +144,6 @@ def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
     assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env, "interfaces that aren't known"
 
 
-def test_equal_arguments_render_equal_plans() -> None:
-    assert rendered(cluster(1, 1), facts(0), facts(1)) == rendered(cluster(1, 1), facts(0), facts(1))
-
-
 def refused(what: Cluster, *found: NodeFacts, batch: int = 120, backend: str = "auto") -> str:
     with pytest.raises(HostError) as caught:
         validate(what, found, global_batch_size=batch, backend=backend)
@@ -227,14 +223,6 @@ def test_with_a_shared_file_each_torchrun_is_alone() -> None:
         "PACELINE_WORLD_SIZE": "2",
         "PACELINE_RENDEZVOUS_FILE": "/nfs/meet/abc-2-ff",
     }
-
-
-def test_static_needs_no_word_of_ours_about_ranks() -> None:
-    env = rendered(cluster(1, 1), facts(0), facts(1)).nodes[1].env
-    assert [name for name in env if name.startswith("PACELINE")] == [
-        "PACELINE_DEVICE",
-        "PACELINE_COLLECTIVE_TIMEOUT_S",
-    ]
 
 
 def test_micro_batches_count_before_anything_starts() -> None:

@@ -333,12 +333,6 @@ def test_a_script_has_no_evaluation_and_without_data_no_box_of_it(tmp_path: Path
         assert "evaluate" not in page
 
 
-def test_a_run_is_read_with_its_words_and_hosts(tmp_path: Path) -> None:
-    run = read(trained(tmp_path))
-    assert run.command == "doit train experiment=quickstart optimizer.lr=0.1 seed=0"
-    assert (run.hosts, run.seed, run.counts) == (("a",), 0, True)
-
-
 def test_a_loss_that_is_negative_has_a_curve(tmp_path: Path, reported: Printed) -> None:
     """Of a likelihood or a reward: a logarithmic axis shows none of it."""
     run = trained(tmp_path)

@@ -16,7 +16,6 @@ from pipeline.keys import imports
 from pipeline.keys.import_closure import import_closure, matches
 from tests.integration.commands import ROOT
 
-PYPROJECT = "pyproject.toml"
 RUNS = (
     ("classifier", "models.small_cnn", "optimizers.sgd", "schedules.constant", "strategies.ddp"),
     ("classifier", "models.whitened_cnn", "optimizers.airbench_muon", "schedules.triangle", "strategies.auto"),

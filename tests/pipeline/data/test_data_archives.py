@@ -44,6 +44,7 @@ def refused(archive: Path, tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("hostile", "why"),
     [
+        (member("/tmp/a.bin"), "lies outside the archive's folder"),
         (member("../a.bin"), "lies outside the archive's folder"),
         (member("deep/../../a.bin"), "lies outside the archive's folder"),
         (member("a.bin", tarfile.SYMTYPE, linkname="/etc/passwd"), "'a.bin' is a link"),
@@ -57,14 +58,6 @@ def test_hostile_tar_members_are_refused(hostile: tarfile.TarInfo, why: str, tmp
     content = b"x" if hostile.isreg() else b""
     archive = tar_with(tmp_path / "set.tar.gz", (member("b.bin"), b"fine"), (hostile, content))
     refused(archive, tmp_path, why)
-
-
-def test_an_absolute_name_never_leaves_the_folder(tmp_path: Path) -> None:
-    archive = tar_with(tmp_path / "set.tar", (member(f"{tmp_path}/outside/a.bin"), b"x"))
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="lies outside the archive's folder"):
-        archives.extract(archive, WANTED, tmp_path / "folder")
-    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("name", ["../a.bin", "/a.bin", "..\\a.bin", "C:\\a.bin"])

@@ -13,7 +13,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import digits
 from pipeline.data.datasets.synthetic import SyntheticConfig
-from pipeline.data.store import fetch, find
+from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import random_images, read_pack
 from tests.pipeline.data.data_server import Server
 from trainers.core.config import DatasetConfig
@@ -145,16 +145,6 @@ def test_no_source_and_no_file(tmp_path: Path) -> None:
         fetch(DatasetConfig(name="arrays"), tmp_path / "data")
     with pytest.raises(DataError, match=r"absent.npz does not exist"):
         fetch(DatasetConfig(name="arrays", source=str(tmp_path / "absent.npz")), tmp_path / "data")
-
-
-def test_a_changed_file_means_a_new_pack(tmp_path: Path) -> None:
-    config = save(tmp_path, images=IMAGES, labels=LABELS)
-    first = fetch(config, tmp_path / "data")
-    save(tmp_path, images=255 - IMAGES, labels=LABELS)
-    assert find(config, tmp_path / "data") is None
-    second = fetch(config, tmp_path / "data")
-    assert first.digest != second.digest
-    assert first.path != second.path
 
 
 def test_from_an_http_address(tmp_path: Path, server: Server) -> None:

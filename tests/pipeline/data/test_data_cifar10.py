@@ -54,10 +54,6 @@ def test_archives_of_both_layouts(made: tuple[MadeSet, MadeSet], tmp_path: Path,
     check_images(made[layout], tmp_path / "data", path)
 
 
-def test_a_file_url_is_a_path(made: tuple[MadeSet, MadeSet], tmp_path: Path) -> None:
-    check_images(made[0], tmp_path / "data", made[0].folder.as_uri())
-
-
 def test_download_of_the_official_archive(
     made: tuple[MadeSet, MadeSet],
     tmp_path: Path,
@@ -118,11 +114,6 @@ def test_an_empty_folder_says_what_is_wanted(made: tuple[MadeSet, MadeSet], tmp_
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"none of its files is in .*empty; wanted: data_batch_1.bin, .*data_batch_1, "):
         fetch(config(tmp_path / "empty"), tmp_path / "data")
-
-
-def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no-such-folder does not exist"):
-        fetch(config(tmp_path / "no-such-folder"), tmp_path / "data")
 
 
 @pytest.mark.parametrize("layout", [0, 1])

@@ -68,13 +68,6 @@ def test_trouble_with_a_host_or_memory_is_tried_again_once_and_broken_code_is_no
         assert (count, plan.done, plan.ended[0].outcome) == (tries, True, BAD), cause
 
 
-def test_one_failure_does_not_stop_the_others() -> None:
-    plan = schedule(3, slots=1)
-    while (start := plan.next()) is not None:
-        plan.finished(start, BAD if start.trial.number == 0 else GOOD, "code")
-    assert [ended.outcome.state for ended in plan.ended] == [State.FAILED, State.FINISHED, State.FINISHED]
-
-
 def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
     plan = schedule(4, slots=2)
     first, second = drained(plan)
