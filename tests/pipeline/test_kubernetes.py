@@ -83,6 +83,8 @@ def _lists(value: Any) -> list[list[Any]]:
     return [*([value] if isinstance(value, list) else []), *(found for item in inner for found in _lists(item))]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "model"),

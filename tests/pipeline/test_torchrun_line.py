@@ -125,7 +125,10 @@ def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:
         assert translated(line, folder) == line.split()
 
 
-@pytest.mark.slow  # imports torch
+IN_CI = [pytest.mark.long, pytest.mark.ci]  # each starts a process that imports torch
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "overrides"),
     [
@@ -133,12 +136,12 @@ def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:
             "cluster.nproc_per_node=2", "cluster.max_restarts=3", "program.script=train.py", "program.args.lr=0.1",
             "cluster=x",
         ]),
-        ("torchrun --nnodes=2 --cluster two_node -m a.b", [
+        pytest.param("torchrun --nnodes=2 --cluster two_node -m a.b", [
             "cluster=two_node", "cluster.nnodes=2", "program.module=a.b",
-        ]),
-        ("torchrun --nproc-per-node gpu --no-python ./go", [
+        ], marks=IN_CI),
+        pytest.param("torchrun --nproc-per-node gpu --no-python ./go", [
             "cluster.nproc_per_node=auto", "cluster.device=cuda", "program.command=['./go']",
-        ]),
+        ], marks=IN_CI),
     ],
 )  # fmt: skip
 def test_torchs_own_parser_reads_its_options(line: str, overrides: list[str], tmp_path: Path) -> None:
@@ -148,20 +151,27 @@ def test_torchs_own_parser_reads_its_options(line: str, overrides: list[str], tm
 
 
 @pytest.mark.slow
-def test_what_a_run_does_not_need_is_noted_and_what_it_cannot_have_is_refused(tmp_path: Path) -> None:
+def test_what_a_run_does_not_need_is_noted(tmp_path: Path) -> None:
     line = ["torchrun", "--rdzv-backend", "c10d", "--node-rank=1", "--tee", "3", "train.py"]
     notes = torchrun_line.translated(line, tmp_path, tmp_path)[1]
     assert notes == [
         "--rdzv-backend, --node-rank: not needed, as Paceline starts every node and chooses the rendezvous",
         "--tee: not needed, as the output of every rank is kept in runs/KEY/attempts",
     ]
-    for option, said in {
-        "--start-method=fork": "--start-method of torchrun has no counterpart here\n  try: leave it out",
-        "--bogus": "torchrun: unrecognized arguments: --bogus",
-    }.items():
-        with pytest.raises(UsageError) as error:
-            torchrun_line.translated(["torchrun", option, "train.py"], tmp_path, tmp_path)
-        assert said in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--start-method=fork", "--start-method of torchrun has no counterpart here\n  try: leave it out"),
+        pytest.param("--bogus", "torchrun: unrecognized arguments: --bogus", marks=IN_CI),
+    ],
+)
+def test_what_a_run_cannot_have_is_refused(option: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        torchrun_line.translated(["torchrun", option, "train.py"], tmp_path, tmp_path)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ def test_a_setting_that_cannot_work_is_named(tmp_path: Path, more: dict[str, Any
         server.check(settings(tmp_path, **more), {})
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_database_of_an_older_mlflow_is_left_as_it_is_and_the_command_that_mends_it_is_named(
     tmp_path: Path, database: Path
 ) -> None:

@@ -53,13 +53,9 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory, composing: None) -> Itera
     ("words", "keys"),
     [
         *((words, key) for key, words in RUNS.items()),
-        (("model=wide",), "b"),
         (("model=wide", "model.width=32"), "ac"),
         (("model=small_cnn",), "abc"),
-        (("trainer=fast",), "c"),
         (("trainer=default",), "abd"),
-        (("cluster=two_node",), "c"),
-        (("tracking.experiment=trash",), "c"),
         (("tracking=none",), ""),
         (("cluster=local", "cluster.nproc_per_node=1"), "ad"),  # of d it was auto
         (("cluster.nproc_per_node=auto",), "d"),

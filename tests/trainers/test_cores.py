@@ -93,6 +93,8 @@ def test_weights_are_made_by_one_thread_whatever_the_cores(monkeypatch: pytest.M
     assert seen == [1, 2]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are those of x86")
 def test_onednn_tells_which_instructions_it_takes_and_not_which_there_are() -> None:

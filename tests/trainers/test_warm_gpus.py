@@ -28,6 +28,8 @@ torchrun.main(show_as=lambda words: None)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "gpus", "forked"),
