@@ -126,8 +126,8 @@ def _number(name: str, value: Any) -> float:
 def _write(metrics: dict[str, Any], **row: Any) -> None:
     """Append one line with a single write, or nothing. A failed write is printed and never ends the training."""
     path = os.environ.get(LOG)
-    if not path or os.environ.get("RANK", "0") != "0":
-        return
+    if not path or os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
+        return  # of the ranks that Lightning starts by itself each knows its LOCAL_RANK alone
     numbers = {name: _number(name, value) for name, value in metrics.items()}
     line = (json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n").encode()
     try:

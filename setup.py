@@ -3,7 +3,8 @@
 from setuptools import find_packages, setup
 
 setup(
-    py_modules=["paceline"],  # what scripts of one's own import, also where they run alone
+    # what scripts of one's own import, also where they run alone
+    py_modules=["paceline", "paceline_huggingface", "paceline_lightning"],
     packages=[*find_packages(include=["pipeline*", "trainers*"]), "hydra_plugins", "pipeline.conf"],
     package_dir={"pipeline.conf": "conf"},
     package_data={

@@ -12,7 +12,7 @@ HOME = Path(__file__).resolve().parents[2]
 """The folder that contains ``pipeline`` and ``trainers``: a clone, or site-packages."""
 
 PACKAGES = ("pipeline", "trainers")
-MODULES = frozenset({*PACKAGES, "paceline"})
+MODULES = frozenset({*PACKAGES, "paceline", "paceline_huggingface", "paceline_lightning"})
 """Paceline's own top-level modules, whose sources count in keys wherever they are installed."""
 
 IS_INSTALLED = (HOME / "pipeline" / "conf").is_dir()  # only a wheel has conf/ there

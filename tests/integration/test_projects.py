@@ -22,7 +22,8 @@ from tests.shared_fixture import made_once
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKED = ("pipeline", "trainers", "hydra_plugins", "conf", "paceline.py", "setup.py", "pyproject.toml")
+MODULES = ("paceline.py", "paceline_huggingface.py", "paceline_lightning.py")
+PACKED = ("pipeline", "trainers", "hydra_plugins", "conf", *MODULES, "setup.py", "pyproject.toml")
 WORDS = ("experiment=example", "trainer.max_steps=4", "cluster.nproc_per_node=1", "++cluster.env.OMP_NUM_THREADS=1")
 UNTRACKED = (*WORDS, "tracking=none")
 RUN = re.compile(r"^run ([0-9a-f]{12}): ", re.MULTILINE)
@@ -102,7 +103,7 @@ def test_the_wheel_holds_the_packages_and_conf_and_nothing_else(built: Path) -> 
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     kinds = {"pipeline": (".py", ".typed", ".txt", ".jinja"), "trainers": (".py", ".typed"), "hydra_plugins": (".py",)}
-    expected = {"paceline.py"}
+    expected = {*MODULES}
     for top, endings in kinds.items():
         files = (path for path in (ROOT / top).rglob("*") if path.suffix in endings)
         expected |= {path.relative_to(ROOT).as_posix() for path in files}

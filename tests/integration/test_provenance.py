@@ -28,6 +28,8 @@ A = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none")
 SOURCES = (
     "dodo.py",
     "paceline.py",
+    "paceline_huggingface.py",
+    "paceline_lightning.py",
     "pyproject.toml",
     "requirements.lock",
     "README.md",

@@ -22,7 +22,7 @@ import paceline
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a person's shell starts a script."""
     monkeypatch.chdir(tmp_path)
-    for name in (paceline.LOG, paceline.RUN_DIR, paceline.OUTPUTS, "RANK"):
+    for name in (paceline.LOG, paceline.RUN_DIR, paceline.OUTPUTS, "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -41,10 +41,11 @@ def test_alone_every_call_is_harmless(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])  # the latter alone: of ranks that Lightning started
+def test_only_rank_0_writes(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
     for rank in ("1", "0"):
-        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv(variable, rank)
         paceline.log(3, loss=int(rank) if rank == "0" else "no number")
     (line,) = (tmp_path / "log").read_text().splitlines()
     row = json.loads(line)

@@ -1,0 +1,160 @@
+"""The folders of examples/: the commands of each README as typed, which train, and train nothing when typed again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.places import HOME
+from tests.integration.light import light_python
+from tests.slurm_fixture import Slurm
+from tests.waiting import HANG_S, wait_until
+
+EXAMPLES = HOME / "examples"
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/dodo.py"))
+LONG = (pytest.mark.long, pytest.mark.ci)
+_TRAINING = "train|sweep|torchrun|run"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A copy of an example's folder, in which its commands are typed."""
+
+    folder: Path
+
+    @property
+    def commands(self) -> str:
+        """What its README says to type."""
+        (block,) = re.findall(r"^```\n(.*?)^```$", (self.folder / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        return str(block)
+
+    def typed(self, lines: str) -> str:
+        """What the lines print, in a shell that ends with the first that fails; nothing is recorded in MLflow."""
+        python = light_python(forks_ranks=True)
+        added = f'[[ $1 =~ ^({_TRAINING})$ ]] && set -- "$1" tracking=none "${{@:2}}"'
+        doit = f'doit() {{ {added}; python -m doit "$@"; }}'
+        started = f"set -e\npython() {{ '{python}' \"$@\"; }}\n{doit}\n{lines}"
+        return ran(["bash", "-c", started], self.folder, {})
+
+    def launches(self) -> int:
+        return sum(path.read_text().count("RUNNING") for path in self.folder.glob("runs/*/journal.jsonl"))
+
+    def steps_made(self) -> int:
+        return len([*self.folder.glob("runs/steps/*/step.json")])
+
+
+def ran(argv: list[str], folder: Path, variables: Mapping[str, str]) -> str:
+    env = {**os.environ, "PYTHONPATH": str(HOME), **variables}
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def copy_of(name: str, folder: Path) -> Example:
+    left = shutil.ignore_patterns("runs", "data", "photos", ".paceline", "mlflow.db*", "__pycache__")
+    return Example(Path(shutil.copytree(EXAMPLES / name, folder / name, ignore=left)))
+
+
+def needs(*names: str) -> None:
+    """None of these is in requirements.lock."""
+    lacking = [name for name in names if importlib.util.find_spec(name) is None]
+    if lacking:
+        pytest.skip(f"not installed here: pip install {' '.join(lacking)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "runs"),
+    [
+        pytest.param("ddp", (), 2, marks=LONG),
+        pytest.param("nanogpt", (), 2, marks=LONG),
+        ("own_model", (), 2),
+        ("steps", (), 2),
+        pytest.param("accelerate", ("accelerate",), 1, marks=LONG),
+        pytest.param("huggingface", ("transformers", "accelerate"), 2, marks=LONG),
+        pytest.param("lightning", ("lightning",), 3, marks=LONG),
+    ],
+)
+def test_the_commands_of_an_example_train_and_start_nothing_when_typed_again(
+    name: str, packages: tuple[str, ...], runs: int, tmp_path: Path
+) -> None:
+    needs(*packages)
+    example = copy_of(name, tmp_path)
+    said = example.typed(example.commands)
+    assert "FINISHED" in said
+    assert len([*example.folder.glob("runs/*/result.json")]) == example.launches() == runs, said
+    assert "the key is not complete" not in said
+    made = example.steps_made()
+    again = example.typed(example.commands)
+    assert "is finished" in again
+    assert (example.launches(), example.steps_made()) == (runs, made), again
+
+
+@LONG[0]
+@LONG[1]
+def test_the_sweep_of_the_slurm_example_is_one_array_and_starts_nothing_when_typed_again(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    example = copy_of("slurm_sweep", tmp_path)
+    python = f"cluster.python={sys.executable}"
+    lines = example.commands.replace("sweep=rates", f"sweep=rates {python}")
+    said = example.typed(lines)
+    assert "Slurm would take such a job" in said
+    assert "4 of 4 trials finished" in said
+    assert example.launches() == 4
+    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
+    assert "4 of 4" in example.typed(lines)
+    assert example.launches() == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "words", "saved"),
+    [
+        ("huggingface", ("transformers", "accelerate"), (), "checkpoint-1/trainer_state.json"),
+        ("lightning", ("lightning",), ("--devices", "2"), "last.ckpt"),
+    ],
+)
+@LONG[0]
+@LONG[1]
+def test_a_training_that_is_asked_to_stop_leaves_a_checkpoint_of_its_first_step(
+    name: str, packages: tuple[str, ...], words: tuple[str, ...], saved: str, tmp_path: Path
+) -> None:
+    needs(*packages)
+    (tmp_path / "prune").touch()
+    asked = {
+        "PACELINE_RUN_DIR": str(tmp_path),
+        "PACELINE_OUTPUTS": str(tmp_path),
+        "PACELINE_LOG": str(tmp_path / "log"),
+    }
+    ran([sys.executable, "train.py", *words], EXAMPLES / name, asked)
+    assert (tmp_path / "checkpoints" / saved).exists()
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [row for row in rows if row.get("stopping")]
+    assert {row["step"] for row in rows if row["step"] is not None} <= {1}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_a_project_with_a_page_of_twenty_lines_at_most(name: str) -> None:
+    folder = EXAMPLES / name
+    assert len((folder / "README.md").read_text().splitlines()) <= 20
+    assert [*folder.glob("conf/experiment/*.yaml")]
+    template = (HOME / "pipeline/template/pyproject.toml.txt").read_text().partition("\n[tool.pytest")[0]
+    assert (folder / "pyproject.toml").read_text().splitlines()[1:] == template.rstrip("\n").splitlines()[1:]
