@@ -306,11 +306,6 @@ def test_a_limit_of_a_logins_files_is_told_with_the_command_that_shows_it() -> N
     )
 
 
-def test_a_request_that_fails_answers_with_the_reason(tmp_path: Path) -> None:
-    request = {"do": "clean", "nodes": [{"identity": "somebody else"}]}
-    assert "which the plan does not name" in str(ask(request, tmp_path)["error"])
-
-
 def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
     ours, other = tmp_path / "a" / "node0", tmp_path / "b"
     for folder in (ours, other):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -79,17 +78,6 @@ def test_keys_with_the_mark_go_where_the_record_is_gone(ssh: Path, said: dict[st
     mesh.mesh_undo({})
     assert (said["keys"], said["lost"]) == (1, "is gone")
     assert list(ssh.iterdir()) == []
-
-
-def test_the_record_appears_whole_and_keeps_what_it_had(ssh: Path) -> None:
-    ssh.mkdir()
-    mesh.add_to_record(made_key="ssh-ed25519 A")
-    mesh.add_to_record(known_hosts=["b ssh-ed25519 B"])
-    assert json.loads((ssh / "paceline-mesh.json").read_text()) == {
-        "made_key": "ssh-ed25519 A",
-        "known_hosts": ["b ssh-ed25519 B"],
-    }
-    assert len(list(ssh.iterdir())) == 1
 
 
 def test_there_is_nothing_to_undo_where_ssh_has_no_folder(ssh: Path, said: dict[str, Any]) -> None:

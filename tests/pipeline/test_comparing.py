@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -291,12 +290,6 @@ def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
 )
 def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float | None, said: str) -> None:
     assert tables.with_spread(mean, std) == said
-
-
-def test_the_spread_is_the_sample_standard_deviation() -> None:
-    found = groups.figure([1.0, 2.0, 4.0, math.inf])
-    assert found.over is not None
-    assert (found.over.std, found.infinite) == (statistics.stdev([1.0, 2.0, 4.0]), 1)
 
 
 def test_figures_beyond_what_a_square_can_hold_are_no_error() -> None:

@@ -26,13 +26,6 @@ def test_what_sets_a_run_apart(words: list[str], apart: tuple[str, ...]) -> None
     assert set_apart(words, CONFIG) == apart
 
 
-def test_nine_trials_have_nine_names() -> None:
-    words = [[f"optimizer.lr={lr}", f"seed={seed}"] for lr in (0.1, 0.01, 0.001) for seed in range(3)]
-    names = [run_name(CONFIG, ["experiment=x", *mine], KEY, swept=mine) for mine in words]
-    assert names[0] == "lr=0.1 seed=0 · 9176"
-    assert len(set(names)) == 9
-
-
 def test_a_run_by_itself_has_model_and_data_and_what_it_was_told() -> None:
     words = ["experiment=cifar10_resnet18", "model=resnet18", "dataset=cifar10", "trainer.epochs=3", "cluster=two_node"]
     assert run_name(CONFIG, words, KEY) == "resnet18 cifar10 epochs=3 · 9176"

@@ -150,10 +150,6 @@ def refused(what: Cluster, *found: NodeFacts, batch: int = 120, backend: str = "
     return str(caught.value)
 
 
-def test_a_good_cluster_passes() -> None:
-    validate(cluster(2, 2), [facts(0), facts(1, torch_version="2.15.0+cu128")], global_batch_size=8)
-
-
 def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> None:
     with pytest.raises(
         UsageError, match=r"global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"

@@ -18,23 +18,3 @@ def test_every_field_is_there_with_a_meaning() -> None:
     told = {f"{group}.{name}" for group, section in composed.items() if isinstance(section, dict) for name in section}
     repeated = {f"{group}.name" for group in composed} | {"cluster.launcher"}
     assert told - repeated - {"sweep.name"} - fields.keys() == set()
-
-
-def test_a_meaning_may_take_several_lines_and_a_derived_class_may_say_its_own() -> None:
-    class Base:
-        """Something.
-
-        Attributes:
-            one: the first of
-                two lines.
-            two: 2.
-        """
-
-    class Derived(Base):
-        """Attributes that are prose.
-
-        Attributes:
-            two: another 2.
-        """
-
-    assert reference.meanings(Derived) == {"one": "the first of two lines.", "two": "another 2."}

@@ -15,11 +15,6 @@ from pipeline.core.processes import process
 from tests.waiting import HANG_S
 
 
-def test_exit_code_and_output_are_data() -> None:
-    done = process.run(["sh", "-c", "cat; echo err >&2; exit 3"], input=b"in")
-    assert (done.code, done.stdout, done.stderr) == (3, "in", "err\n")
-
-
 def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> None:
     stdin = tmp_path / "in"
     stdin.write_text("from a file\n")

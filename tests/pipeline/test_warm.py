@@ -94,14 +94,6 @@ def test_a_launch_is_a_fork_that_does_what_the_command_does(launches: Launches) 
     assert (shown["cwd"], shown["pid"], launch.returncode) == (str(launches.folder), launch.pid, 3)
 
 
-def test_further_launches_have_the_same_parent(launches: Launches) -> None:
-    parents = set()
-    for _ in range(3):
-        launches.shown(launches.begin())
-        parents.add(launches.parent())
-    assert len(parents) == 1
-
-
 def test_a_fork_is_found_and_ended_by_its_mark_and_its_parent_stays(launches: Launches) -> None:
     launch = launches.begin(SLEEPS="600")
     wait_until(lambda: launch.poll() is None and (launches.folder / "log").stat().st_size > 0)

@@ -39,11 +39,6 @@ def check_images(made: MadeSet, data_dir: Path, source: Path | str | None) -> No
 
 
 @pytest.mark.parametrize("layout", [0, 1])
-def test_both_layouts_give_the_same_images(made: tuple[MadeSet, MadeSet], tmp_path: Path, layout: int) -> None:
-    check_images(made[layout], tmp_path / "data", made[layout].folder)
-
-
-@pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize("form", ["tar.gz", "zip"])
 def test_archives_of_both_layouts(made: tuple[MadeSet, MadeSet], tmp_path: Path, layout: int, form: str) -> None:
     folder = made[layout].folder

@@ -60,11 +60,6 @@ def test_find_needs_neither_numpy_nor_the_network(pack: Pack) -> None:
     assert process.communicate()[0].split("\n")[:2] == [pack.digest, "set()"]
 
 
-def test_nothing_is_found_where_nothing_was_made_and_nothing_is_written(tmp_path: Path) -> None:
-    assert find(CONFIG, tmp_path / "data") is None
-    assert not (tmp_path / "data").exists()
-
-
 def test_an_unknown_data_set_shows_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset='cifar' is not an option; did you mean cifar10\? valid: arrays, "):
         find(DatasetConfig(name="cifar"), tmp_path)
@@ -206,14 +201,6 @@ def test_neither_name_nor_folder_of_a_source_counts(tmp_path: Path) -> None:
     renamed = replace(config, source=str(tmp_path / "there" / "renamed.npz"))
     assert find(renamed, tmp_path / "data") == pack
     assert fetch(renamed, tmp_path / "elsewhere").digest == pack.digest
-
-
-def test_damaged_notes_cost_a_digest_and_no_more(tmp_path: Path) -> None:
-    config = save_npz(tmp_path / "mine.npz", 1)
-    pack = fetch(config, tmp_path / "data")
-    for notes in ([], {str(config.source): 7}, {str(config.source): [1, 2]}, {str(config.source): [None] * 5}):
-        (tmp_path / "data" / ".fingerprints.json").write_text(json.dumps(notes))
-        assert find(config, tmp_path / "data") == pack
 
 
 @pytest.mark.slow

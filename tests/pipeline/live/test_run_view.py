@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 
 import pytest
@@ -56,15 +55,6 @@ def test_gpus_take_the_processors_place() -> None:
     assert "80.0 GB of 160 GB" in row
 
 
-@pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("name", ["a", "node0", "localhost", "gpu-node-17.cluster.example.org"])
-def test_a_rank_that_waits_for_others_is_whole_with_its_seconds(name: str, width: int) -> None:
-    host = replace(HOST, doing=phase_words(Phase.WAITING.value), for_s=599.0)
-    row = shown(replace(STATE, hosts={name: host}), width=width)[-1]
-    assert "  in a collective 599 s  " in row
-    assert "cpu 73%" in row
-
-
 @pytest.mark.parametrize("width", [50, 80, 120])
 @pytest.mark.parametrize("phase", [*Phase])
 def test_whatever_a_rank_does_is_whole_with_its_seconds(phase: Phase, width: int) -> None:
@@ -110,21 +100,9 @@ def test_where_hosts_have_no_room_those_that_are_lost_or_behind_are_shown() -> N
     assert lines[-1].rstrip() == "and 29 more hosts; all are at steps 57 to 81"
 
 
-def test_a_host_is_not_behind_what_rank_0_has_finished() -> None:
-    """Beats come once a second: a small model makes hundreds of steps meanwhile."""
-    lines = shown(replace(STATE, step=323))
-    assert [line.split()[3] for line in lines if line.startswith("node")] == ["323", "323"]
-    lost = replace(STATE, step=323, hosts={"node0": HOST, "node1": replace(HOST, over="lost")})
-    assert [line.split()[2] for line in shown(lost) if line.startswith("node1")] == ["58"]
-
-
 def test_names_are_text_and_neither_markup_nor_control_characters() -> None:
     hosts = {"[red]x[/]": HOST, "a\x1b[31m\r\nb": HOST, "\u202egnp": HOST}
     lines = "\n".join(shown(replace(STATE, key="[bold]k", hosts=hosts)))
     for name in ("[bold]k", "[red]x[/]", r"a\x1b[31m\r\nb", r"\u202egnp"):
         assert name in lines
     assert "\x1b" not in lines
-
-
-def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
-    assert shown(replace(STATE, metrics={"train/loss": math.nan}))[2].startswith("loss nan")

@@ -32,11 +32,6 @@ def local(nproc: int = 1) -> Cluster:
     return cluster(Host(name="localhost", nproc_per_node=nproc), launcher="local")
 
 
-def test_by_default_a_trial_gets_the_whole_cluster() -> None:
-    whole = cluster(Host(name="a"), Host(name="b"))
-    assert slots(whole, SweepConfig(), []) == (whole,)
-
-
 def test_a_sweep_says_that_it_takes_no_spares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
