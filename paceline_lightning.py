@@ -6,6 +6,7 @@ It needs ``pip install lightning``. Where the script runs alone, checkpoints go 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ class PacelineLogger(Logger, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        is_looking = batch_idx % self.every == 0 and not trainer.should_stop
+        is_looking = batch_idx % self.every == 0
         if is_looking and trainer.strategy.reduce_boolean_decision(paceline.should_stop(), all=False):
             trainer.save_checkpoint(paceline.checkpoints() / "last.ckpt")
-            trainer.should_stop = True
+            sys.exit()  # trainer.should_stop would validate first, then save this epoch as one that was finished

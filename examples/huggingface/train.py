@@ -1,17 +1,17 @@
-"""transformers' Trainer on scikit-learn's digits: fine-tunes a vision transformer, or trains a tiny one."""
+"""transformers' Trainer on scikit-learn's digits: fine-tunes a ConvNeXt, or trains a tiny one."""
 
 import argparse
 
 import torch
 from sklearn.datasets import load_digits
-from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import ConvNextConfig, ConvNextForImageClassification, Trainer, TrainingArguments
 
 import paceline
 from paceline_huggingface import PacelineCallback
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", help="a folder of weights to begin with (save_pretrained's)")
-parser.add_argument("--lr", type=float, default=2e-3)
+parser.add_argument("--lr", type=float, default=1e-2)
 parser.add_argument("--epochs", type=float, default=2)
 parser.add_argument("--resume", help="a checkpoint to go on from")
 parser.add_argument("--seed", type=int, default=0)
@@ -22,9 +22,10 @@ images = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)
 samples = [{"pixel_values": image, "labels": int(label)} for image, label in zip(images, labels, strict=True)]
 
 torch.manual_seed(options.seed)
-tiny = ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, hidden_size=32, num_hidden_layers=2,
-                 num_attention_heads=4, intermediate_size=64)  # fmt: skip
-network = ViTForImageClassification
+tiny = ConvNextConfig(
+    num_channels=1, patch_size=2, num_stages=2, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10, drop_path_rate=0.0
+)
+network = ConvNextForImageClassification
 model = network.from_pretrained(options.model) if options.model else network(tiny)
 
 arguments = TrainingArguments(

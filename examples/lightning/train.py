@@ -35,6 +35,7 @@ class Digits(LightningModule):
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--devices", type=int, default=1)
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--resume", help="a checkpoint to go on from")
 parser.add_argument("--seed", type=int, default=0)
 options = parser.parse_args()
@@ -48,7 +49,7 @@ loaders = [
 ]
 own = PacelineLogger()
 trainer = Trainer(
-    max_epochs=3,
+    max_epochs=options.epochs,
     devices=options.devices,
     strategy="ddp" if options.devices > 1 else "auto",
     log_every_n_steps=10,

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,13 @@ class Example:
 
     def launches(self) -> int:
         return sum(path.read_text().count("RUNNING") for path in self.folder.glob("runs/*/journal.jsonl"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of the only run: of whole lines."""
+        lines = [
+            line for path in self.folder.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines(True)
+        ]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def steps_made(self) -> int:
         return len([*self.folder.glob("runs/steps/*/step.json")])
@@ -149,6 +158,43 @@ def test_a_training_that_is_asked_to_stop_leaves_a_checkpoint_of_its_first_step(
     rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [row for row in rows if row.get("stopping")]
     assert {row["step"] for row in rows if row["step"] is not None} <= {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "experiment", "exactly"),
+    [
+        ("huggingface", ("transformers", "accelerate"), "convnext", {"loss"}),
+        ("lightning", ("lightning",), "digits", set()),  # its loader begins the epoch again
+    ],
+)
+@pytest.mark.long
+def test_a_run_that_is_stopped_goes_on_to_the_last_step_with_the_same_command(
+    name: str, packages: tuple[str, ...], experiment: str, exactly: set[str], tmp_path: Path
+) -> None:
+    needs(*packages)
+    words = ["train", f"experiment={experiment}", "program.args.epochs=20", "tracking=none"]
+    unbroken, stopped = copy_of(name, tmp_path / "unbroken"), copy_of(name, tmp_path / "stopped")
+    unbroken.typed(f"doit {' '.join(words)}")
+    child = subprocess.Popen(
+        [light_python(forks_ranks=True), "-m", "doit", *words],
+        cwd=stopped.folder,
+        env={**os.environ, "PYTHONPATH": str(HOME)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: len(stopped.rows()) > 5, child)
+    child.send_signal(signal.SIGTERM)
+    said, _ = child.communicate(timeout=HANG_S)
+    assert "stopped by SIGTERM" in said
+    reached = stopped.rows()[-1]["step"]
+    assert 0 < reached < 480
+    assert "{resume} is checkpoints/" in stopped.typed(f"doit {' '.join(words)}")
+    ends = [[row for row in one.rows() if row["step"] == 480] for one in (unbroken, stopped)]
+    assert [len(rows) for rows in ends] == [len(ends[0])] * 2
+    for metric in exactly:
+        first, second = ([row["metrics"][metric] for row in rows if metric in row["metrics"]] for rows in ends)
+        assert first == second != []
 
 
 @pytest.mark.parametrize("name", NAMES)
