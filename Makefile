@@ -17,7 +17,7 @@ train: $(STAMP)
 test-fast: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --timeout 60
 
-# Before each push: every promise of the README at least once, with real runs. Four at a time, as tests wait too.
+# Before each push: every promise of the README at least once, with real runs. Six at a time, as tests wait too.
 test: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 6 --dist worksteal -m "not long"
 

@@ -88,9 +88,6 @@ def _only_last_skipped(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = chosen
 
 
-_WORKERS = 4  # of make test
-
-
 def _place(module: Sequence[pytest.Item]) -> tuple[bool, int]:
     slow = sum("slow" in item.keywords for item in module)
     return slow == 0, slow
@@ -104,7 +101,7 @@ def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
-    shares: list[list[pytest.Item]] = [[] for _ in range(_WORKERS)]
+    shares: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
     for module in sorted(modules.values(), key=_place):
         min(shares, key=len).extend(module)
     return [item for share in shares for item in share]

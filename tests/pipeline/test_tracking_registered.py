@@ -42,6 +42,8 @@ def test_the_model_file_says_what_goes_in_and_out_and_of_which_run_it_is() -> No
     assert told["metadata"]["paceline.step"] == "190"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_that_is_registered_but_was_never_named_the_runs_outcome_is_that_once_published_again(
     tmp_path: Path, database: Path
