@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_a_result_of_its_own_stands_before_any_word(base: RunFolder, folder: Run
     folder.result.write_bytes(made.result.read_bytes())
     result, found = acceptance.standing(folder)
     assert (result is not None and result.key, found) == (NEW.short, None)
+
+
+def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFolder) -> None:
+    third = key_of(torch="2.16.0")
+    other = RunFolder(base.path.with_name(third.short))
+    acceptance.write(other, acceptance.by_this_user(third, key_of(), []))
+    assert set(acceptance.accepted_for(base.path)) == {NEW.short, third.short}
+    acceptance.withdraw(other, accepted(other))
+    assert set(acceptance.accepted_for(base.path)) == {NEW.short}
+    assert "sha256" in json.loads((base.path / acceptance.HELD).read_text())
 
 
 def test_runs_that_can_not_be_written_to_are_named_with_what_helps(

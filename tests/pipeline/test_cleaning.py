@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.commands import clean as cleaning
-from pipeline.cli.commands.clean import superseded
+from pipeline.cli.commands.clean import ranks, superseded
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock
@@ -314,6 +314,12 @@ def test_a_run_is_superseded_by_a_newer_one_of_equal_configuration_data_and_rank
     assert superseded(rows, parts) == {old.key: new.key}
     assert superseded(rows, {**parts, failed.key: parts[new.key]}) == {old.key: new.key, failed.key: new.key}
     assert superseded(rows, {**parts, new.key: {**parts[new.key], "data": "other"}}) == {}
+
+
+def test_the_best_comes_first_and_nan_last() -> None:
+    values = {"a": 0.5, "b": float("nan"), "c": 0.9}
+    assert ranks(values, least_first=False) == {"c": 1, "a": 2, "b": 3}
+    assert ranks(values, least_first=True) == {"a": 1, "c": 2, "b": 3}
 
 
 def test_an_experiment_chooses_what_was_started_with_that_word(tmp_path: Path, clean: Printed) -> None:

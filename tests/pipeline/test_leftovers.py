@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files import remove_leftovers, temporary_prefix
+from pipeline.core.files import remove_leftovers, temporary_prefix, write_atomic
 
 WRITER = """
 import os, sys, time
@@ -91,3 +91,10 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
     os.utime(link, (0, 0), follow_symlinks=False)
     assert remove_leftovers([tmp_path]) == [link]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_long_name_can_still_be_written_whole(tmp_path: Path) -> None:
+    for name in ("n" * 255, "ü" * 127):
+        write_atomic(tmp_path / name, "content")
+        assert (tmp_path / name).read_text() == "content"
+    assert len(list(tmp_path.iterdir())) == 2

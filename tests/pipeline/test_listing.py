@@ -180,6 +180,13 @@ def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_not
     assert [matches(config, {"seed": 2}) for config in configs.values()] == [False, True, False]
 
 
+def test_variables_of_the_ranks_are_a_difference_also_from_a_run_without_them() -> None:
+    envs: list[dict[str, Any]] = [{}, {"A": "1"}, {"A": "1", "B": "x"}]
+    configs = {key: {"cluster": {"launcher": key, "env": env}} for key, env in zip("abc", envs, strict=True)}
+    shown = {"cluster.env.A": "1"}
+    assert differences(configs) == {"a": {}, "b": shown, "c": {**shown, "cluster.env.B": "x"}}
+
+
 def test_a_field_that_another_model_lacks_is_no_difference() -> None:
     configs = {
         "a": {"model": {"name": "own", "args": {"width": 3}}, "seed": 1},

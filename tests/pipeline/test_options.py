@@ -8,17 +8,21 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.cluster import launchers
+from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.config.compose import compose_config
 from pipeline.config.schema import OPTIONS
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
 from pipeline.core.places import HOME as ROOT
+from pipeline.core.specs import Cluster, Host
 
 SETTINGS = """
 from dataclasses import dataclass
@@ -271,6 +275,12 @@ def test_a_module_counts_however_its_class_is_laid_out_if_a_command_line_can_nam
     options = Options("model", "trainers.models", OPTIONS["model"].base)
     assert options.names() == ["wide"]
     assert options.settings("wide")().name == "wide"
+
+
+def test_what_a_launcher_can_do_is_known_without_its_module() -> None:
+    here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
+    assert launchers.capabilities(here) == Capabilities(shares_run_dir=True, is_this_computer=True)
+    assert launchers.capabilities(replace(here, launcher="pssh")) == Capabilities()
 
 
 def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

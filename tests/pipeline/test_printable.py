@@ -16,6 +16,7 @@ from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable, program_lines, shell_line, takes_colours
 from pipeline.core.processes.unexpected import error_message
+from pipeline.core.tables import folded
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
 from pipeline.sweep import report
@@ -77,6 +78,12 @@ def test_logs_into_a_pipe_have_no_sequences(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
     say_log(PROGRAM)
     assert "\x1b" not in stream.getvalue()
+
+
+def test_a_coloured_line_is_as_wide_as_its_letters() -> None:
+    red = "\x1b[31mred\x1b[0m"
+    assert folded(red, 3) == red
+    assert folded(f"{red} {red}", 3) == "red\n    red"
 
 
 def test_an_error_with_words_of_the_command_line_is_escaped() -> None:

@@ -70,6 +70,11 @@ def test_a_target_written_again_with_its_old_time_is_found_and_an_equal_one_is_n
     assert finished.stale_because(KEY.digest) == f"{name} was altered"
 
 
+def test_an_untouched_target_is_not_hashed_again(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.runs.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    assert finished.stale_because(KEY.digest) is None
+
+
 def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
     assert finished.training_done(KEY)
     assert not finished.training_done(ContentKey(digest="f" * 64, parts={}))

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.tracking.description import describe, mlflow_key
+from pipeline.core.specs import State
+from pipeline.tracking.description import describe, mlflow_key, progress
 from pipeline.tracking.points import Place, Point, final_points, mark_of, nonfinite, read_points
 from tests.pipeline import tracking_folder as folder
 
@@ -25,6 +26,13 @@ def test_parameters_are_what_decides_the_result_and_where_it_ran_stands_in_tags(
     assert not [name for name in params if name.startswith(("cluster", "tracking", "paths", "topology.env"))]
     assert tags["tracking.uri"] == "http://***@h"
     assert tags["cluster.hosts"] == '[{"name": "node0"}, {"name": "node1"}]'
+
+
+def test_250_fields_and_odd_characters_are_all_kept(tmp_path: Path) -> None:
+    fields = {f"wörd {number}=[{number}]": number for number in range(250)}
+    params = describe(folder.started(tmp_path, program={"name": "script", "args": fields})).params
+    assert len([name for name in params if name.startswith("program.args.wörd")]) == 250
+    assert params["program.args.wörd 7_7"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +157,15 @@ def test_synthetic_data_shows_in_name_and_description(tmp_path: Path) -> None:
     assert about.name.endswith("(synthetic data)")
     assert about.tags["paceline.synthetic"] == "true"
     assert "means nothing" in about.tags["mlflow.note.content"]
+
+
+def test_progress_is_the_last_line_of_the_journal(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    assert (progress(run).state, progress(run).ended) == (State.RUNNING, False)
+    folder.journal(run, "FAILED", at=folder.T0 + 9)
+    assert (progress(run).ended, progress(run).end_ms) == (True, int((folder.T0 + 9) * 1000))
+    folder.journal(run, "PLANNED", "RUNNING", attempt=2)
+    assert (progress(run).ended, progress(run).attempt) == (False, 2)
 
 
 def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path) -> None:

@@ -174,6 +174,14 @@ def test_a_skipped_update_changes_nothing_of_airbenchs_muon() -> None:
     assert all(map(torch.equal, before, [*parameters, *optimizer.state()["momentum"]]))
 
 
+def test_airbenchs_muon_takes_a_bank_without_any_gradient() -> None:
+    parameters = muon_parameters()
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    build(AirbenchMuonConfig(), parameters).step(0.1)
+    assert all(bool(torch.isfinite(item).all()) for item in parameters)
+
+
 def small_network() -> nn.Sequential:
     """A filter bank, a head and their biases, channels last; always the same weights."""
     torch.manual_seed(0)

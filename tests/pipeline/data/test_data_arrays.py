@@ -260,6 +260,15 @@ def test_another_packing_than_numpy_s_is_refused(tmp_path: Path) -> None:
         fetch(config, tmp_path / "data")
 
 
+def test_labels_may_be_big_endian_and_lie_in_fortran_order(tmp_path: Path) -> None:
+    plain = packed(save(tmp_path, images=IMAGES, labels=LABELS, **TWO), tmp_path, (3, 6, 7))
+    columns = np.asfortranarray(LABELS.astype(">i4")[:, None])
+    config = save(tmp_path, images=np.asfortranarray(IMAGES), labels=columns, **TWO)
+    pack = fetch(config, tmp_path / "data")
+    assert np.fromfile(pack.path / "labels.bin", "<i8").tolist()[:40] == LABELS.tolist()
+    np.testing.assert_array_equal(packed(config, tmp_path, (3, 6, 7)), plain)
+
+
 def test_one_image_is_not_advised_what_is_refused(tmp_path: Path) -> None:
     config = replace(save(tmp_path, images=IMAGES[:1], labels=LABELS[:1] * 0), holdout=0)
     with pytest.raises(DataError, match=r"try: a source with test images, or with more than 1 image$"):

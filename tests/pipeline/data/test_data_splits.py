@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.packing import TEST, VAL, assign_splits, check_splits
+from pipeline.data.packing import TEST, VAL, assign_splits, check_splits, mean_std
 
 
 def test_the_choice_is_the_same_for_ever() -> None:
@@ -47,6 +47,12 @@ def test_a_set_without_test_images_asks_for_a_holdout() -> None:
 def test_no_training_image_left_is_an_error(holdout: int, val_size: int, field: str) -> None:
     with pytest.raises(DataError, match=f"dataset.{field} leaves no training image"):
         check_splits("arrays", 100, holdout, val_size, has_test=True)
+
+
+def test_a_constant_channel_has_std_one() -> None:
+    counts = [0] * 256
+    counts[51] = 7
+    assert mean_std(counts) == (0.2, 1.0)
 
 
 @pytest.mark.parametrize("has_test", [False, True])

@@ -203,6 +203,14 @@ def test_neither_name_nor_folder_of_a_source_counts(tmp_path: Path) -> None:
     assert fetch(renamed, tmp_path / "elsewhere").digest == pack.digest
 
 
+def test_damaged_notes_cost_a_digest_and_no_more(tmp_path: Path) -> None:
+    config = save_npz(tmp_path / "mine.npz", 1)
+    pack = fetch(config, tmp_path / "data")
+    for notes in ([], {str(config.source): 7}, {str(config.source): [1, 2]}, {str(config.source): [None] * 5}):
+        (tmp_path / "data" / ".fingerprints.json").write_text(json.dumps(notes))
+        assert find(config, tmp_path / "data") == pack
+
+
 @pytest.mark.slow
 def test_processes_that_ask_at_once_make_one_pack(tmp_path: Path) -> None:
     config = replace(CONFIG, size=20_000, image_size=32)

@@ -124,6 +124,13 @@ def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None
     assert "SECRET" not in "".join(said)
 
 
+def test_the_line_of_a_script_has_its_figures() -> None:
+    notice = Notice(
+        kind="run", state="FINISHED", key="k", name="script a.py", metrics={"loss": 0.04, "x": 1e-5, "y": 1}
+    )
+    assert notice.text == "FINISHED run k (script a.py), loss 0.04, x 1e-05, 0.0 min"
+
+
 @pytest.mark.slow
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan, Waiting
 from pipeline.live.pictures import first_state
 from pipeline.live.run_state import RunState, Said, Saved, after
@@ -75,6 +77,18 @@ def test_steps_come_from_rank_0s_words_and_the_time_left_from_this_attempts_metr
     assert (state.steps, state.steps_per_epoch, state.step) == (380, 19, 209)
     assert state.left_s == 2.0 * (380 - 209)
     assert state.done == 209 / 380
+
+
+def test_beats_tell_the_step_between_two_lines_of_metrics() -> None:
+    beats = [(1.0, NodeBeat(host=host, ranks=(rank(0, step),))) for host, step in (("node0", 26), ("node1", 25))]
+    assert heard((0.0, plan("node0", "node1")), (0.5, row(19, 5.0)), *beats).current_step == 24
+
+
+def test_a_loss_that_is_no_number_is_kept_and_counts_as_a_warning() -> None:
+    state = heard((0.0, row(3, 1.0, train_loss=math.nan)))
+    assert state.loss is not None
+    assert math.isnan(state.loss)
+    assert (state.warnings, state.warning) == (1, "train/loss is nan at step 3")
 
 
 def test_warnings_are_counted_once_though_a_ranks_line_comes_twice() -> None:

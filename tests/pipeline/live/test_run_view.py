@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import pytest
@@ -100,9 +101,21 @@ def test_where_hosts_have_no_room_those_that_are_lost_or_behind_are_shown() -> N
     assert lines[-1].rstrip() == "and 29 more hosts; all are at steps 57 to 81"
 
 
+def test_a_host_is_not_behind_what_rank_0_has_finished() -> None:
+    """Beats come once a second: a small model makes hundreds of steps meanwhile."""
+    lines = shown(replace(STATE, step=323))
+    assert [line.split()[3] for line in lines if line.startswith("node")] == ["323", "323"]
+    lost = replace(STATE, step=323, hosts={"node0": HOST, "node1": replace(HOST, over="lost")})
+    assert [line.split()[2] for line in shown(lost) if line.startswith("node1")] == ["58"]
+
+
 def test_names_are_text_and_neither_markup_nor_control_characters() -> None:
     hosts = {"[red]x[/]": HOST, "a\x1b[31m\r\nb": HOST, "\u202egnp": HOST}
     lines = "\n".join(shown(replace(STATE, key="[bold]k", hosts=hosts)))
     for name in ("[bold]k", "[red]x[/]", r"a\x1b[31m\r\nb", r"\u202egnp"):
         assert name in lines
     assert "\x1b" not in lines
+
+
+def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
+    assert shown(replace(STATE, metrics={"train/loss": math.nan}))[2].startswith("loss nan")

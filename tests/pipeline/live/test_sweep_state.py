@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from pipeline.core.specs import LogLine, State
+from pipeline.core.specs import LogLine, State, Waiting
 from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
 from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
@@ -65,6 +65,17 @@ def test_the_time_left_is_that_of_trials_to_come_at_the_pace_of_those_before() -
     assert left_s(FIRST, 0.0) is None
 
 
+def test_without_a_finished_trial_those_under_way_tell_the_pace() -> None:
+    state = after_trial_event(FIRST, began(0), 0.0)
+    assert left_s(state, 30.0) is None
+    for event in (
+        LogLine(host="n", rank=0, text="10 steps an epoch, 100 steps"),
+        MetricsRow(time_s=1.0, step=50, epoch=5, metrics={}),
+    ):
+        state = after_run_event(state, 0, event, 30.0)
+    assert left_s(state, 30.0) == (30.0 + 39 * 60.0) / 4
+
+
 def test_the_view_counts_and_names_the_best_and_each_trial_under_way() -> None:
     lines = text(going_on(), 90.0)
     assert lines[0] == "sweep 5bb24236b1de: 12 of 40 done, 4 running, about 6 min left, 1 failed"
@@ -89,6 +100,20 @@ def test_the_view_stays_within_the_terminal() -> None:
     assert low[-1] == "and 10 more trials"
     assert text(going_on(), 90.0, width=80)[15].endswith("6/10     0.7700    50%  loss 0.2500")
     assert text(going_on(), 90.0, width=60)[15].endswith("6/10     0.7700    50%")  # no half of a figure
+
+
+def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
+    state = going_on()
+    for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Waiting(what="making the evaluation report")):
+        state = after_run_event(state, 12, event, 95.0)
+    assert text(state, 95.0)[15].endswith("10/10    0.7700             making the evaluation report")
+    lines = text(state, 95.0, width=80)  # in short above the best value, so that this is whole
+    assert lines[2] == "trial  state     differs in      epoch    best"
+    assert lines[15].endswith("10/10    0.7700  making the evaluation report")
+
+
+def test_a_narrow_terminal_has_the_time_left_before_the_sweeps_name() -> None:
+    assert text(going_on(), 90.0, width=60)[0] == "sweep: 12 of 40 done, 4 running, about 6 min left, 1 failed"
 
 
 def test_a_trial_that_is_tried_again_has_not_ended_and_what_a_dead_one_tells_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,14 @@ from pipeline.data import trees
 from pipeline.keys.script_files import DataPath
 from pipeline.steps import removal, store
 from tests.pipeline.steps.conftest import StepProject
+
+
+def test_notes_of_digests_name_no_temporary_folder(project: StepProject) -> None:
+    project.write("a.txt", "1")
+    project.step("one", 'command: cp a.txt "$out/x"\ninputs: [a.txt]\noutputs: [x]\n')
+    project.make("one")
+    (notes,) = (project.root / "runs/steps").glob(".fingerprints.json")
+    assert [*json.loads(notes.read_text())] == [str(project.root / "a.txt")]
 
 
 def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
@@ -44,6 +53,11 @@ def test_files_behind_a_link_in_an_input_folder_count(project: StepProject) -> N
     assert (project.out("one") / "x").read_text() == "11"
     behind.write_text("2")
     assert project.why("one") == ("input raw/more/b.csv changed",)
+
+
+def test_an_output_is_meant_by_its_name_where_that_looks_like_a_pattern(project: StepProject) -> None:
+    project.step("one", 'command: touch "$out/x[1].txt"\noutputs: ["x[1].txt"]\n')
+    assert project.make("one") == 1
 
 
 @pytest.mark.slow

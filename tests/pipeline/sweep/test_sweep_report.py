@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from pipeline.live import views
 from pipeline.sweep.report import TrialResult, as_json, best, direction_of, groups, statistic, text
 
 
@@ -71,6 +72,22 @@ def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> Non
     assert "configuration      n    loss      acc     a       b       train_s" in said
     assert "program.args.lr=1  1/1  0.2500 *  0.5000  1.0000" in said
     assert "program.args.lr=2  1/1  0.7500    0.5000  1.0000" in said
+
+
+def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None:
+    rows = [trial(n, f"program.args.lr={n}", loss=loss) for n, loss in enumerate([2.1e-5, 3e-10])]
+    assert "2.1e-05" in text(rows, 2)
+    assert "3e-10 *" in text(rows, 2)
+    assert views.figure("loss", 2.123e-5) == "loss 2.123e-05"
+    assert views.figure("loss", 0.0) == "loss 0.0000"
+
+
+def test_only_the_command_is_wider_than_a_terminal_of_40_columns() -> None:
+    lines = text(TRIALS, 5, width=40).splitlines()
+    assert [line for line in lines if len(line) > 40] == ["  doit train experiment=x optimizer.lr=0.3 seed=0"]
+    assert [line for line in lines if line.startswith("configuration")] == [
+        "configuration     n    val/accuracy", "configuration     val/loss",
+    ]  # fmt: skip
 
 
 def test_the_same_as_data() -> None:

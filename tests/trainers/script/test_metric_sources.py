@@ -139,6 +139,13 @@ def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> N
     assert recorder.notes(ended_well=True) == ["metrics of a step of more than 64 bits were not recorded: step 1e+300"]
 
 
+def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None:
+    file = _file(tmp_path)
+    file.append(Row(time_s=0, step=1, metrics={"a\nb": 1.0, "\x1b[31mred": 2.0, "val/größe": 3.0, "n\r": math.nan}))
+    assert file.last == {"a\\nb": 1.0, "\\x1b[31mred": 2.0, "val/größe": 3.0}
+    assert [*file.left_out] == ["n\\r"]
+
+
 def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name in ("gone.jsonl", "tfevents.gone"):

@@ -74,6 +74,13 @@ def test_each_layout_gives_what_its_library_reads(tmp_path: Path, paths: list[st
     assert found == (None if chosen is None else tmp_path / chosen)
 
 
+def test_of_two_names_of_one_file_the_last_one_is_taken(tmp_path: Path) -> None:
+    laid(tmp_path, "checkpoint-3.pth.tar")
+    for name in ("last.pth.tar", "model_best.pth.tar"):
+        (tmp_path / name).hardlink_to(tmp_path / "checkpoint-3.pth.tar")
+    assert newest_checkpoint(tmp_path) == tmp_path / "last.pth.tar"
+
+
 def test_a_pattern_names_it_and_a_torn_match_is_passed_over(tmp_path: Path) -> None:
     laid(tmp_path, "a/model_1.pt", "a/model_2.pt", "last.pt")
     assert newest_checkpoint(tmp_path, "a/model_*.pt") == tmp_path / "a/model_2.pt"
