@@ -24,7 +24,6 @@ from tests.waiting import HANG_S, wait_until
 
 EXAMPLES = HOME / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/dodo.py"))
-LONG = (pytest.mark.long, pytest.mark.ci)
 _TRAINING = "train|sweep|torchrun|run"
 
 
@@ -93,15 +92,17 @@ def needs(*names: str) -> None:
 @pytest.mark.parametrize(
     ("name", "packages", "runs"),
     [
-        pytest.param("ddp", (), 2, marks=LONG),
-        pytest.param("nanogpt", (), 2, marks=LONG),
+        ("ddp", (), 2),
+        ("nanogpt", (), 2),
         ("own_model", (), 2),
         ("steps", (), 2),
-        pytest.param("accelerate", ("accelerate",), 1, marks=LONG),
-        pytest.param("huggingface", ("transformers", "accelerate"), 2, marks=LONG),
-        pytest.param("lightning", ("lightning",), 3, marks=LONG),
+        ("accelerate", ("accelerate",), 1),
+        ("huggingface", ("transformers", "accelerate"), 2),
+        ("lightning", ("lightning",), 3),
     ],
 )
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_commands_of_an_example_train_and_start_nothing_when_typed_again(
     name: str, packages: tuple[str, ...], runs: int, tmp_path: Path
 ) -> None:
@@ -117,8 +118,8 @@ def test_the_commands_of_an_example_train_and_start_nothing_when_typed_again(
     assert (example.launches(), example.steps_made()) == (runs, made), again
 
 
-@LONG[0]
-@LONG[1]
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_sweep_of_the_slurm_example_is_one_array_and_starts_nothing_when_typed_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -141,8 +142,8 @@ def test_the_sweep_of_the_slurm_example_is_one_array_and_starts_nothing_when_typ
         ("lightning", ("lightning",), ("--devices", "2"), "last.ckpt"),
     ],
 )
-@LONG[0]
-@LONG[1]
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_training_that_is_asked_to_stop_leaves_a_checkpoint_of_its_first_step(
     name: str, packages: tuple[str, ...], words: tuple[str, ...], saved: str, tmp_path: Path
 ) -> None:

@@ -76,6 +76,16 @@ def test_a_script_outside_of_the_project_is_in_the_key_with_all_that_it_imports_
     assert files.closure().digests != closure.digests
 
 
+def test_a_callback_for_a_library_is_in_the_key_of_scripts_that_import_it_alone(folder: Path) -> None:
+    without = found(ROOT, str(folder / "train.py")).closure()
+    (folder / "train.py").write_text("from paceline_huggingface import PacelineCallback\n")
+    with_it = found(ROOT, str(folder / "train.py")).closure()
+    assert "paceline_huggingface.py" in with_it.digests
+    assert with_it.sources["paceline_huggingface.py"] == ROOT / "paceline_huggingface.py"
+    assert not [name for name in (*without.digests, *with_it.digests) if name == "paceline_lightning.py"]
+    assert "paceline_huggingface.py" not in without.digests
+
+
 def test_an_input_counts_byte_for_byte_also_where_it_is_imported(folder: Path) -> None:
     def digests(*inputs: str, comment: str) -> tuple[str, str]:
         (folder / "utils.py").write_text(f"# lr: {comment}\nimport torch\n")

@@ -25,6 +25,8 @@ from tests.integration import preloaded
         ("fit", "fit", "did you mean doit train?"),
         ("kill", "kill", "did you mean doit stop?"),
         ("tune", "tune", "did you mean doit sweep?"),
+        ("accelerate launch train.py", "accelerate", "did you mean doit torchrun --nproc-per-node RANKS train.py?"),
+        ("python train.py", "python", "did you mean doit run train.py?"),
         ("resume cf0848", "resume", "the same doit train goes on where its run was"),
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
         ("train optimizer.lr 0.1", "optimizer.lr", "a field is set by =: doit train optimizer.lr=0.1"),

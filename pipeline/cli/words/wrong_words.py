@@ -28,6 +28,8 @@ _MEANT = {
     **dict.fromkeys(("check", "doctor", "hosts"), "doit preflight"),
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
     **dict.fromkeys(("register", "deploy"), "doit publish"),
+    **dict.fromkeys(("accelerate", "deepspeed", "fabric"), "doit torchrun --nproc-per-node RANKS train.py"),
+    **dict.fromkeys(("python", "python3"), "doit run train.py"),
     **dict.fromkeys(("dashboard", "mlflow", "web"), "doit ui"),
 }
 
