@@ -1,6 +1,7 @@
 """Lightning on scikit-learn's digits. torchrun may start its ranks, or Lightning itself (`doit run`)."""
 
 import argparse
+import os
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -51,7 +52,8 @@ own = PacelineLogger()
 trainer = Trainer(
     max_epochs=options.epochs,
     devices=options.devices,
-    strategy="ddp" if options.devices > 1 else "auto",
+    num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # how many hosts torchrun runs on
+    strategy="ddp" if options.devices > 1 or "RANK" in os.environ else "auto",
     log_every_n_steps=10,
     logger=own,
     callbacks=[own, ModelCheckpoint(save_last=True)],
