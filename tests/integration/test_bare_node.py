@@ -78,6 +78,8 @@ def older(project: Project, tmp_path: Path) -> Project:
     return project
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_host_with_another_torch_is_refused_unless_it_is_named(older: Project) -> None:
     here = importlib.metadata.version("torch")
     for verb in ("preflight", "train"):

@@ -91,6 +91,8 @@ def test_a_training_whose_reader_leaves_says_so_once_and_goes_on(project: Projec
     assert [line.split()[0] for line in quiet.stdout.splitlines()] == ["FINISHED"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_a_full_disk_behind_stdout_ends_no_training_and_is_told_of_other_commands_in_a_line(project: Project) -> None:
     lost = "what this command says can't be written to its stdout: No space left on device"
