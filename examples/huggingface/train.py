@@ -52,3 +52,4 @@ trainer = Trainer(
 trainer.train(resume_from_checkpoint=options.resume)
 if trainer.is_world_process_zero():
     model.save_pretrained(paceline.run_dir() / "model")
+trainer.accelerator.end_training()  # ranks part from each other in order, as torch asks for

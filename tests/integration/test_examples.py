@@ -121,6 +121,22 @@ def test_the_commands_of_an_example_train_and_start_nothing_when_typed_again(
 
 @pytest.mark.ci
 @pytest.mark.long
+def test_the_weights_of_a_run_are_data_of_the_run_that_fine_tunes_them(tmp_path: Path) -> None:
+    needs("transformers", "accelerate")
+    example = copy_of("huggingface", tmp_path)
+    (line,) = re.findall(r"`(doit torchrun .*)`", (example.folder / "README.md").read_text())
+    example.typed(example.commands.splitlines()[0])
+    (first,) = example.folder.glob("runs/*/result.json")
+    before = json.loads(first.read_text())["metrics"]["eval_accuracy"]
+    example.typed(line.replace("KEY", first.parent.name))
+    (second,) = {*example.folder.glob("runs/*/result.json")} - {first}
+    assert json.loads((second.parent / "key.json").read_text())["data"]
+    assert json.loads(second.read_text())["metrics"]["eval_accuracy"] > before
+    assert "is finished" in example.typed(line.replace("KEY", first.parent.name))
+
+
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_sweep_of_the_slurm_example_is_one_array_and_starts_nothing_when_typed_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
