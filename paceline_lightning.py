@@ -10,8 +10,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
+except ImportError:  # the same code by its older name
+    from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.loggers import Logger
 
 import paceline
 
@@ -35,11 +39,10 @@ class PacelineLogger(Logger, Callback):
         return str(paceline.checkpoints())
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Lightning calls it on rank 0 alone, with the number of steps before this one."""
+        """``step`` counts those before this one. Of the ranks, which all call it, ``paceline.log`` takes rank 0."""
         paceline.log((step or 0) + 1, **metrics)
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the script's arguments are recorded with the run."""
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...  # the run has the script's arguments
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         paceline.should_stop()  # from here on SIGTERM only sets a flag
