@@ -57,6 +57,18 @@ class Cell:
     title: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A stretch of time in a row, in seconds. ``ink`` is a colour of the page (``good``, ``bad``, ``c0``)."""
+
+    row: int
+    begin: float
+    end: float
+    ink: str
+    text: str = ""
+    title: str = ""
+
+
 def level(share: float) -> int:
     """Return the level of a value between 0 and 1."""
     return max(0, min(LEVELS - 1, int(share * LEVELS)))

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Interval, Line, Node, level, span_of, within
+from pipeline.comparing.charts import COLOURS, LEVELS, Bar, Cell, Interval, Line, Node, level, span_of, within
 from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
@@ -54,6 +54,8 @@ _BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: width of a box, width of 
 _WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
 _MOST_LABELLED = 8  # numbers of an axis that are each labelled
 _ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
+_BAR = 24  # pixels: height of a row of a timeline
+_TIMES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
 
 
@@ -268,6 +270,33 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
         axes.spines[:].set_visible(False)
         size = {"width": f"{width:.0f}", "height": f"{height:.0f}"}
         return _element(figure, f"{about[2]} by {about[0]} and {about[1]}: {counted(len(inside), 'cell')}", size)
+
+
+def timeline(rows: Sequence[str], bars: Sequence[Bar], *, said: str) -> str:
+    """Draw bars over time, in the named rows."""
+    height = _BOTTOM + 8 + _BAR * len(rows)
+    whole = max((bar.end for bar in bars), default=0.0)
+    least, unit = next(item for item in _TIMES if whole >= item[0] * 2 or item[0] == 1)
+    with _drawing(_WIDE / 72, height / 72) as figure:
+        names = [_cut(printable(name)) for name in rows]
+        left = 16 + _NAME_CHAR * max(map(len, names))
+        place = (left / _WIDE, _BOTTOM / height, 1 - (left + 24) / _WIDE, 1 - (_BOTTOM + 8) / height)
+        axes = figure.add_axes(place)
+        axes.set_xlim(0, whole / least or 1)
+        axes.set_ylim(len(rows), 0)
+        for bar in bars:
+            corner, wide = (bar.begin / least, bar.row + 0.12), (bar.end - bar.begin) / least
+            gid = f"{_TITLE}{printable(bar.title)}"
+            ground = _INK["ground"]
+            axes.add_patch(Rectangle(corner, wide, 0.76, fc=_INK[bar.ink], ec=ground, linewidth=0.5, gid=gid))
+            if bar.text and (bar.end - bar.begin) / (whole or 1) * (_WIDE - left) >= 8 + _NAME_CHAR * len(bar.text):
+                middle = (corner[0] + wide / 2, bar.row + 0.5 + 4 / _BAR)
+                axes.text(*middle, printable(bar.text), ha="center", color=ground)
+        axes.set_yticks([at + 0.5 for at in range(len(rows))], names)
+        axes.xaxis.set_major_formatter("{x:,.10g}")
+        axes.set_xlabel(unit, loc="right")
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        return _element(figure, f"{said}: {counted(len(bars), 'bar')} in {counted(len(rows), 'row')}")
 
 
 def _cut(name: str) -> str:

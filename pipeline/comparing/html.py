@@ -14,12 +14,14 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, Template
 from markupsafe import Markup, escape
 
-from pipeline.comparing import drawing, tables
+from pipeline.comparing import drawing, tables, timeline
 from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.groups import short_names
 from pipeline.comparing.pages import hosts, time_text, verdict_text
 from pipeline.comparing.report import MOST_AGAINST, Report
+from pipeline.comparing.timeline import Timeline
+from pipeline.core.tables import duration
 from pipeline.runs.contents import short_value
 from pipeline.sweep.report import MINIMIZE
 
@@ -54,6 +56,10 @@ def html(report: Report) -> str:
         tables=tables,
         against=against,
         forest=Markup(_forest(report)),
+        slots=Markup(_timeline(report.slots, "the trials by slot")),
+        attempts=Markup(_timeline(timeline.of_attempts(report.attempts), "attempts")),
+        duration=duration,
+        at_time=time_text,
         grid=Markup(_grid(report)),
         hosts=hosts(report),
         packages=_packages(report),
@@ -79,6 +85,10 @@ def _forest(report: Report) -> str:
         return ""
     names = [f"{group.label}  {group.brief}" for group in groups]
     return drawing.forest(names, [report.colours.get(group.label) for group in groups], report.intervals)
+
+
+def _timeline(drawn: Timeline | None, said: str) -> str:
+    return drawing.timeline(drawn.rows, drawn.bars, said=said) if drawn is not None and drawn.bars else ""
 
 
 def _grid(report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.keys.canonical import canonical_config
-from pipeline.runs import acceptance, index, journal
+from pipeline.runs import acceptance, index, journal, status
 from pipeline.runs.contents import nodes_of
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
@@ -44,6 +44,8 @@ class ComparedRun:
         verdict: the latest result of `doit reproduce`, or None.
         weights_sha256: of the final weights, or None.
         made_with: the user-defined step that its data comes from, or None.
+        entries: those of its journal, which tell its attempts, with the first lines of their details.
+        notes: attempt → what was noted about ranks that held the others up.
         nonfinite: a script's metric that was NaN or infinite, and how often, or ''.
     """
 
@@ -65,6 +67,8 @@ class ComparedRun:
     synthetic: bool = False
     made_with: PastStep | None = None
     nonfinite: str = ""
+    entries: tuple[journal.Entry, ...] = ()
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
@@ -147,6 +151,8 @@ def read(folder: RunFolder) -> ComparedRun:
         synthetic=row.synthetic,
         made_with=lineage.of_run(folder, config),
         nonfinite=row.nonfinite,
+        entries=tuple(replace(entry, detail=_first_line(entry)) for entry in entries),
+        notes=_notes(folder, entries),
     )
 
 
@@ -191,11 +197,22 @@ def _figures(result: Result | None) -> dict[str, float]:
     return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
 
 
+def _notes(folder: RunFolder, entries: Sequence[journal.Entry]) -> dict[int, tuple[str, ...]]:
+    """Return what was noted about ranks that held the others up, by attempt."""
+    numbers = {entry.attempt for entry in entries}
+    notes = {at: status.read_rank_rows(folder.path / run_folder.ATTEMPTS / f"{at}")[1] for at in numbers}
+    return {at: tuple(printable(hide(note)) for note in of_attempt) for at, of_attempt in notes.items() if of_attempt}
+
+
 def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
     """Return the first line of the last journal entry of a failed run."""
     if row.state in (State.FINISHED, index.ACCEPTED) or not entries:
         return ""
-    return printable(hide(entries[-1].detail.strip().partition("\n")[0]))
+    return _first_line(entries[-1])
+
+
+def _first_line(entry: journal.Entry) -> str:
+    return printable(hide(entry.detail.strip().partition("\n")[0]))
 
 
 def _words(provenance: Mapping[str, Any]) -> tuple[str, ...]:

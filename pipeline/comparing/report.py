@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.comparing import curves as curving
-from pipeline.comparing import tables
+from pipeline.comparing import tables, timeline
 from pipeline.comparing.charts import COLOURS, Cell, Interval, Line, Node, level
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Against, Comparison, Row, compare
@@ -24,6 +24,7 @@ from pipeline.comparing.groups import (
     shown,
 )
 from pipeline.comparing.reading import SPEEDS, ComparedRun
+from pipeline.comparing.timeline import Attempt, Timeline
 from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, first_of, quantity
@@ -31,6 +32,7 @@ from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.steps.lineage import PastStep
+from pipeline.sweep.folder import TrialEntry
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 
 _MOST_CHARTS = 8
@@ -83,6 +85,8 @@ class Report:
         bands: metric → one curve per configuration.
         nodes: the dependency graph of data, runs and report.
         axes, lines: parallel coordinates; no axes if there is nothing to show.
+        slots: the trials of a sweep by slot; None if it isn't a sweep, or of an older version.
+        attempts: run key → its attempts, of a single run or of those that paused or were started again.
         grid: the means by two fields; None unless two fields differ and most of their combinations were run.
         absent: trials that were started and have no run folder.
     """
@@ -101,6 +105,8 @@ class Report:
     axes: tuple[str, ...]
     lines: tuple[Line, ...]
     grid: Grid | None = None
+    slots: Timeline | None = None
+    attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
 
     @property
@@ -161,10 +167,11 @@ def report(
     by: str = BY,
     goals: Mapping[str, str] = MappingProxyType({}),
     absent: Sequence[Absent] = (),
+    trials: Sequence[TrialEntry] = (),
 ) -> Report:
     """Assemble a report. ``rows`` are those of metrics.jsonl by run key; ``runs`` has at least one.
 
-    ``goals``: metric → direction, for the objectives of a search.
+    ``goals``: metric → direction, for the objectives of a search. ``trials``: the journal of a sweep.
     """
     groups, by, direction = best_first(grouped(runs), by, goals)
     wanted = _charted(curving.names(rows.values()), by)
@@ -172,6 +179,7 @@ def report(
     comparison = compare(groups)
     grid = _grid(groups, by, direction)
     axes, lines = ((), ()) if grid else _parallel(groups, by)
+    colours = {group.label: number for number, group in enumerate(groups[:COLOURS])}
     return Report(
         title=title_of(groups),
         subject=subject,
@@ -181,12 +189,14 @@ def report(
         by=by,
         direction=direction,
         comparison=comparison,
-        colours={group.label: number for number, group in enumerate(groups[:COLOURS])},
+        colours=colours,
         bands=bands,
         nodes=tuple(_graph(groups)),
         axes=axes,
         lines=lines,
         grid=grid,
+        slots=timeline.of_sweep(trials, groups, rows, colours),
+        attempts=_attempts(groups, rows),
         absent=tuple(absent),
     )
 
@@ -255,6 +265,15 @@ def _charted(names: Sequence[str], by: str) -> list[str]:
     """Return the metrics whose curves are shown, the most important first."""
     first = [name for name in dict.fromkeys((by, *_FIRST)) if name in names]
     return [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
+
+
+def _attempts(groups: Sequence[Group], rows: Mapping[str, Sequence[MetricsRow]]) -> dict[str, list[Attempt]]:
+    """Return the attempts of a single run, or of the runs that paused or were started again."""
+    runs = [run for group in groups for run in group.runs]
+    of_runs = {run.key: timeline.attempts(run, rows.get(run.key, ())) for run in runs}
+    return {
+        key: known for key, known in of_runs.items() if known and (len(runs) == 1 or len(known) > 1 or known[0].pauses)
+    }
 
 
 def _interval(against: Against, metric: str) -> Interval | None:

@@ -251,6 +251,7 @@ class _Conductor:
                 time=time.time(),
                 cause=cause,
                 detail=start.trial.config.hide(detail),
+                slot=start.slot,
             )
         )
 

@@ -98,7 +98,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 class TrialEntry:
     """One line of a sweep's journal.
 
-    ``time`` is in unix seconds; ``cause`` as in TrainingError; ``detail`` is one line.
+    ``time`` is in unix seconds; ``cause`` as in TrainingError; ``detail`` is one line; ``slot`` is the part of the
+    cluster (from 0) that it runs on, None in journals of older versions.
     """
 
     number: int
@@ -107,6 +108,7 @@ class TrialEntry:
     time: float
     cause: str = ""
     detail: str = ""
+    slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ class SweepFolder:
             try:
                 raw = json.loads(line)
                 entry = TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])})
-                if not all(isinstance(text, str) for text in (entry.key, entry.cause, entry.detail)):
+                texts = (entry.key, entry.cause, entry.detail)
+                if not all(isinstance(text, str) for text in texts) or type(entry.slot) not in (int, type(None)):
                     raise TypeError(line)
                 good.append(entry)
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -37,7 +37,7 @@ from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.sweep import folder as folders
-from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.report import BY
 
 
@@ -246,6 +246,7 @@ class _Subject:
     why: Sequence[str] = ()
     goals: Mapping[str, str] = field(default_factory=dict)
     absent: Sequence[Absent] = ()
+    trials: Sequence[TrialEntry] = ()
 
 
 def _made(subject: _Subject) -> Report:
@@ -259,6 +260,7 @@ def _made(subject: _Subject) -> Report:
         by=subject.by,
         goals=subject.goals,
         absent=subject.absent,
+        trials=subject.trials,
     )
 
 
@@ -279,6 +281,7 @@ def _of_sweep(current: Session) -> _Subject:
         why=[f"{missing} of its {about.total} trials were not started yet."] if missing > 0 else [],
         goals=about.goals,
         absent=absent,
+        trials=sweep.entries()[0],
     )
 
 
