@@ -13,7 +13,7 @@ from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking
-from pipeline.core.printable import printable_lines, program_lines, takes_colours
+from pipeline.core.printable import printable_lines, program_lines, takes_colours, without_host
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
@@ -64,7 +64,7 @@ def say_log(text: str) -> None:
         answers.LINES.extend(text.splitlines())
         return
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
-    print(program_lines(text, terminal=is_terminal, colours=colours), flush=True)
+    print(program_lines(without_host(text), terminal=is_terminal, colours=colours), flush=True)
 
 
 def note(text: str) -> None:

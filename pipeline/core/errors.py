@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+_PLACE = re.compile(r"training failed on [^:]*: ")  # as pipeline.cluster begins its messages
 
 
 class PacelineError(Exception):
@@ -77,6 +80,11 @@ def text_of(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception as reason:
         return f"(its text could not be made: {type(reason).__name__})"
+
+
+def without_place(text: str) -> str:
+    """Return why a training failed without the host and rank that said it first: equal for equal failures."""
+    return _PLACE.sub("", text)
 
 
 def os_reason(error: OSError) -> str:

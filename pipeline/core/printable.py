@@ -14,6 +14,7 @@ from typing import TextIO
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """SGR escape sequences: colours, bold, dim; no cursor movement."""
 _RESET = "\x1b[0m"
+_HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
 
 
 def printable(text: str) -> str:
@@ -43,6 +44,11 @@ def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
     Output not meant for a terminal keeps its tabs.
     """
     return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
+
+
+def without_host(text: str) -> str:
+    """Lines of this computer's ranks without its name: those of rank 0 as they are, of others with the rank."""
+    return _HERE.sub(lambda of: (of[1] or "") + ("" if of[2] in "-0" else f"rank {of[2]} | "), text)
 
 
 def _program_line(line: str, terminal: bool, colours: bool) -> str:

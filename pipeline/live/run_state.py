@@ -14,7 +14,7 @@ from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage, phase_word
 
 LOSSES = ("train/loss", "loss", "val/loss")
 _RATE_S = 5.0  # a host's speed is taken over at least so long
-_STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # rank 0's own words (trainers/training/session.py)
+STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # rank 0's own words (trainers/training/session.py)
 _WARNING = re.compile(r"\bwarning: ", re.IGNORECASE)
 _OF_RANK = re.compile(r"\S+:(?:-|\d+) \| ")
 
@@ -203,7 +203,7 @@ def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
 
 
 def _said(state: RunState, text: str) -> RunState:
-    if match := _STEPS.search(text):
+    if match := STEPS.search(text):
         per_epoch, total = (int(number.replace(",", "")) for number in match.groups())
         state = replace(state, steps_per_epoch=per_epoch, steps=total)
     if match := _WARNING.search(text):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
-from pipeline.core.printable import program_lines, takes_colours
+from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
-_EPOCH = re.compile(r"(?:trial +\d+ \| )?\S+:\d+ \| epoch \d")
-_NEEDLESS = (re.compile(r"step [\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"), re.compile(r".* left"))
+_EPOCH = re.compile(r"(?:trial +\d+ \| )?(?:\S+:\d+ \| )?epoch +\d")
+_NEEDLESS = (re.compile(r"step +[\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"))
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _USUAL_WIDTH = 80
 _DUMB = ("dumb", "unknown")
@@ -209,7 +209,7 @@ class Screen:
 def _shown(text: str, width: int | None) -> str:
     """As stderr gets it. ``width``: None where it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
-    text = program_lines(text, terminal=width is not None, colours=colours)
+    text = program_lines(without_host(text), terminal=width is not None, colours=colours)
     if width is None:
         return text
     width = max(_LEAST_WIDTH, width)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.core.specs import State
 from pipeline.live.run_state import RunEvent, RunState, after
-from pipeline.runs.contents import set_apart
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded
+from pipeline.sweep.trial import TrialBegan, TrialEnded, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     """
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
-        trial = TrialState(words=short(event.chosen), began=now, run=run)
+        trial = TrialState(words=named(event.chosen), began=now, run=run)
         begun = {**state.running, event.number: trial}
         ended = {number: how for number, how in state.ended.items() if number != event.number}  # it is tried again
         return replace(state, running=begun, ended=ended)
@@ -83,7 +82,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
         return replace(state, running=running)
     value = event.metrics.get(state.metric, math.nan)
     over = EndedTrial(
-        words=short(event.chosen),
+        words=named(event.chosen),
         state=event.state,
         value=_best_of(state, value, math.nan if known is None else known.best),
         epochs=0 if known is None else known.run.epoch,
@@ -117,11 +116,6 @@ def left_s(state: SweepState, now: float) -> float | None:
     if not waiting:
         return max(rest, default=0.0)
     return max(usual_s, (sum(rest) + waiting * usual_s) / max(1, state.at_once))
-
-
-def short(chosen: Sequence[str]) -> str:
-    """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``, as MLflow names it; where that is nothing, all of it."""
-    return " ".join(set_apart(chosen, {}) or chosen)
 
 
 def _best_of(state: SweepState, one: float, other: float) -> float:

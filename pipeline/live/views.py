@@ -29,10 +29,9 @@ _STATE = 26  # columns of what a host does, with its seconds: "computing gradien
 _MOST_WAITED = 3  # lines of what is waited for
 _SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
 _WAITS_S = 10.0  # a rank that does one thing for longer is shown with its seconds
-_COLUMNS = {"step": 7, "images/s": 9, "busy": 9, "memory": 18, "network in / out": 25}
+_USUAL_LAG_S = 3.0  # hosts report each second, and not at the same time
+_COLUMNS = {"busy": 9, "memory": 18, "network in / out": 25}
 """Behind the state: title → columns."""
-_FIRST = ("step", "busy", "images/s", "memory", "network in / out")
-"""Which are shown first where not all have room."""
 # of a sweep
 _TRIALS_HEAD_LINES = 3
 _MOST_WORDS = 40
@@ -174,14 +173,15 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
     rows = ([Text(printable(name), "bold"), *(cells[name][title] for title in columns)] for name in names)
     yield _table({"host": name_width, **columns}, rows)
     if hidden := len(state.hosts) - len(names):
-        steps = [_step(state, host) for host in state.hosts.values()]
-        yield _line([(f"and {counted(hidden, 'more host')}; all are at steps {min(steps)} to {max(steps)}", "dim")])
+        behind = max(_behind(state, host) for host in state.hosts.values())
+        lag = f"; the slowest is {behind:,} steps behind" if behind else ""
+        yield _line([(f"and {counted(hidden, 'more host')}{lag}", "dim")])
 
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
     """Title → columns of what the terminal has room for behind a host's name."""
     room, shown = width - name_width - 2 - _STATE, set[str]()
-    for title in _FIRST:
+    for title in _COLUMNS:  # which are shown first where not all have room
         if room < 2 + _COLUMNS[title]:
             break
         room -= 2 + _COLUMNS[title]
@@ -194,32 +194,30 @@ def _cells(state: RunState, host: HostState) -> dict[str, Text]:
     usage = host.usage
     network = f"{file_size(round(usage.received_per_s))}/s / {file_size(round(usage.sent_per_s))}/s" if usage else "-"
     return {
-        "state": _state(host),
-        "step": Text(f"{_step(state, host):,}" if host.step else "-"),
-        "images/s": Text(_images_per_s(state, host)),
+        "state": _state(state, host),
         "busy": Text(_busy(usage) if usage else "-"),
         "memory": Text(_memory(usage) if usage else "-"),
         "network in / out": Text(network),
     }
 
 
-def _step(state: RunState, host: HostState) -> int:
-    """What rank 0 has finished every host has begun; a host itself reports once a second."""
-    return host.step if host.over else max(host.step, state.step)
+def _behind(state: RunState, host: HostState) -> int:
+    """Steps that the host is behind the one that is furthest, 0 if that is what reports a second apart come to."""
+    if host.over or host.steps_per_s is None:
+        return 0
+    furthest = max(other.step for other in state.hosts.values())
+    behind = furthest - max(host.step, state.step)  # what rank 0 has finished, every host has begun
+    return behind if behind > max(1.0, _USUAL_LAG_S * host.steps_per_s) else 0
 
 
-def _state(host: HostState) -> Text:
+def _state(state: RunState, host: HostState) -> Text:
     if host.over:
         return Text(host.over, "green" if host.over == "ended" else "bold red")
-    waits = f" {host.for_s:.0f} s" if host.for_s >= _WAITS_S else ""
-    return Text(printable(f"{_SHORT.get(host.doing, host.doing)}{waits}"), "yellow" if waits else "")
-
-
-def _images_per_s(state: RunState, host: HostState) -> str:
-    """The host's own share, of the steps that it makes."""
-    if not (state.batch and host.steps_per_s is not None and state.world_size):
-        return "-"
-    return f"{host.steps_per_s * state.batch * host.ranks / state.world_size:,.0f}"
+    doing = _SHORT.get(host.doing, host.doing)
+    if host.for_s >= _WAITS_S:
+        return Text(printable(f"{doing} {host.for_s:.0f} s"), "yellow")
+    behind = _behind(state, host)
+    return Text(printable(f"{behind:,} behind: {doing}" if behind else doing), "yellow" if behind else "")
 
 
 def _busy(usage: Usage) -> str:
@@ -245,7 +243,9 @@ def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Ren
     counts = [*_counts(state, now)]
     name = f"sweep {state.name}: "  # left out where it would push the time left out of the line
     fits = len(name) + sum(len(text) for text, _ in counts) <= width
-    lines = [_line([(name if fits else "sweep: ", "bold"), *counts])]
+    room = width - sum(len(text) for text, _ in counts) - (len(name) if fits else 7) - 2
+    bar = [*_bar(state.done / max(1, state.total), min(_BAR, room)), ("  ", "")] if room >= 8 else []
+    lines = [_line([(name if fits else "sweep: ", "bold"), *bar, *counts])]
     if state.best is not None:
         lines.append(_line([(f"best so far {figure(state.metric, state.best.value)}: {state.best.words}", "green")]))
     return Constrain(Group(*lines, *_trials(state, width, max(1, height - _TRIALS_HEAD_LINES - 1))), width)

@@ -16,6 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, LogLine, State, Waiting
 from pipeline.execution.attempting import shown
 from pipeline.live.pictures import GrowingFile
+from pipeline.live.run_state import STEPS
 from pipeline.live.screen import Screen
 from pipeline.live.sweep_state import SweepState, after_trial_event
 from pipeline.runs import acceptance, status
@@ -74,6 +75,8 @@ class AttemptFiles:
         attempt = self._folder.path / run_folder.ATTEMPTS / str(plan.attempt)
         for node in plan.nodes:
             path = attempt / f"{node.host}.log"
+            if path not in self._logs:
+                yield from _totals(node.host, path)
             log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
             yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
         with suppress(OSError):
@@ -81,6 +84,16 @@ class AttemptFiles:
             if changed != self._beaten:
                 self._beaten = changed
                 yield from beats(attempt)
+
+
+def _totals(host: str, path: Path) -> Iterator[LogLine]:
+    """The line with the numbers of steps, which stands at the beginning of a log whose end alone is read."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.seek(0, 2) <= _LAST_BYTES:
+            return
+        file.seek(0)
+        lines = (log_line(host, text.decode(errors="replace")) for text in file.read(_LAST_BYTES).splitlines())
+        yield from (line for line in lines if STEPS.search(line.text))
 
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
@@ -157,8 +170,9 @@ class SweepFiles:
     def lines(self, event: Any) -> Iterator[str]:
         """What the sweep's own terminal says of an event."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
-            failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
-            yield f"{label(event.number, self._total)} {failed}"
+            failed = event.state is State.FAILED
+            how = f"FAILED: {event.detail}" if failed else event.detail or event.state
+            yield f"{'✗ ' if failed else ''}{label(event.number, self._total)} {how}"
         if type(event) is tuple and isinstance(event[1], LogLine) and is_worth_showing(event[1]):
             yield f"{label(event[0], self._total)} | {shown(event[1])}"
 

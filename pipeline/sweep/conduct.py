@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.running import Progress, nothing
-from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason, without_place
 from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import threads
@@ -135,6 +135,7 @@ class _Conductor:
         entries = self._read_journal()
         self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
+        self._failures: dict[str, str] = {}  # why trials failed → the first that did
         self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
             sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled
@@ -196,7 +197,9 @@ class _Conductor:
         self._tell_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
-            self.sweep.say(f"{self._label(start)} FAILED: {printable(outcome.detail)}{more}")
+            before = self._failures.setdefault(without_place(outcome.detail), self._label(start))
+            why = f": {printable(outcome.detail)}" if before == self._label(start) else f" as {before}"
+            self.sweep.say(f"✗ {self._label(start)} FAILED{why}{more}")
         if event.cause == "host":
             self._after_host_trouble(start, outcome, last=slots == self.schedule.slots_left and not again)
         if event.cause == "disk":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.core.errors import without_place
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, unit_of, wrapped
 from pipeline.runs.contents import short_value
@@ -24,6 +25,7 @@ _TINY = 1e-3
 _TINY_SPREAD = 1e-4
 _LARGE = 1e9
 _MOST_ODD = 5  # trials with non-finite values that get their own line
+_MOST_ALIKE = 8  # trials that failed alike get a line
 _OTHERS = 4  # columns for a script's own metrics, limited by the terminal's width
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _MORE = re.compile(
@@ -202,16 +204,6 @@ def tiny(value: float) -> str:
     return f"{value:.3g}"
 
 
-def trial_table(trials: Sequence[TrialResult]) -> str:
-    """Return one line per trial."""
-    rows = [("trial", "key", "state", "what", "")]
-    rows += [
-        (str(item.number), item.key, item.state, printable(" ".join(item.chosen)), printable(item.detail))
-        for item in trials
-    ]
-    return aligned(rows)
-
-
 def text(
     trials: Sequence[TrialResult],
     total: int,
@@ -245,9 +237,25 @@ def text(
         lines += wrapped(f"trial {item.number} ({item.key}): {item.detail}", width)
     lines += [f"{counted(len(odd) - _MOST_ODD, 'more trial')} like these"] if len(odd) > _MOST_ODD else []
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
-    if failed:
-        lines += ["", folded(trial_table(failed), width)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_failures(failed, width)])
+
+
+def _failures(trials: Sequence[TrialResult], width: int) -> Iterator[str]:
+    """Lines about trials that didn't finish: those that ended alike together, with the reason once."""
+    alike: dict[tuple[str, str], list[TrialResult]] = {}
+    for trial in trials:
+        alike.setdefault((trial.state, without_place(trial.detail)), []).append(trial)
+    for (state, _), members in alike.items():
+        detail = members[0].detail
+        count = f"{len(members)} trials " if len(members) > 1 else ""
+        yield ""
+        yield from wrapped(printable(f"{count}{state}: {detail}" if detail else f"{count}{state}"), width)
+        rows = [
+            (f"  trial {item.number}", item.key, printable(" ".join(item.chosen))) for item in members[:_MOST_ALIKE]
+        ]
+        yield from folded(aligned(rows), width).splitlines()
+        if len(members) > _MOST_ALIKE:
+            yield f"  and {len(members) - _MOST_ALIKE} more"
 
 
 def _is_accepted(trial: TrialResult) -> bool:

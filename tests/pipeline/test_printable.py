@@ -14,7 +14,7 @@ from pipeline.cli.output import say, say_folded, say_log
 from pipeline.comparing import groups
 from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
-from pipeline.core.printable import printable, program_lines, shell_line, takes_colours
+from pipeline.core.printable import printable, program_lines, shell_line, takes_colours, without_host
 from pipeline.core.processes.unexpected import error_message
 from pipeline.core.tables import folded
 from pipeline.keys.content_key import Difference
@@ -41,11 +41,23 @@ def test_what_two_keys_differ_in_is_shown_escaped() -> None:
     assert said == rf"program.args.tag: a\tb → {SHOWN}"
 
 
-def test_the_sweeps_table_of_what_failed_has_a_line_a_trial() -> None:
-    trial = report.TrialResult(
-        number=0, key="k", state="FAILED", chosen=(f"x={HOSTILE}",), overrides=(), values={}, detail=HOSTILE
-    )
-    assert report.trial_table([trial]).splitlines()[1] == rf"0      k    FAILED  x={SHOWN}  {SHOWN}"
+def test_the_sweeps_list_of_what_failed_says_each_reason_once() -> None:
+    trials = [
+        report.TrialResult(
+            number=number,
+            key=f"k{number}",
+            state="FAILED",
+            chosen=(f"x={HOSTILE}",),
+            overrides=(),
+            values={},
+            detail=why,
+        )
+        for number, why in enumerate((HOSTILE, "other", f"training failed on localhost, rank 1: {HOSTILE}"))
+    ]
+    assert report.text(trials, 3).split("\n\n")[-2:] == [
+        rf"2 trials FAILED: {SHOWN}" f"\n  trial 0  k0  x={SHOWN}\n  trial 2  k2  x={SHOWN}",
+        f"FAILED: other\n  trial 1  k1  x={SHOWN}",
+    ]
 
 
 def test_lines_on_a_terminal_are_escaped_and_what_is_kept_in_a_file_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +121,17 @@ def test_a_line_for_people_is_folded_at_a_terminals_spaces(monkeypatch: pytest.M
         monkeypatch.setenv("COLUMNS", "20")
         say_folded("FINISHED 1: loss 0.5, 1 rank")
         assert stdout.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("localhost:0 | epoch 1/2", "epoch 1/2"),
+        ("localhost:- | torchrun's own", "torchrun's own"),
+        ("localhost:3 | x", "rank 3 | x"),
+        ("trial  3 | localhost:1 | a\ntrial  3 | localhost:0 | b", "trial  3 | rank 1 | a\ntrial  3 | b"),
+        ("node0:0 | localhost:0 | x", "node0:0 | localhost:0 | x"),
+    ],
+)
+def test_lines_of_this_computer_are_shown_without_its_name(line: str, shown: str) -> None:
+    assert without_host(line) == shown

@@ -1,5 +1,4 @@
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from tests.trainers.tiny_runs import metrics_lines
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node
 from trainers.distributed.ranks import Ranks
-from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput, duration
+from trainers.training.metrics import Losses, MetricsFile, Reading, Throughput
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
@@ -113,21 +112,3 @@ def test_throughput_is_the_median_over_steps_without_the_first_interval(monkeypa
     rates = [speed.interval(steps) for steps in (1, 8, 2, 2)]
     assert rates == [0.1, 80.0, 10.0, 5.0]
     assert speed.median() == 80.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (130, "2 min 10 s"), (7500, "2 h 05 min")]
-)
-def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_the_time_left_counts_what_this_process_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = Clock()
-    clock.restart(40)
-    assert clock.left(40, 100) == ""
-    now[0] += 20
-    assert clock.left(50, 100) == "  1 min 40 s left"
-    assert clock.left(100, 100) == ""

@@ -31,7 +31,7 @@ from trainers.distributed.traffic import Traffic
 from trainers.training import initial_weights, loss
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.freezing import freeze
-from trainers.training.metrics import BestSoFar, Clock, Losses, MetricsFile, Reading, Throughput, take
+from trainers.training.metrics import BestSoFar, Losses, MetricsFile, Reading, Throughput, take
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 from trainers.training.training_state import TrainingState
@@ -68,7 +68,6 @@ class Trainer:
         self.losses = Losses(node, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
         self.traffic = Traffic(node)
-        self.clock = Clock()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch
@@ -166,7 +165,6 @@ class Trainer:
         """
         plan: EpochPlan | None = None
         began = time.perf_counter() - self.progress["train_s"]
-        self.clock.restart(self.step)
         self.throughput.restart()
         with Termination(self.node, self.step) as termination:
             while not (self.pruned or self._is_over):
@@ -387,7 +385,10 @@ class Trainer:
 
     def _report_epoch(self, epoch: int, loss: float, rate: float, accuracy: float | None) -> None:
         value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"
+        total = self.steps.total
+        last = -(-total // self.steps.per_epoch)  # trainer.max_steps may end it in the midst of an epoch
+        # Aligned, and with its usual figures within 80 columns.
         self.say(
-            f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
-            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s{self.clock.left(self.step, self.steps.total)}"
+            f"epoch {epoch + 1:>{len(str(last))}}/{last}  step {self.step:>{len(str(total))}}/{total}"
+            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
         )

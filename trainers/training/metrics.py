@@ -212,32 +212,6 @@ def _last_good(step: int) -> str:
     return f"the last good checkpoint is that of step {step}" if step else "there is no checkpoint yet"
 
 
-class Clock:
-    """Estimates the remaining time from the pace so far, evaluations and checkpoints included."""
-
-    def __init__(self) -> None:
-        self._first_step, self._since = 0, time.perf_counter()
-
-    def restart(self, step: int) -> None:
-        """Start the clock now, with ``step`` steps done."""
-        self._first_step, self._since = step, time.perf_counter()
-
-    def left(self, step: int, total: int) -> str:
-        """Return ``  2 min 10 s left``, or nothing at the end."""
-        if step in (self._first_step, total):
-            return ""
-        passed_s = time.perf_counter() - self._since
-        return f"  {duration(passed_s / (step - self._first_step) * (total - step))} left"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as ``45 s``, ``2 min 10 s`` or ``3 h 05 min``."""
-    minutes, rest_s = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest_s:02d} s" if minutes else f"{rest_s} s"
-
-
 class Throughput:
     """Images per second over all ranks, from the times between reads of the losses (no extra waiting)."""
 

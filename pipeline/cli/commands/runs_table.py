@@ -7,13 +7,13 @@ fields in which it differs from the other runs and that its name doesn't say alr
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from pipeline.core.errors import without_place
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
 from pipeline.core.tables import columns as columns_of
@@ -27,7 +27,6 @@ _SHARED = ("what", "ranks", "hosts")  # stand above the table where all runs hav
 _FIRST = ("key", "state", "age", _NAME)
 _FIRST_TO_GO = ("ranks", "hosts", "size", "time", "age")
 _LEAST_NAME, _LEAST_DIFFERS = 14, 14  # columns that these keep, if they need them
-_WHERE = re.compile(r"training failed on [^:]*: ")
 _MOST_METRICS = 2  # of a script: a line has little room
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
@@ -138,7 +137,7 @@ def _rows(cells: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
 
 def _failure(one: Listed) -> str:
     """The marks of a failed run and why it ended, without the hosts, for which a line has no room."""
-    error = _WHERE.sub("", one.row.error)
+    error = without_place(one.row.error)
     return _joined(_marked(one), error) if error else ""
 
 

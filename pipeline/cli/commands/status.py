@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli import answers
@@ -51,8 +53,10 @@ def status() -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    folder, watches = _named_or_newest(), is_on(invocation.options, "watch")
-    any_run = not is_named and _names_no_run()
+    watches, any_run = is_on(invocation.options, "watch"), not is_named and _names_no_run()
+    if watches and any_run and sys.stderr.isatty():
+        _await_next(runs_dir)
+    folder = _named_or_newest()
     sweep = trials.under_way(runs_dir, folder) if any_run else None
     if watches and sweep is not None:
         watch_sweep(sweep)
@@ -71,6 +75,17 @@ def status() -> None:
     say(run_status.status(folder))
     if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
         say(f"  bits     unverified here, finished on other arithmetic: {other}")
+
+
+def _await_next(runs_dir: Path) -> None:
+    """Return once a run or a sweep is under way."""
+    with waiting(note, "waiting for the next run (Ctrl-C ends this)"):
+        while not (any(map(is_under_way, _newest(runs_dir))) or any(map(is_under_way, sweeps.every(runs_dir)[-1:]))):
+            time.sleep(_LOOK_S)
+
+
+def _newest(runs_dir: Path) -> list[RunFolder]:
+    return [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)[-1:]]
 
 
 def _status_of_sweep(folder: SweepFolder, *, watches: bool) -> None:

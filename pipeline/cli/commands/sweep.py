@@ -225,7 +225,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.before for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
-    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    say(f"  report   doit report {folder.name}\n  compare  doit ui")
     error = _of_failed(results)
     if answers.wanted():
         about = folder.begun()

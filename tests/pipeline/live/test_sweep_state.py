@@ -7,10 +7,10 @@ import io
 from rich.console import Console
 
 from pipeline.core.specs import LogLine, State, Waiting
-from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
+from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s
 from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines
+from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines, named
 
 FIRST = SweepState(name="5bb24236b1de", total=40, at_once=4, metric="val/accuracy")
 
@@ -51,11 +51,11 @@ def text(state: SweepState, now: float, *, width: int = 120, height: int = 24) -
 
 
 def test_trials_are_named_by_what_sets_them_apart() -> None:
-    assert short(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
-    assert short(("model.width=8", "+program.args.width=4")) == "model.width=8 args.width=4"
-    assert short(("optimizer.lr=0.010604499373000004",)) == "lr=0.0106"
-    assert short(("cluster.nproc_per_node=2",)) == "cluster.nproc_per_node=2"
-    assert short(()) == ""
+    assert named(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
+    assert named(("model.width=8", "+program.args.width=4")) == "model.width=8 args.width=4"
+    assert named(("optimizer.lr=0.010604499373000004",)) == "lr=0.0106"
+    assert named(("cluster.nproc_per_node=2",)) == "cluster.nproc_per_node=2"
+    assert named(()) == ""
 
 
 def test_the_time_left_is_that_of_trials_to_come_at_the_pace_of_those_before() -> None:
@@ -78,7 +78,7 @@ def test_without_a_finished_trial_those_under_way_tell_the_pace() -> None:
 
 def test_the_view_counts_and_names_the_best_and_each_trial_under_way() -> None:
     lines = text(going_on(), 90.0)
-    assert lines[0] == "sweep 5bb24236b1de: 12 of 40 done, 4 running, about 6 min left, 1 failed"
+    assert lines[0] == "sweep 5bb24236b1de: ━━━━━───────────  12 of 40 done, 4 running, about 6 min left, 1 failed"
     assert lines[1] == "best so far val accuracy 0.6100: lr=0.11 seed=2"
     assert lines[2] == "trial  state     differs in      epoch    best val accuracy"
     assert lines[3] == "    0  finished  lr=0.0 seed=2            0.5000"
@@ -135,11 +135,11 @@ def test_the_words_of_a_trial_have_the_columns_that_they_take() -> None:
     assert text(after_trial_event(FIRST, wide, 0.0), 1.0)[-1].split() == ["0", "running", "tag=模型", "starting"]
 
 
-def test_a_log_has_a_line_when_a_trial_starts_and_one_when_it_ends() -> None:
+def test_a_log_has_a_line_when_a_trial_has_ended_well() -> None:
     lines = TrialLines(40, "val/accuracy")
     said = [lines.of(event, now) for event, now in ((began(3), 1.0), (ended(3, accuracy=0.5), 13.5), (ended(4), 14.0))]
     assert said == [
-        "trial  3 started: optimizer.lr=0.3 seed=2 (key3)",
-        "trial  3 finished: val/accuracy 0.5000, 12.5 s",
+        None,
+        "✓  1/40  lr=0.3 seed=2  val/accuracy 0.5000  12.5 s  (key3)",
         None,  # it was finished before
     ]

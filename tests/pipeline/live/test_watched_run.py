@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.runs.status import RankRow
 from tests.pipeline.comparing_folders import trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.live.test_run_state import plan
+from tests.pipeline.test_printable import Terminal
 from trainers.contract.beats import NodeBeat, Usage
 
 USAGE = Usage(cpu=0.5, memory_bytes=1, memory_total_bytes=2, received_per_s=3.0, sent_per_s=4.0)
@@ -65,6 +67,36 @@ def test_files_tell_plan_lines_and_beats_each_once(tmp_path: Path) -> None:
     with (folder.path / "attempts/1/node0.log").open("a") as log:
         log.write("ne\n")
     assert [event.text for event in files.look()] == ["half a line"]
+
+
+def test_of_a_log_whose_end_alone_is_read_the_numbers_of_steps_are_known_all_the_same(tmp_path: Path) -> None:
+    folder = laid_out(tmp_path)
+    lines = ["0 | 19 steps an epoch, 380 steps", *("0 | epoch 1/20  step 19/380" for _ in range(5_000)), "0 | last"]
+    (folder.path / "attempts/1/node0.log").write_text("\n".join(lines) + "\n")
+    said = [event.text for event in AttemptFiles(folder).look() if isinstance(event, LogLine)]
+    assert said[0] == "19 steps an epoch, 380 steps"
+    assert said[-1] == "last"
+    assert len(said) < 3_000
+
+
+def test_on_a_terminal_a_run_that_is_over_is_not_watched_but_the_next_one(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, watched = trained(tmp_path), list[str]()
+    lock = RunLock(folder)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(
+        "pipeline.cli.commands.status.time.sleep", lambda _: lock.take()
+    )  # another command begins it meanwhile
+
+    def watch(run: RunFolder) -> None:
+        assert is_under_way(run)
+        watched.append(run.key)
+        lock.release()
+
+    monkeypatch.setattr(watching, "watch", watch)
+    printed(watching.status, tmp_path, "watch=1")
+    assert watched == [folder.key]
 
 
 def test_it_follows_until_the_command_is_gone_and_leaves_the_run_alone(tmp_path: Path) -> None:

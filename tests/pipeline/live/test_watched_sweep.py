@@ -69,7 +69,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
 def test_what_its_journal_has_stands_in_the_first_view(sweep: Sweep) -> None:
     state = SweepFiles(sweep.folder).so_far(STARTED + 90, 1000.0)
     assert text(state, 1000.0) == [
-        "sweep tuned: 1 of 3 done, 1 running, 60 s left",
+        "sweep tuned: ━━━━━───────────  1 of 3 done, 1 running, 60 s left",
         "best so far val accuracy 0.9000: lr=0.1 seed=0",
         "trial  state     differs in     epoch    best val accuracy",
         "    0  finished  lr=0.1 seed=0           0.9000",
@@ -114,11 +114,13 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
     heard.tell = tell
     follow_sweep(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
     assert len(slept) == 3
-    lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "trial 1 FAILED: no loss", "trial 2 no loss"]
+    lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "✗ trial 1 FAILED: no loss", "trial 2 no loss"]
     assert heard.said == lines
     assert [event.key for event in heard.told if isinstance(event, TrialBegan)] == [sweep.trials[2].key]
     assert len([event for event in heard.told if isinstance(event, tuple) and isinstance(event[1], LogLine)]) == 2
-    assert text(picture.state, 1003.0)[0] == "sweep tuned: 2 of 3 done, 0 running, 60 s left, 1 failed"
+    assert (
+        text(picture.state, 1003.0)[0] == "sweep tuned: ━━━━━━━━━━━─────  2 of 3 done, 0 running, 60 s left, 1 failed"
+    )
     assert sorted(sweep.folder.path.parent.rglob("*")) == before
 
 

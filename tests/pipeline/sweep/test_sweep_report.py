@@ -60,7 +60,7 @@ def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
     assert "4 of 5 trials finished, 2 configurations" in said
     assert "optimizer.lr=0.1  3/3  0.9300 ± 0.0361" in said
     assert "doit train experiment=x optimizer.lr=0.3 seed=0" in said
-    assert "4      key4  FAILED  optimizer.lr=0.3 seed=1  loss is nan" in said
+    assert said.endswith("\n\nFAILED: loss is nan\n  trial 4  key4  optimizer.lr=0.3 seed=1")
 
 
 def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> None:
