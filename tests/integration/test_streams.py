@@ -90,7 +90,7 @@ def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(p
     key = project.only_run().name
     assert [line.split()[0] for line in first.stdout.splitlines()] == ["FINISHED", "results", "compare", "prove"]
     assert f"train {key}\nrun {key}: 1 node, 1 rank, local\n" in first.stderr
-    assert "localhost:0 | epoch 1/20  step 2/2 " in first.stderr
+    assert "\nepoch 1/1  step 2/2  loss " in first.stderr
     assert second.stdout.startswith(f"{key} is finished: test/accuracy ")
     assert second.stderr.endswith(f"train {key}: done already\n")
     listed = preloaded.doit("runs", "json=1", *project.overrides[:1], apart=True)
