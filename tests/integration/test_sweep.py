@@ -58,7 +58,9 @@ def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recordi
     assert "2 trials (1 more were the same run as another), 1 at a time" in first.stdout
     assert "1 finished, 1 failed; 2 run just now" in first.stdout
     assert "ERROR: 1 of 2 trials failed (the table above names them), the first, trial 0: training" in first.stdout
-    assert re.search(r"\n\nFAILED: training failed on localhost.*\n  trial 0  \w{12}  optimizer.lr=1e\+38", first.stdout)
+    assert re.search(
+        r"\n\nFAILED: training failed on localhost.*\n  trial 0  \w{12}  optimizer.lr=1e\+38", first.stdout
+    )
     assert "Traceback" not in first.stdout.partition(" configurations")[2]
     assert [status for _, status in recorded(project)].count("FINISHED") == 1
     assert list(processes_of(project.folder)) == []
