@@ -72,6 +72,7 @@ def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Hos
 RENDEZVOUS = ("static", "file")
 DEVICES = ("auto", "cpu", "cuda")
 HOSTFILE_CHARACTERS = 1_000_000
+HOSTS = "hosts"
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -108,7 +109,8 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         restart_wait_s=raw.get("restart_wait_s", Cluster.restart_wait_s),  # absent in the record of an older run
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
-        environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
+        environment=_versions(raw.get("environment") or {}),
+        asks_environment=raw.get("environment") == HOSTS,
         device=device,
         spares=spares,
         min_nodes=raw["min_nodes"],
@@ -123,6 +125,16 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
 def _path(root: Path, name: str, value: str | None) -> str | None:
     """Relative to the project. Raises UsageError."""
     return str(root / expanded(value, f"cluster.{name}={value}")) if value else None
+
+
+def _versions(value: Any) -> dict[str, str]:
+    """Those that ``cluster.environment`` says; none where the hosts are asked. Raises UsageError."""
+    if value == HOSTS:
+        return {}
+    if not isinstance(value, Mapping):
+        what = f"cluster.environment={value} must be {HOSTS}, or versions of distributions on the hosts"
+        raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}'")
+    return {str(name): str(version) for name, version in value.items()}
 
 
 def _one_of(name: str, value: str, options: Sequence[str]) -> str:

@@ -99,7 +99,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, behind: Sequence[str])
 
 def _imported(targets: Sequence[str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
     """What a process that imports the targets says of them, or said while each file they import was the same."""
-    closure = import_closure(root, {target.partition(":")[0] for target in targets}, behind)
+    closure = import_closure(root, {target.partition(":")[0] for target in targets}, behind, may_lack=True)
     made_from = {
         "targets": targets,
         "files": {name: sha256_file(path) for name, path in closure.sources.items()},

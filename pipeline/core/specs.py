@@ -66,7 +66,8 @@ class Cluster:
     - ``workdir``: scratch folder on the nodes (None: ``~/.cache/paceline``).
     - ``ssh_config``: additional ssh client configuration (None: the user's own).
     - ``rendezvous``: static or file (in ``rendezvous_dir``, an absolute path shared by all hosts).
-    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's.
+    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
+      ``asks_environment``: the hosts are asked for them before the key is made.
     - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
     - ``tls_certificate``, ``tls_key``, ``tls_ca``: files on the hosts for gloo's encryption (None: unencrypted).
     - ``settings``: the whole section as the launcher's settings class.
@@ -89,6 +90,7 @@ class Cluster:
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    asks_environment: bool = False
     device: str = "auto"
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -83,7 +83,8 @@ def run(
     write_json(folder / run_folder.CONFIG, diagnosis.config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
     reading = pack_manifest.rank_modules if pack_manifest is not None else ()
-    code = import_closure(root, (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading), cluster.python_path)
+    entries = (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading)
+    code = import_closure(root, entries, cluster.python_path, may_lack=True)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     spec = AttemptSpec(

@@ -29,7 +29,7 @@ from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.next_start import next_start
 from pipeline.execution.run import Run, prepare, start_of
 from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import import_closure, process_groups, rank_environment, script_files
+from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -246,10 +246,12 @@ def _notes(run: Run) -> list[str]:
                 f"reads them: program.inputs=[{','.join(names)}]"
             )
     inputs = "program.inputs" if run.config.script is not None else "model.inputs"
-    if run.code.unresolved:
+    keyed = run.key.parts["environment"]
+    lacking = [f"{name} ({place})" for name, place in run.code.unresolved.items() if keyed.get(name) == ABSENT]
+    if lacking:
         said.append(
             f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{first_of(run.code.unresolved, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
+            f"{first_of(lacking, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
         )
     if run.code.left_out:
         said.append(

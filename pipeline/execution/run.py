@@ -13,13 +13,15 @@ from pipeline.config.build import RunConfig
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.specs import Cluster
 from pipeline.data import store
 from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.trees import Tree
 from pipeline.execution import finished, starting
 from pipeline.execution.starting import Start
+from pipeline.keys import ABSENT
 from pipeline.keys.content_key import ContentKey, content_key, environment
-from pipeline.keys.import_closure import Closure, import_closure
+from pipeline.keys.import_closure import Closure, import_closure, lacking
 from pipeline.keys.script_files import with_inputs
 from pipeline.runs import acceptance
 from pipeline.runs.acceptance import Acceptance
@@ -143,7 +145,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
         canonical=config.canonical,
         code=code.digests,
         data_digest=pack.digest,
-        environment=versions(config.cluster.environment, code),
+        environment=versions(config, code),
         topology=config.topology,
     )
     folder = RunFolder(config.runs_dir / key.short)
@@ -156,7 +158,7 @@ def code_reader(root: Path) -> CodeReader:
 
     @cache
     def read(chosen: tuple[str, ...], python_path: tuple[str, ...]) -> Closure:
-        return import_closure(root, (programs.CLASSIFIER.entry, programs.TORCHRUN, *chosen), python_path)
+        return import_closure(root, (programs.CLASSIFIER.entry, programs.TORCHRUN, *chosen), python_path, may_lack=True)
 
     return read
 
@@ -179,9 +181,31 @@ def code_of(
     return with_inputs(code, root, (config.resolved.get("model") or {}).get("inputs") or ())
 
 
-def versions(of_cluster: Mapping[str, str], code: Closure) -> dict[str, str]:
-    """The key's part ``environment``. ``of_cluster``: the setting ``cluster.environment``. Raises UsageError."""
-    return of_hosts(environment(code.versions), of_cluster)
+def versions(config: RunConfig, code: Closure) -> dict[str, str]:
+    """The key's part ``environment``. With ``cluster.environment=hosts`` the hosts are asked for it.
+
+    Raises:
+        HostError: a host can't be asked, or the hosts differ.
+        UsageError: the run needs a module that is neither installed here nor has a version in ``cluster.environment``.
+    """
+    cluster, here = config.cluster, environment(code.versions)
+    there = _asked(cluster, here) if cluster.asks_environment else of_hosts(here, cluster.environment)
+    for name, place in code.unresolved.items():
+        if config.script is not None or there[name] != ABSENT:  # what a script needs is seen when it runs
+            continue
+        if cluster.asks_environment:
+            hint = f"install it there, or cluster.python=<an interpreter that has {name}>"
+            raise UsageError(f"{place} imports {name}, which the hosts don't have", hint=hint)
+        raise lacking(name, place, "cluster.environment=hosts")
+    return there
+
+
+def _asked(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
+    from pipeline.cluster.preflight import examination  # it brings the launchers, and most runs ask nobody
+
+    # a.b that is missing here: a computer that has a counts that distribution alone
+    names = {name.partition(".")[0] if version == ABSENT else name: version for name, version in here.items()}
+    return examination.versions_there(cluster, names)
 
 
 def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
@@ -193,7 +217,8 @@ def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str
     for name in of_cluster:
         if name not in here:
             raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
-    return {**here, **of_cluster}
+    parts = {name for name, version in here.items() if version == ABSENT and name.partition(".")[0] in of_cluster}
+    return {**{name: version for name, version in here.items() if name not in parts}, **of_cluster}
 
 
 # ----------------------------------------------------------------------------------- the weights it starts from

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pipeline.core import places
@@ -89,6 +90,7 @@ def _is_data(path: Path) -> bool:
 
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
 _LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
+_TORCH = "torch"
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
@@ -96,15 +98,15 @@ class Closure(NamedTuple):
     """The files that a run imports, by their paths in the code snapshot, sorted.
 
     ``digests`` holds what counts of each file, ``sources`` its path on disk. ``versions`` holds the versions of the
-    imported distributions, and ``absent`` for missing modules that the code treats as optional. ``unresolved`` lists
-    missing modules that a script imports unconditionally. ``left_out`` lists package data over the size limit.
-    ``names`` are string constants of a script's sources that may name files.
+    imported distributions, and ``absent`` for missing modules. ``unresolved`` maps the missing modules that a script,
+    the project or Paceline imports unconditionally to file and line. ``left_out`` lists package data over the size
+    limit. ``names`` are string constants of a script's sources that may name files.
     """
 
     digests: Mapping[str, str]
     sources: Mapping[str, Path]
     versions: Mapping[str, str]
-    unresolved: tuple[str, ...] = ()
+    unresolved: Mapping[str, str] = MappingProxyType({})
     left_out: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
@@ -127,6 +129,7 @@ def import_closure(
     behind: Sequence[str] = (),
     given: Collection[str] = (),
     script: ScriptEntry | None = None,
+    may_lack: bool = False,
 ) -> Closure:
     """Collect everything that ``python -m entry`` can import, from the source text.
 
@@ -137,13 +140,14 @@ def import_closure(
         given: modules to leave out, together with modules that only they import.
         script: an additional file that the run starts. Missing imports don't fail here, because only the run can tell
             whether the script needs them.
+        may_lack: missing imports don't fail here, because the hosts may have them.
 
     Raises:
         UsageError: an entry doesn't exist, a module can't be parsed, or an import isn't covered by the key.
     """
     _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root, behind, script, given)
+    walk = _Walk(root, behind, script, given, may_lack=may_lack)
     # The controller half never reaches the hosts, so the node half must not import it.
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
@@ -165,7 +169,7 @@ def import_closure(
         digests=dict(sorted(digests.items())),
         sources={name: sources[name] for name in sorted(digests)},
         versions=walk.versions(),
-        unresolved=tuple(sorted(walk.unresolved)),
+        unresolved=dict(sorted(walk.unresolved.items())),
         left_out=data.left_out,
         names=tuple(sorted({name for reading in walk.readings_by_path.values() for name in reading.names})),
     )
@@ -215,15 +219,21 @@ class _Walk:
     """
 
     def __init__(
-        self, root: Path, behind: Sequence[str], script: ScriptEntry | None = None, seen: Collection[str] = ()
+        self,
+        root: Path,
+        behind: Sequence[str],
+        script: ScriptEntry | None = None,
+        seen: Collection[str] = (),
+        may_lack: bool = False,
     ) -> None:
         self.root, self.installed, self.readings, self.script = root, Installed(root, behind), Readings(root), script
+        self.may_lack = may_lack
         self.apart: Collection[str] = ()
         self.readings_by_path: dict[str, Reading] = {}
         self.places: dict[str, str] = {}
         self.outside: dict[str, set[str]] = defaultdict(set)
         self.absent: set[str] = set()
-        self.unresolved: set[str] = set()
+        self.unresolved: dict[str, str] = {}
         self._seen = {*seen}
         self._tops: dict[str, tuple[tuple[str, ...], InstalledModule | None]] = {}
         self._files: dict[str, _File | None] = {}
@@ -333,19 +343,25 @@ class _Walk:
         return top in names or f"{top}.py" in names
 
     def _missing(self, item: Import, path: str) -> None:
-        """Record a missing import, or refuse it if the node half's own code imports it unconditionally."""
+        """Record a missing import, or refuse it if the node half's own code imports it unconditionally.
+
+        Raises:
+            UsageError: it is refused.
+        """
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
             if item.kind == "optional":
                 return
             own = self.script is not None and Path(self.places[path]).is_relative_to(self.script.folder)
             if own or self._is_of_project(path):
-                self.unresolved.add(f"{item.name} ({path}:{item.line})")
+                self.unresolved.setdefault(item.name, f"{path}:{item.line}")
             return
-        what = "neither a file of the project nor of the standard library nor of an installed distribution"
-        without = f"try: import {item.name} … except ImportError"
-        hint = f"{install('PACKAGE')}, the one that has it; or, where it may be missing, {without}"
-        raise _refused(path, item, what, hint)
+        top = item.name.partition(".")[0]
+        if self.may_lack and not self._top(top)[0]:  # a host that has the distribution has all of its modules
+            self.absent.add(top)
+            self.unresolved.setdefault(top, f"{path}:{item.line}")
+            return
+        raise lacking(item.name, f"{path}:{item.line}")
 
     def _is_of_project(self, path: str) -> bool:
         return Path(self.places[path]).is_relative_to(self.root) or path.partition("/")[0] in places.MODULES
@@ -427,6 +443,22 @@ class _Walk:
             names |= installed.distributions(parts) if installed is not None else set()
         known = {name: self.installed.version(name) or ABSENT for name in names}
         return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
+
+
+def lacking(name: str, place: str, elsewhere: str = "") -> UsageError:
+    """The error for a module that is imported at ``place`` (file and line) and is nowhere.
+
+    Args:
+        elsewhere: an override with which it need not be on this computer.
+    """
+    if name == _TORCH:  # a controller may do without it
+        what, hints = f"{place} imports torch, which is not installed here", [install(name)]
+    else:
+        nowhere = "neither a file of the project nor of the standard library nor of an installed distribution"
+        what, optional = f"{place} imports {name}: {nowhere}", f"try: import {name} … except ImportError"
+        hints = [f"{install('PACKAGE')}, the one that has it", f"where it may be missing, {optional}"]
+    hints[1:1] = [f"where the hosts have it, {elsewhere}"] if elsewhere else []
+    return UsageError(what, hint="; or, ".join(hints))
 
 
 def _refused(path: str, item: Import, what: str, hint: str) -> UsageError:

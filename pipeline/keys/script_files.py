@@ -110,7 +110,7 @@ class ScriptFiles(NamedTuple):
         Raises:
             UsageError: a source can't be parsed, a pattern matches nothing, or workdir isn't in the snapshot.
         """
-        own = import_closure(self.root, (STARTER, TORCHRUN), behind)
+        own = import_closure(self.root, (STARTER, TORCHRUN), behind, may_lack=True)
         digests, sources, imported = dict(own.digests), dict(own.sources), own
         versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:

@@ -19,7 +19,7 @@ from pipeline.cluster.agent.host.processors import hardware
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.config import compose
 from pipeline.config.build import train_config
-from pipeline.config.cluster import build_cluster
+from pipeline.config.cluster import HOSTS, build_cluster
 from pipeline.config.program_section import with_ranks
 from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
@@ -311,9 +311,10 @@ def _quoted(text: str) -> str:
 def _environment_changes(recipe: Recipe) -> list[Difference]:
     """Compare Python and libraries of the key with those installed here."""
     old = dict(recipe.parts.get("environment") or {})
-    host_versions = (recipe.config.get("cluster") or {}).get(
-        "environment"
-    ) or {}  # versions on the hosts override the controller's
+    # versions on the hosts override the controller's
+    host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}
+    if host_versions == HOSTS:  # they are asked when the run is made again
+        return []
     new = {
         **content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}),
         **host_versions,

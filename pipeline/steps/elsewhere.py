@@ -67,7 +67,7 @@ def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
     """Create a run folder for the attempt next to its outputs. Raises StepError, OSError."""
     folder = making.out.parent / "attempt"
     program, files = _program(making)
-    files = {**files, **import_closure(making.root, (STARTER, TORCHRUN), cluster.python_path).sources}
+    files = {**files, **import_closure(making.root, (STARTER, TORCHRUN), cluster.python_path, may_lack=True).sources}
     for name, source in files.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     write_json(folder / run_folder.CONFIG, {"seed": 0, "program": program})

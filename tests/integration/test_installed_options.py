@@ -176,7 +176,7 @@ words = {words!r} + ["search.n_trials=1"]
 made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
 print(*sorted(made.chosen), made.train.dataset.name, made.search.name)
 print(made.tracking.tracker, made.cluster.settings.greeting)
-print(versions(made.cluster.environment, code_reader(Path.cwd())(made.chosen, ()))["acme-parts"])
+print(versions(made, code_reader(Path.cwd())(made.chosen, ()))["acme-parts"])
 """
     done = unpacked(tmp_path, code)
     chosen = " ".join(f"acme_parts.{name}" for name in ("flat", "loose", "still", "tiny"))

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.preflight.examination import versions_there
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.execution.run import of_hosts
+from pipeline.keys import ABSENT
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import ContentKey, content_key
 from pipeline.keys.installed import version
@@ -199,3 +201,16 @@ def test_what_the_hosts_have_is_the_keys_where_it_is_told() -> None:
         UsageError, match=r"cluster\.environment\.torhc: the run doesn't import that; did you mean torch"
     ):
         of_hosts(ENVIRONMENT, {"torhc": "2.9.1"})
+    parts = {
+        "torch": ABSENT,
+        "torch.nn": ABSENT,
+        "wandb.sdk": ABSENT,
+    }  # a script where torch is missing
+    assert of_hosts(parts, {"torch": "2.9.1"}) == {"torch": "2.9.1", "wandb.sdk": ABSENT}
+
+
+def test_asking_the_hosts_needs_hosts_that_are_known_before_the_run() -> None:
+    with pytest.raises(UsageError, match=r"cluster\.environment=hosts: cluster=slurm grants hosts when the run starts"):
+        versions_there(configured("cluster=slurm", "cluster.nproc_per_node=1").cluster, ENVIRONMENT)
+    with pytest.raises(UsageError, match=r"cluster\.environment=here must be hosts, or versions of distributions"):
+        configured("cluster.environment=here")

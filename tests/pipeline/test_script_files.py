@@ -67,7 +67,7 @@ def test_a_script_outside_of_the_project_is_in_the_key_with_all_that_it_imports_
     assert own(files) == [f"_script/{name}" for name in ("configs/a.yaml", *modules)]
     assert (files.path, files.workdir) == ("_script/train.py", "_script")
     assert closure.versions["wandb_that_nobody_has"] == "absent"
-    assert closure.unresolved == ("wandb_that_nobody_has (_script/train.py:3)",)
+    assert closure.unresolved == {"wandb_that_nobody_has": "_script/train.py:3"}
     assert closure.versions["torch"] != "absent"
     assert {"trainers/script/start.py", "paceline.py"} <= {*closure.sources}
     of_the_trainer = ("trainers/models", "trainers/distributed", "trainers/core/config.py", "pipeline/")
@@ -422,8 +422,8 @@ def test_a_relative_folder_of_pythonpath_is_of_the_project_and_its_modules_are_i
     (folder / "train.py").write_text("import gpt\n")
     closure = found(folder, "train.py").closure(["pub/mingpt"])
     assert "gpt.py" in closure.sources
-    assert closure.unresolved == ()
-    assert found(folder, "train.py").closure().unresolved == ("gpt (train.py:1)",)
+    assert closure.unresolved == {}
+    assert found(folder, "train.py").closure().unresolved == {"gpt": "train.py:1"}
 
 
 def test_no_file_of_another_name_is_suggested_for_data_that_is_not_there(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Re
         return checks.examine(
             cluster,
             backend=config.train.strategy.backend,
-            versions=versions(cluster.environment, code_of(config, ROOT)),
+            versions=versions(config, code_of(config, ROOT)),
             deep=deep,
             runs_dir=config.runs_dir,
             on_note=say,

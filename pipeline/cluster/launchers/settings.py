@@ -81,7 +81,8 @@ class ClusterConfig:
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
         secrets: names in env that are secret though they don't sound so.
-        environment: versions of distributions on the hosts, where they aren't the controller's.
+        environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
+            those that the hosts have, which are asked before the key is made.
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
         rendezvous: how ranks find each other: static, or file.
         rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
@@ -121,7 +122,7 @@ class ClusterConfig:
     workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Any = field(default_factory=dict)  # OmegaConf 2.3 has no union of a mapping and a text
     device: str = "auto"
     rendezvous: str = "static"
     rendezvous_dir: str | None = None

@@ -16,8 +16,9 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse
-from pipeline.cluster.preflight.versions import probed, refuse_others
-from pipeline.core.errors import HostError
+from pipeline.cluster.preflight.versions import agreed, probed, refuse_others
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.files import canonical_json
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import aligned
 
@@ -131,6 +132,27 @@ def examine(
         closer = _look_closer(cluster, launcher, runs_dir) if deep else None
     checks = [*judge(cluster, facts, closer), *occupation.checks(cluster, facts)]
     return Report(facts=facts, checks=checks, refusals=refusals)
+
+
+def versions_there(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
+    """The names of ``key`` with the versions that the hosts have, asked once for all runs of this process.
+
+    Raises:
+        HostError: a host can't be asked, or the hosts differ.
+        UsageError: a scheduler grants the hosts, so nobody can be asked beforehand.
+    """
+    hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
+    asked = canonical_json([cluster.launcher, cluster.ssh_config, hosts, dict(key)])
+    if asked not in _versions_by_question:
+        with closing(launchers.create(cluster)) as launcher:
+            if isinstance(launcher, GrantedLauncher):
+                what = f"cluster.environment=hosts: cluster={cluster.launcher} grants hosts when the run starts"
+                raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions that they have")
+            _versions_by_question[asked] = agreed(launcher.probe(None, probed(key)), key)
+    return _versions_by_question[asked]
+
+
+_versions_by_question: dict[str, dict[str, str]] = {}
 
 
 def _rehearsed(launcher: GrantedLauncher) -> Report:

@@ -84,6 +84,26 @@ def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Version
     raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(by_host, configured))
 
 
+def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
+    """The key's names with the versions that all hosts have; what a host can't tell keeps the key's.
+
+    Raises:
+        HostError: the hosts differ.
+    """
+    by_host = {fact.host: {**key, **differing(fact, key)} for fact in facts}
+    (first, wanted), *others = by_host.items()
+    rows = [
+        f"  {host}: {name} {there[name]} ({first} has {wanted[name]})"
+        for host, there in others
+        for name in sorted(key)
+        if there[name] != wanted[name]
+    ]
+    if rows:
+        hint = "install the same versions everywhere, or cluster.python=<an interpreter that has them>"
+        raise HostError("\n".join(["the hosts differ, and a run has one key:", *rows]), hint=hint)
+    return wanted
+
+
 def probed(key: Versions) -> list[str]:
     """The names that a probe looks for: a module that the key calls absent may be installed on a host."""
     return [name for name in key if name != "python"]
