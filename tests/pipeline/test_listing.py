@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli.commands import runs
 from pipeline.cli.commands.runs import differences, matches
-from pipeline.cli.commands.runs_table import Listed, age, table
+from pipeline.comparing.listing import Listed, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State

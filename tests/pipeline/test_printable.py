@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.cli.commands import runs_table
 from pipeline.cli.output import say, say_folded, say_log
-from pipeline.comparing import groups
+from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable, program_lines, shell_line, takes_colours, without_host
@@ -30,7 +29,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("shown", [printable, short_value, groups.shown, runs_table._shown])
+@pytest.mark.parametrize("shown", [printable, short_value, groups.shown, listing._shown])
 def test_a_value_is_one_piece_of_a_line_and_no_escape(shown: Callable[[str], str]) -> None:
     assert shown(HOSTILE) == SHOWN
     assert shown("été 类\u3000别") == "été 类\u3000别"

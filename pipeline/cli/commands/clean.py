@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands.runs import config_of, experiments_of, matches, of_state, started_with, wanted_values
-from pipeline.cli.commands.runs_table import day
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cluster import launchers
 from pipeline.cluster.earlier import Left, clear_left, idle_words, left_on_hosts, why_stays
+from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import remove_leftovers

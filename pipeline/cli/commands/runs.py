@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
-from pipeline.cli.commands.runs_table import STATE_AT, Listed, table, wide_table
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import Session, relative, session
+from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
