@@ -58,7 +58,7 @@ def test_make_install_makes_the_environment_alone_and_says_what_comes_next(tmp_p
     program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / ".ci").mkdir()
     program(tmp_path / ".ci/install", '#!/bin/sh\n"$PYTHON" -m venv --without-pip .venv && echo installing\n')
-    argv = ["make", "install", f"PYTHON={tmp_path}/python"]
+    argv = ["make", "--no-print-directory", "install", f"PYTHON={tmp_path}/python"]
     said = [subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for _ in range(2)]
     comes_next = "the environment is .venv; next: . .venv/bin/activate, then doit list, or make train, or make test\n"
     assert said == [f"installing\n{comes_next}", comes_next]

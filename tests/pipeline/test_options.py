@@ -100,7 +100,7 @@ def told(words):
     except PacelineError as error:
         return str(error)
     code = code_reader(Path.cwd())(made.chosen, made.cluster.python_path)
-    return [made.canonical, dict(code.digests), versions(made.cluster.environment, code), made.topology]
+    return [made.canonical, dict(code.digests), versions(made, code), made.topology]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))

@@ -243,11 +243,16 @@ def test_a_network_that_cannot_be_compiled_says_what_to_do(make_run: MakeRun, mo
         run(make_run(trainer__compile=True) / "config.json")
 
 
-def test_an_epoch_says_how_long_the_rest_takes(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    run(make_run() / "config.json")
+def test_lines_of_epochs_are_aligned_and_fit_80_columns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run(make_run(trainer__epochs=10) / "config.json")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [re.sub(r"[\d,.]+ (images|s)", r"N \1", line.partition("val accuracy")[2][7:]) for line in lines] == [
-        "  N images/s  N s left",
-        "  N images/s  N s left",
-        "  N images/s",
-    ]
+    assert [line[:11] for line in (lines[0], lines[9])] == ["epoch  1/10", "epoch 10/10"]
+    assert len({line.index("  loss ") for line in lines}) == 1
+    assert max(map(len, lines)) < 80
+
+
+def test_an_epoch_is_counted_of_those_that_max_steps_leaves(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(make_run(trainer__epochs=10, trainer__max_steps=1) / "config.json")
+    assert re.search(r"^epoch 1/1  step 1/1  loss ", capsys.readouterr().out, re.MULTILINE)
