@@ -80,7 +80,7 @@ def fed(screen: Screen, folder: Path, hosts: int, seconds: float) -> float:
             screen.tell(_beat(name, number, 4 * second))
         if second % 2 == 0:
             _write_metrics(folder / "metrics.jsonl", 4 * second)
-            screen.say(f"{names[0]}:0 | epoch 1/200  step {4 * second}/38,000  loss 2.2800  15,321 images/s  2 h left")
+            screen.say(f"{names[0]}:0 | epoch 1/200  step {4 * second}/38,000  loss 2.2800  15,321 images/s")
         time.sleep(max(0.0, began + second - time.monotonic()))
     return (time.process_time() - cpu) / (time.monotonic() - began)
 

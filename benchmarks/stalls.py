@@ -180,7 +180,7 @@ def run_case(project: Path, case: Case, hosts: lab.Lab | None) -> dict[str, obje
     try:
         for line in child.stdout or ():
             lines.append(line.rstrip())
-            reached = re.search(r"epoch \d+/\d+ +step (\d+)/", line)
+            reached = re.search(r"epoch +\d+/\d+ +step +(\d+)/", line)
             if not struck and reached and int(reached[1]) >= case.step:
                 struck = time.monotonic()
                 strike_from_outside(case, runs, hosts)

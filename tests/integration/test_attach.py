@@ -35,5 +35,5 @@ def test_attach_takes_up_a_living_attempt_and_finishes_it(project: Project, lab:
     assert steps == sorted(set(steps)), "no line is lost or repeated"
     assert steps[-1] == result["steps"]
     log = (project.only_run() / "attempts" / "1" / "node0.log").read_text()
-    assert log.count("epoch 1/120 ") == 1
+    assert log.count("epoch   1/120 ") == 1
     assert log.count("epoch 120/120 ") == 1
