@@ -202,7 +202,11 @@ def _differing(listed: Sequence[Listed]) -> list[str]:
     short = _short({name for one in listed for name in one.differing})
     kinds = [one.row.what.split() for one in listed]
     known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # has a configuration
-    shared = {word for word in (known[0] if known else ()) if all(word in kind for kind in known)}
+    scripts = any(kind[0] == "script" for kind in known)
+    ours = [kind for kind in known if kind[0] != "script"]
+    # Beside scripts, a run of the classifier is set apart by what differs from the classifier's other runs.
+    alike = ours if scripts and ours else known
+    shared = {word for word in (alike[0] if alike else ()) if all(word in kind for kind in alike)}
     lines = []
     for one, kind in zip(listed, kinds, strict=True):
         said = {*one.name.split()} if one.name else {*kind}

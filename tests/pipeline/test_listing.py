@@ -227,6 +227,8 @@ def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() 
     scripts = [row(key=key * 12, what=f"script {path}") for key, path in (("c", "x/train.py"), ("d", "y/train.py"))]
     named = [Listed(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)]
     lines = table(named, width=200, now=0).lines[2:]
+    beside_script = table(named[:1] + named[2:3], width=200, now=0).lines
+    assert beside_script[2].endswith("  lr=1")
     ends = (
         "lr=1               digits  mlp  sgd",
         "digits  resnet18  sgd",
