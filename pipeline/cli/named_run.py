@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def configuration(
     says_where = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
     if not says_where and isinstance(data, str) and (root / data).is_dir():
         merged["paths"] = {**resolved["paths"], "data": data}
-    return merged, _words(folder)
+    return merged, tuple(folder.overrides())
 
 
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
@@ -110,8 +110,8 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
 
     Raises UsageError: the run was started with other words about how hosts are reached.
     """
-    words = [word for word in _words(folder) if word.lstrip("+~").startswith("cluster")]
-    chosen = {word.lstrip("+").partition("=")[0]: word for word in _words(folder) if _CHOICE.fullmatch(word)}
+    words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
+    chosen = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
     said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
     choices = [word for name, word in chosen.items() if name not in said_by_words]
@@ -199,9 +199,3 @@ def _entry(label: str) -> dict[str, Any]:
 def _section(folder: RunFolder, name: str) -> dict[str, Any]:
     section = (folder.read_json(run_folder.CONFIG) or {}).get(name)
     return section if isinstance(section, dict) else {}
-
-
-def _words(folder: RunFolder) -> tuple[str, ...]:
-    """Those that the run was started with."""
-    overrides: Sequence[Any] | Any = (folder.read_json(run_folder.PROVENANCE) or {}).get("overrides")
-    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()

@@ -204,7 +204,7 @@ def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str
     """
     height = _BOTTOM + _TOP + 2 * _LINE * len(names)
     with _drawing(_WIDE / 72, height / 72) as figure:
-        shown = [name if len(name) <= _ROW_CHARS else f"{name[: _ROW_CHARS - 1]}…" for name in map(printable, names)]
+        shown = [_cut(name, _ROW_CHARS) for name in map(printable, names)]
         left = 16 + _NAME_CHAR * max(map(len, shown))
         each = (_WIDE - left) / len(panels)
         for number, (metric, row) in enumerate(panels.items()):
@@ -245,7 +245,7 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
     lines = max((len(cell.lines) for cell in inside), default=1)
     letters = max((len(line) for cell in inside for line in cell.lines), default=1)
     wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE * lines)
-    names = [[_cut(printable(name)) for name in side] for side in (rows, columns)]
+    names = [[_cut(printable(name), _CELL_CHARS) for name in side] for side in (rows, columns)]
     left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
     turned = _NAME_CHAR * max(map(len, names[1])) > wide
     below += _NAME_CHAR * max(map(len, names[1])) if turned else 0
@@ -278,7 +278,7 @@ def timeline(rows: Sequence[str], bars: Sequence[Bar], *, said: str) -> str:
     whole = max((bar.end for bar in bars), default=0.0)
     least, unit = next(item for item in _TIMES if whole >= item[0] * 2 or item[0] == 1)
     with _drawing(_WIDE / 72, height / 72) as figure:
-        names = [_cut(printable(name)) for name in rows]
+        names = [_cut(printable(name), _CELL_CHARS) for name in rows]
         left = 16 + _NAME_CHAR * max(map(len, names))
         place = (left / _WIDE, _BOTTOM / height, 1 - (left + 24) / _WIDE, 1 - (_BOTTOM + 8) / height)
         axes = figure.add_axes(place)
@@ -299,8 +299,8 @@ def timeline(rows: Sequence[str], bars: Sequence[Bar], *, said: str) -> str:
         return _element(figure, f"{said}: {counted(len(bars), 'bar')} in {counted(len(rows), 'row')}")
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _CELL_CHARS else f"{name[: _CELL_CHARS - 1]}…"
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 # ----------------------------------------------------------------------------------------------- graph

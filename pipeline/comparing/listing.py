@@ -22,8 +22,10 @@ from pipeline.runs.result import first_metrics
 
 STATE_AT = 14
 """The column at which the state begins in each line: behind a key of 12 characters."""
-_NAME, _DIFFERS, _ACCURACY, _METRICS = "name", "differs", "accuracy", "metrics"
-_SHARED = ("what", "ranks", "hosts")  # stand above the table where all runs have the same
+_NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
+_ORDER = (
+    "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
+)  # fmt: skip
 _FIRST = ("key", "state", "age", _NAME)
 _FIRST_TO_GO = ("ranks", "hosts", "size", "time", "age")
 _LEAST_NAME, _LEAST_DIFFERS = 14, 14  # columns that these keep, if they need them
@@ -64,24 +66,19 @@ def table(listed: Sequence[Listed], *, width: int, now: float) -> Table:
         listed: the runs, in the order in which they are shown; at least one.
         now: unix seconds.
     """
-    cells = {
-        "key": [one.row.key for one in listed],
-        "state": [one.row.state for one in listed],
-        "age": [age(now - one.row.unix_time, one.row.unix_time) for one in listed],
-        _NAME: [one.name or one.row.what for one in listed],
-        _METRICS: [_figures(one.row) for one in listed],
-        "time": ["" if one.row.train_s is None else duration(one.row.train_s) for one in listed],
-        "size": ["" if one.size_bytes is None else file_size(one.size_bytes) for one in listed],
-        "ranks": [one.row.nodes for one in listed],
-        "hosts": [_hosts(one.row) for one in listed],
-        _DIFFERS: _differing(listed),
-    }
-    shared = [values[0] for title in _SHARED if len({*(values := _all(cells, title, listed))}) == 1 and values[0]]
-    for title in ("ranks", "hosts"):
-        if len({*cells[title]}) == 1:
-            del cells[title]
-    heading = f"{counted(len(listed), 'run')}: {', '.join(shared)}" if shared else counted(len(listed), "run")
-    cells = {_title(title, values): _bare(title, values) for title, values in cells.items() if any(values)}
+    ranks, hosts = [one.row.nodes for one in listed], [_hosts(one.row) for one in listed]
+    cells = _cells(
+        listed,
+        age=[age(now - one.row.unix_time, one.row.unix_time) for one in listed],
+        name=[one.name or one.row.what for one in listed],
+        hosts=hosts,
+        differs=_differing(listed),
+    )
+    shared = [values[0] for values in ([one.row.what for one in listed], ranks, hosts) if len({*values}) == 1]
+    for title, values in (("ranks", ranks), ("hosts", hosts)):
+        if len({*values}) == 1:  # in the heading instead
+            cells.pop(title, None)
+    heading = ": ".join(filter(None, (counted(len(listed), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(cells, [columns_of(_marked(one)) for one in listed], width)
     lines = _lines(shown, ["", *(_failure(one) for one in listed)])
     return Table([cut(heading, width), *(cut(line, width) for line in lines)], left_out)
@@ -89,21 +86,34 @@ def table(listed: Sequence[Listed], *, width: int, now: float) -> Table:
 
 def wide_table(listed: Sequence[Listed]) -> Table:
     """Return all columns at their full lengths, with dates for ages and the full names of fields."""
-    cells = {
+    cells = _cells(
+        listed,
+        when=[day(one.row.unix_time) for one in listed],
+        name=[one.name for one in listed],
+        what=[one.row.what for one in listed],
+        hosts=[", ".join(one.row.hosts) for one in listed],
+        differs=[_joined(_marked(one), one.row.error, *_fields(one.differing, {})) for one in listed],
+    )
+    return Table(aligned(_rows(cells)).split("\n"), [])
+
+
+def _cells(listed: Sequence[Listed], **own: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return title → cells: the columns that both tables have and ``own``, in their order, without empty ones.
+
+    The figures are called ``accuracy`` where no script is among the runs, else ``metrics``, each with its name.
+    """
+    figures = [_figures(one.row) for one in listed]
+    title = _ACCURACY if all(text.startswith(_ACCURACY) or not text for text in figures) else "metrics"
+    cells: dict[str, Sequence[str]] = {
         "key": [one.row.key for one in listed],
         "state": [one.row.state for one in listed],
-        "when": [day(one.row.unix_time) for one in listed],
-        _NAME: [one.name for one in listed],
-        "what": [one.row.what for one in listed],
-        _METRICS: [_figures(one.row) for one in listed],
+        title: [text.removeprefix(f"{_ACCURACY} ") for text in figures] if title == _ACCURACY else figures,
         "time": ["" if one.row.train_s is None else duration(one.row.train_s) for one in listed],
         "size": ["" if one.size_bytes is None else file_size(one.size_bytes) for one in listed],
         "ranks": [one.row.nodes for one in listed],
-        "hosts": [", ".join(one.row.hosts) for one in listed],
-        _DIFFERS: [_joined(_marked(one), one.row.error, *_fields(one.differing, {})) for one in listed],
+        **own,
     }
-    cells = {_title(title, values): _bare(title, values) for title, values in cells.items() if any(values)}
-    return Table(aligned(_rows(cells)).split("\n"), [])
+    return {title: cells[title] for title in _ORDER if any(cells.get(title, ()))}
 
 
 def age(seconds: float, unix_time: float) -> str:
@@ -170,20 +180,6 @@ def _fitted(
         for title, values in cells.items()
         if title in widths or title in flexible
     }, left_out
-
-
-def _all(cells: Mapping[str, Sequence[str]], title: str, listed: Sequence[Listed]) -> Sequence[str]:
-    return [one.row.what for one in listed] if title == "what" else cells[title]
-
-
-def _title(title: str, values: Sequence[str]) -> str:
-    """``accuracy`` where no script is among the runs; ``metrics`` are named in their cells."""
-    named = title == _METRICS and all(value.startswith(_ACCURACY) or not value for value in values)
-    return _ACCURACY if named else title
-
-
-def _bare(title: str, values: list[str]) -> list[str]:
-    return [value.removeprefix(f"{_ACCURACY} ") for value in values] if _title(title, values) == _ACCURACY else values
 
 
 def _figures(row: Row) -> str:

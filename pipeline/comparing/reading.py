@@ -13,7 +13,7 @@ from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.keys.canonical import canonical_config
 from pipeline.runs import acceptance, index, journal, status
-from pipeline.runs.contents import nodes_of
+from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
 from pipeline.steps import lineage
@@ -142,7 +142,7 @@ def read(folder: RunFolder) -> ComparedRun:
         parts=_parts(known, config),
         figures=_figures(result),
         failure=_failure(row, entries),
-        overrides=_words(provenance),
+        overrides=tuple(map(hide, overrides_in(provenance))),
         provenance=_shown(provenance),
         nodes=tuple(nodes_of(folder.read_json(run_folder.PLAN) or {})),
         unix_time=row.unix_time,
@@ -212,12 +212,7 @@ def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
 
 
 def _first_line(entry: journal.Entry) -> str:
-    return printable(hide(entry.detail.strip().partition("\n")[0]))
-
-
-def _words(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    overrides = provenance.get("overrides")
-    return tuple(hide(str(word)) for word in overrides) if isinstance(overrides, list) else ()
+    return printable(hide(entry.first_line))
 
 
 def _shown(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,17 @@ def short_value(value: str) -> str:
     return plain if len(plain) <= _MAX_VALUE else plain[: _MAX_VALUE - 1] + "…"
 
 
+def overrides_in(provenance: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that made the run, from what provenance.json holds."""
+    overrides = provenance.get("overrides")
+    return [str(override) for override in overrides] if isinstance(overrides, list) else []
+
+
+def chosen_in(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the overrides that the newest of a run's sweeps has chosen for it."""
+    return [str(override) for override in sweeps[-1].get("overrides") or ()] if sweeps else []
+
+
 def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
     """``lr=0.1 seed=2 · 9176``: the short name, and the first digits of the key, which tell equal names apart."""
     return f"{short_name(config, words, swept=swept)} · {key[:_KEY_DIGITS]}"

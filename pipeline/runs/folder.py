@@ -23,7 +23,7 @@ from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
 from pipeline.keys.import_closure import matches
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
-from pipeline.runs.contents import is_newer, ranks_of, short_name, unkeyed, what
+from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what
 from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, Stamps, changed
 from trainers.contract import run_folder
@@ -205,14 +205,11 @@ class RunFolder(NamedTuple):
 
     def overrides(self) -> list[str]:
         """The overrides that made the run."""
-        typed = (self.read_json(run_folder.PROVENANCE) or {}).get("overrides")
-        return [str(override) for override in typed] if isinstance(typed, list) else []
+        return overrides_in(self.read_json(run_folder.PROVENANCE) or {})
 
     def short_name(self, config: Mapping[str, Any]) -> str:
         """The run's name in MLflow without the digits of its key. ``config`` is what config.json holds."""
-        trial = self.sweeps()
-        swept = [str(override) for override in trial[-1].get("overrides") or ()] if trial else []
-        return hide(short_name(config, self.overrides(), swept=swept))
+        return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
         """What the finished run read though its key lacks it: path → ``read``, or how it was looked for, of all nodes.

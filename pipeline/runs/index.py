@@ -14,6 +14,7 @@ from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.errors import nearest as nearest_word
 from pipeline.core.specs import LAST, State
+from pipeline.core.tables import first_of
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
 from pipeline.runs import acceptance, journal
@@ -40,6 +41,7 @@ _OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
 """A folder with either of them is one: where a finished run has lost its key, that is said."""
 _LISTED = (run_folder.KEY, run_folder.CONFIG)
 """The targets that a list chooses by."""
+_ENDED_BADLY = (State.FAILED, State.KILLED)
 _MOST_NAMED = 12
 """How many keys an error lists."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
@@ -81,13 +83,12 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     if named == LAST:
         return _newest(runs_dir)
     keys = sorted(_keys(runs_dir))
-    matches = beginning_with(runs_dir, named)
+    matches = [key for key in keys if named and key.startswith(named)]
     if not matches and is_mlflow_id(named):
         matches = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
     if len(matches) > 1:
-        shown = ", ".join(matches[:_MOST_NAMED])
-        more = f" and {len(matches) - _MOST_NAMED} more" if len(matches) > _MOST_NAMED else ""
-        raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}{more}", hint="doit runs")
+        shown = first_of(matches, _MOST_NAMED)
+        raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}", hint="doit runs")
     if not matches:
         raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_nearest(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
@@ -95,9 +96,9 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     return folder
 
 
-def beginning_with(runs_dir: Path, named: str) -> list[str]:
-    """The keys of the runs that begin with ``named``."""
-    return sorted(key for key in _keys(runs_dir) if named and key.startswith(named))
+def names_run(runs_dir: Path, word: str) -> bool:
+    """Whether the key of a run begins with ``word``."""
+    return bool(word) and any(key.startswith(word) for key in _keys(runs_dir))
 
 
 def _nearest(named: str, keys: Sequence[str]) -> str:
@@ -291,12 +292,8 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
         note="" if newer else f"{altered}; {_AGAIN}" if altered else f"  {WITHOUT_RESULT}" if waits else "",
-        error=_first_line(last) if last and not (newer or altered) else "",
+        error=last.first_line if last and last.state in _ENDED_BADLY and not (newer or altered) else "",
     )
-
-
-def _first_line(entry: journal.Entry) -> str:
-    return next(iter(entry.detail.splitlines()), "") if entry.state in (State.FAILED, State.KILLED) else ""
 
 
 def _nodes(nproc_per_node: Sequence[int]) -> str:

@@ -70,6 +70,11 @@ class Entry:
     time: float
     detail: str = ""
 
+    @property
+    def first_line(self) -> str:
+        """That of the detail."""
+        return self.detail.strip().partition("\n")[0]
+
 
 def append(path: Path, entry: Entry) -> None:
     """One write of one line (atomic under O_APPEND), then fsync. Raises OSError."""

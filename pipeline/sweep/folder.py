@@ -273,7 +273,7 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
                 hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
             )
         return known[-1]
-    matches = beginning_with(runs_dir, named)
+    matches = beginning_with(known, named)
     if len(matches) == 1:
         return SweepFolder(runs_dir / FOLDER / matches[0])
     if matches:
@@ -281,9 +281,9 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
     raise UsageError(f"{named or repr(named)}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
 
 
-def beginning_with(runs_dir: Path, named: str) -> list[str]:
-    """The names of the sweeps that begin with ``named``; of one that is called so exactly its name alone."""
-    names = [folder.name for folder in every(runs_dir)]
+def beginning_with(sweeps: Iterable[SweepFolder], named: str) -> list[str]:
+    """The names of these sweeps that begin with ``named``; of one that is called so exactly its name alone."""
+    names = [folder.name for folder in sweeps]
     return [named] if named in names else [name for name in names if named and name.startswith(named)]
 
 

@@ -18,7 +18,7 @@ from pipeline.keys.canonical import canonical_config
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.contents import decides, ranks_of, run_name, what
+from pipeline.runs.contents import chosen_in, decides, overrides_in, ranks_of, run_name, what
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
@@ -230,8 +230,7 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
     files = _RunFiles.read(run_dir)
     synthetic = is_synthetic(run_dir)
     entries = journal.read(run_dir / run_folder.JOURNAL)
-    swept = [str(word) for word in (files.sweeps[-1].get("overrides") or ())] if files.sweeps else []
-    name = run_name(files.config, files.words, files.key, swept=swept)
+    name = run_name(files.config, files.words, files.key, swept=chosen_in(files.sweeps))
     story = _story(run_dir, files, entries, synthetic, {**results.nonfinite(files.summary), **(nonfinite or {})})
     return Description(
         key=files.key,
@@ -273,8 +272,7 @@ class _RunFiles:
 
     @property
     def words(self) -> list[str]:
-        words = self.provenance.get("overrides")
-        return [str(word) for word in words] if isinstance(words, list) else []
+        return overrides_in(self.provenance)
 
     @property
     def hosts(self) -> list[str]:
@@ -443,7 +441,7 @@ def _sweep_tags(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
     if sweeps:
         last = sweeps[-1]
         tags |= {f"sweep.{name}": last.get(name) for name in ("key", "name", "trial")}
-        tags["sweep.overrides"] = " ".join(map(str, last.get("overrides") or ()))
+        tags["sweep.overrides"] = " ".join(chosen_in(sweeps))
     return tags
 
 

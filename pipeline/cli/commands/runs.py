@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from pipeline.cli import answers
@@ -162,9 +162,12 @@ def runs() -> None:
         say(f"no run under {relative(runs_dir)} matches these values")
     else:
         listed = [
-            replace(
-                _listed(row, RunFolder(runs_dir / row.key), comparable[row.key], differing[row.key]),
+            Listed(
+                row=row,
+                name=RunFolder(runs_dir / row.key).short_name(comparable[row.key]) if comparable[row.key] else "",
+                marks="other arithmetic" if other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}) else "",
                 size_bytes=sizes.get(row.key),
+                differing=differing[row.key],
             )
             for row in rows
         ]
@@ -173,13 +176,6 @@ def runs() -> None:
         say("\n".join(_inked(printable, [row.state for row in rows])), painted=True)
         if left_out:
             note(f"no room here for {', '.join(left_out)}: doit runs --wide shows all, --json as JSON")
-
-
-def _listed(row: Row, folder: RunFolder, config: Mapping[str, Any], differing: Mapping[str, Any]) -> Listed:
-    marks = ""
-    if other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
-        marks = "other arithmetic"  # which, doit status says
-    return Listed(row=row, name=folder.short_name(config) if config else "", marks=marks, differing=differing)
 
 
 def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ def with_sweep(current: Session) -> Session:
 
 def names_sweep(runs_dir: Path, word: str) -> bool:
     """Whether a bare argument is the beginning of a sweep's name, and of no run's key."""
-    return not index.beginning_with(runs_dir, word) and bool(folders.beginning_with(runs_dir, word))
+    return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.every(runs_dir), word))
 
 
 def show_chosen() -> None:
