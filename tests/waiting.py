@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 HANG_S = 400.0
@@ -20,6 +21,22 @@ def busy() -> float:
 def promised_s(seconds: float) -> float:
     """How long what is promised within ``seconds`` may take here: longer by as much as others want the processors."""
     return seconds * max(1.0, 2 * busy())
+
+
+def ended(
+    argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = HANG_S
+) -> subprocess.CompletedProcess[str]:
+    """A program that has run to its end, however it ended: stdout and stderr are together in ``stdout``."""
+    return subprocess.run(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def wait_until(

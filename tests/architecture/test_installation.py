@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.launchers.transport import environments
-from tests.waiting import HANG_S
+from tests.waiting import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ".venv/lib/python3.11/site-packages"
@@ -95,16 +95,7 @@ def test_the_lock_of_hosts_is_taken_where_the_project_has_one(tmp_path: Path, mo
 @pytest.mark.long  # make test in a fresh clone begins with it
 def test_the_installation_says_what_it_does_and_makes_the_environment(tmp_path: Path) -> None:
     (tmp_path / "requirements.lock").write_text("")
-    done = subprocess.run(
-        [ROOT / ".ci" / "install"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = ended([ROOT / ".ci" / "install"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable})
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("installing the packages of requirements.lock into .venv")
     assert (tmp_path / ".venv" / "bin" / "python").exists()

@@ -21,7 +21,7 @@ from pipeline.core.places import HOME
 from pipeline.lab import Lab
 from tests.integration.light import light_python
 from tests.slurm_fixture import Slurm
-from tests.waiting import HANG_S, wait_until
+from tests.waiting import HANG_S, ended, wait_until
 
 EXAMPLES = HOME / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/dodo.py"))
@@ -63,17 +63,7 @@ class Example:
 
 
 def ran(argv: list[str], folder: Path, variables: Mapping[str, str]) -> str:
-    env = {**os.environ, "PYTHONPATH": str(HOME), **variables}
-    done = subprocess.run(
-        argv,
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = ended(argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(HOME), **variables})
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -14,7 +14,7 @@ from pipeline.lab import Lab
 from tests.integration.commands import ROOT
 from tests.integration.light import light_python
 from tests.integration.test_provenance import Checkout, copied
-from tests.waiting import HANG_S
+from tests.waiting import ended
 
 PARTS = """
 import torch
@@ -68,16 +68,7 @@ def typed(checkout: Checkout, lines: str, words: str = TWO_STEPS) -> subprocess.
     behind = f'"${{@:1:1}}" {words} "${{@:2}}"'  # what stands at the end of torchrun's line is the script's
     doit = f"doit() {{ {python} -m doit {behind}; }}\n"
     env = {**os.environ, "PYTHONPATH": str(checkout.root)}
-    return subprocess.run(
-        ["bash", "-c", doit + lines],
-        cwd=checkout.root,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    return ended(["bash", "-c", doit + lines], cwd=checkout.root, env=env)
 
 
 @pytest.mark.ci

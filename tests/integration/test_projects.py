@@ -19,7 +19,7 @@ import pytest
 from pipeline.lab import Lab
 from tests.integration.light import STAND_INS
 from tests.shared_fixture import made_once
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("paceline.py", "paceline_huggingface.py", "paceline_lightning.py")
@@ -78,16 +78,7 @@ def _install(built: Path, folder: Path) -> None:
 def run(environment: Path, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DOIT"))}
     env["PATH"] = f"{environment}:{env['PATH']}"
-    return subprocess.run(
-        [str(environment / argv[0]), *argv[1:]],
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    return ended([environment / argv[0], *argv[1:]], cwd=cwd, env=env)
 
 
 @pytest.fixture
@@ -186,16 +177,8 @@ def test_the_example_of_the_docs_runs_as_printed(environment: Path, tmp_path: Pa
     assert len(lines) <= 15
     ours = [line for line in lines if not re.match(r"git clone|python3 -m venv|pip install", line)]
     env = {**os.environ, "PATH": f"{environment}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", "\n".join(ours)],
-        cwd=tmp_path,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3 * HANG_S,
-        check=False,
-    )
+    argv = ["bash", "-euxo", "pipefail", "-c", "\n".join(ours)]
+    done = ended(argv, cwd=tmp_path, env=env, timeout_s=3 * HANG_S)
     assert done.returncode == 0, done.stdout
     assert "is finished" in done.stdout
 

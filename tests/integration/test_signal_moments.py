@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.commands import ALONE, ROOT, Project
 from tests.integration.conftest import FINISHED
-from tests.waiting import HANG_S
+from tests.waiting import ended
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 LAYING_OUT = "name == 'open' and '/.config.json' in str(args[0])"
@@ -43,16 +43,8 @@ def disturbed_when(project: Project, moment: str, what: str, words: Sequence[str
         f"        SENT.append(1); {what}\n"
         "if 'doit' in sys.orig_argv[1:3]:\n    sys.addaudithook(stop)\n"
     )
-    return subprocess.run(
-        project.argv("train", *words),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{hook}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{hook}"}
+    return ended(project.argv("train", *words), cwd=ROOT, env=env)
 
 
 @pytest.mark.long
