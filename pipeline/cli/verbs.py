@@ -451,7 +451,7 @@ _VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "triage": Verb(
-        module="status",
+        module="triage",
         answers=True,
         summary="what failed of a run, where, the evidence and the next command",
         details="At most a thousand tokens, for people and for agents (--json).",

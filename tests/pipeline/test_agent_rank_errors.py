@@ -45,6 +45,21 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
 
 
 @pytest.mark.parametrize("mark", ["", "[rank0]: "])
+def test_the_error_of_a_loader_s_worker_is_the_one_that_it_raised(tmp_path: Path, mark: str) -> None:
+    lines = [
+        "Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    reraise()",
+        "OSError: Caught OSError in DataLoader worker process 0.", "Original Traceback (most recent call last):",
+        '  File "x.py", line 9, in __getitem__', "    f()", "OSError: truncated image",
+    ]  # fmt: skip
+    path = tmp_path / "stderr.log"
+    path.write_text("".join(f"{mark}{line}\n" for line in lines) + f"{mark}\n")
+    error = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    assert error is not None
+    assert error["message"] == "OSError: truncated image"
+    assert "line 9, in __getitem__" in error["traceback"]
+
+
+@pytest.mark.parametrize("mark", ["", "[rank0]: "])
 def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afterwards(
     tmp_path: Path, mark: str
 ) -> None:

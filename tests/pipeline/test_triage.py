@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands import status
+from pipeline.cli.commands import triage
+from pipeline.core.specs import State
+from pipeline.runs import journal
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished
@@ -19,7 +21,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no such c
 
 @pytest.fixture
 def triaged(printed: Printed) -> Printed:
-    return partial(printed, status.triage)
+    return partial(printed, triage.triage)
 
 
 def data(triaged: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:
@@ -27,8 +29,8 @@ def data(triaged: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:
     return value
 
 
-def ended(folder: Path, host: str, rank: int, unix_time: float, traceback: str) -> None:
-    error = {"rank": rank, "unix_time": unix_time, "message": "x", "traceback": traceback}
+def ended(folder: Path, host: str, rank: int, unix_time: float, traceback: str, message: str = "x") -> None:
+    error = {"rank": rank, "unix_time": unix_time, "message": message, "traceback": traceback}
     (folder / f"{host}.exit.json").write_text(json.dumps({"host": host, "code": 1, "errors": [error]}))
 
 
@@ -43,8 +45,8 @@ def test_the_first_error_of_all_hosts_is_named_with_its_traceback_and_log(tmp_pa
     assert (found["key"], found["state"]) == (run.key, "FAILED")
     assert found["where"] == "node1 rank 3, node0 rank 0"
     assert found["evidence"]["traceback"] == TRACEBACK
-    assert found["evidence"]["log of node1"].endswith("3 | the end")
-    assert found["next"].startswith("fix it, then doit train ")
+    assert found["evidence"]["log of node1"].endswith("epoch 1\nthe end")
+    assert found["next"].startswith("mend what it names, then doit train ")
     assert len(json.dumps(found)) < 4_000  # about a thousand tokens
 
 
@@ -52,3 +54,30 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
     run = finished(tmp_path)
     found = data(triaged, tmp_path)
     assert (found["key"], found["failed"], found["next"]) == (run.key, "", "nothing: it is FINISHED")
+
+
+@pytest.mark.parametrize(
+    ("reason", "trace", "mend"),
+    [
+        ("ModuleNotFoundError: No module named 'timm'", "", "install what brings timm on the hosts, or put it into"),
+        ("ended with signal 9 (SIGKILL)", "", "give it more memory, or a smaller batch, then doit train"),
+        ("OSError: [Errno 28] No space left on device", "", "free space on node1; doit clean says"),
+        ("ValueError: x", '  File "/a/{key}/code/train.py", line 7, in f\n    f()\nValueError: x', "mend train.py, line 7"),
+    ],
+)  # fmt: skip
+def test_the_next_step_mends_what_failed(tmp_path: Path, triaged: Printed, reason: str, trace: str, mend: str) -> None:
+    run = failed(tmp_path)
+    detail = f"training failed on node1, rank 3: {reason}"
+    journal.append(run.journal, journal.Entry(state=State.FAILED, attempt=1, time=1.0, detail=detail))
+    attempt = run.path / "attempts" / "1"
+    attempt.mkdir(parents=True, exist_ok=True)
+    ended(attempt, "node1", 3, 10.0, trace.format(key=run.key))
+    assert data(triaged, tmp_path, run.key)["next"].startswith(mend)
+
+
+def test_a_rank_that_only_lost_its_peer_is_not_blamed(tmp_path: Path, triaged: Printed) -> None:
+    attempt = failed(tmp_path).path / "attempts" / "1"
+    attempt.mkdir(parents=True, exist_ok=True)
+    ended(attempt, "node0", 0, 10.0, "x", message="RuntimeError: Connection closed by peer [127.0.0.1]:3")
+    ended(attempt, "node1", 3, 20.0, "x", message="ended with signal 11 (SIGSEGV)")
+    assert data(triaged, tmp_path)["where"] == "node1 rank 3"

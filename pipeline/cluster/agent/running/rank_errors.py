@@ -103,7 +103,7 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
     A traceback in the middle of the output was handled by the program, unless the rank ended by an exception.
     """
     before, head, rest = text.rpartition(_HEAD)
-    if marked := re.fullmatch(_MARK, before.rpartition("\n")[2]):
+    if marked := re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2]):  # torch's, of a loader's worker
         whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
         rest = re.sub(f"^{_MARK}", "", whole.group(0) if whole else "", flags=re.MULTILINE)
     body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
