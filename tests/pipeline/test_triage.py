@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import triage
-from pipeline.core.specs import State
-from pipeline.runs import journal
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished
@@ -62,13 +60,11 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
         ("ModuleNotFoundError: No module named 'timm'", "", "install what brings timm on the hosts, or put it into"),
         ("ended with signal 9 (SIGKILL)", "", "give it more memory, or a smaller batch, then doit train"),
         ("OSError: [Errno 28] No space left on device", "", "free space on node1; doit clean says"),
-        ("ValueError: x", '  File "/a/{key}/code/train.py", line 7, in f\n    f()\nValueError: x', "mend train.py, line 7"),
+        ("ValueError: x", '  File "/a/{key}/code/me.py", line 7, in f\n    f()\nValueError: x', "mend me.py, line 7"),
     ],
 )  # fmt: skip
 def test_the_next_step_mends_what_failed(tmp_path: Path, triaged: Printed, reason: str, trace: str, mend: str) -> None:
-    run = failed(tmp_path)
-    detail = f"training failed on node1, rank 3: {reason}"
-    journal.append(run.journal, journal.Entry(state=State.FAILED, attempt=1, time=1.0, detail=detail))
+    run = failed(tmp_path, why=f"training failed on node1, rank 3: {reason}")
     attempt = run.path / "attempts" / "1"
     attempt.mkdir(parents=True, exist_ok=True)
     ended(attempt, "node1", 3, 10.0, trace.format(key=run.key))

@@ -115,7 +115,8 @@ def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_Failed]:
 
 def _traceback(error: RankError, key: str) -> str:
     """Return the frames of the user's own code and the last one, with paths in the project, without the message."""
-    return shortened(without_message(error.traceback, error.message), key).strip()
+    frames = without_message(error.traceback, error.message)
+    return shortened(frames, key) if frames.strip() else ""
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
@@ -161,5 +162,5 @@ def _cut(text: str, most: int) -> str:
 
 def _end(text: str, most: int) -> str:
     """Return the last whole lines of a text, of at most so many characters, without secrets."""
-    text = hide(text.strip())
+    text = hide(text.strip("\n"))
     return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"
