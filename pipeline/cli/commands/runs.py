@@ -94,7 +94,8 @@ def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = F
 
 def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
     """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
-    known = dict(flat(config)) if wanted else {}
+    sections = {name.partition(".")[0] for name in wanted}
+    known = dict(flat({name: config[name] for name in sections if name in config}))
     return all(known[name] == value if name in known else in_part for name, value in wanted.items())
 
 
@@ -108,7 +109,7 @@ _OWN_COLUMNS = (
 )  # each line begins with these
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
 _VARIABLES = "cluster.env."  # these count in the key
-_MOST = 1000  # runs whose configurations are read for the fields in which they differ
+_MOST = 1000  # runs that are compared for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
 _INKS = {"FINISHED": "32", "ACCEPTED": "32", "FAILED": "31", "ALTERED": "31", "KILLED": "33", "RUNNING": "36"}
 
@@ -116,8 +117,8 @@ _INKS = {"FINISHED": "32", "ACCEPTED": "32", "FAILED": "31", "ALTERED": "31", "K
 class Selection(NamedTuple):
     """The runs that overrides and a state choose, oldest first, with their configurations by key.
 
-    ``comparable`` are the configurations in which fields may differ: of an altered run none. Empty are all where
-    nothing was asked of them and there are more than a thousand.
+    ``comparable`` are the configurations in which fields may differ: of an altered run none, and of more than a
+    thousand runs none.
     """
 
     rows: list[Row]
@@ -139,7 +140,8 @@ def selected(current: Session, state: str | None = None) -> Selection:
             row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
         }
     rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
-    comparable = {row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows}
+    left_out = altered if len(rows) <= _MOST else {row.key for row in rows}
+    comparable = {row.key: {} if row.key in left_out else configs.get(row.key, {}) for row in rows}
     return Selection(rows, comparable, is_empty)
 
 
