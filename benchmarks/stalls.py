@@ -166,6 +166,8 @@ def run_case(project: Path, case: Case, hosts: lab.Lab | None) -> dict[str, obje
     where = [f"cluster.ssh_config={hosts.ssh_config}", "cluster=two_node"] if case.place == "lab" and hosts else []
     if ON_GPU:  # the plan lets two ranks share a GPU over gloo alone
         where += ["cluster.nproc_per_node=2", "strategy.backend=gloo"]
+    if case.kind == "stopped":  # a fork of the warm parent shows no variables, by which the rank is found
+        where.append("cluster.warm=false")
     epochs = {"": 60, "slow": 15}.get(case.kind, 20000)
     runs = project.parent / f"runs{case.number}"
     words = [*where, f"trainer.epochs={epochs}", f"cluster.stall_s={STALL_S:g}", "tracking=none"]

@@ -35,8 +35,8 @@ _MENDS = (  # what the failure says, and what mends it; the first that fits
         "see that {what} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE]",
     ),
     (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
+    (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
     (r"no rank has moved", "see what it waits for: doit logs {key}"),
-    (r"collective|op\.preamble", "let every rank join every collective, in one order"),
     (r"^training failed: |no longer answers|isolated: |not been heard of", "{preflight}"),
 )
 
