@@ -147,7 +147,10 @@ FAULTS = {
         begin="import argparse\np = argparse.ArgumentParser(); p.add_argument('--lr', type=float)\n"
         "p.parse_args(['--lr', 'fast'])\n", code="pass", failed="invalid float value: 'fast'", where="rank [01]"
     ),
-    "syntax-error": Fault(begin="import importlib\nimportlib.import_module('broken' + '_module')\n", code="pass", failed="SyntaxError", where="rank [01]"),
+    "import-by-name": Fault(
+        begin="import importlib\nimportlib.import_module('broken' + '_module')\n", code="pass", where="rank [01]",
+        failed="No module named 'broken_module'", next=r"program.inputs=\[broken_module.py\]",
+    ),
     "rank-killed": Fault(words=CLASSIFIER, strike=to_rank_1(9), failed="SIGKILL|signal 9", next="memory"),
     "rank-stopped": Fault(
         words=(*CLASSIFIER, "cluster.stall_s=6"), strike=to_rank_1(signal.SIGSTOP), failed="is stopped", next="doit"
@@ -180,8 +183,8 @@ def main() -> int:
         checked(["git", "clone", "--quiet", str(ROOT), str(place / "project")], cwd=place)
         (place / "project" / "broken_module.py").write_text("def f(:\n")
         (place / "project" / "my_net.py").write_text(
-            "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self, image_shape, classes):\n"
-            "        super().__init__()\n        self.w = torch.nn.Linear(64, classes)\n\n    def forward(self, x):\n"
+            "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.w = torch.nn.Linear(64, 10)\n\n    def forward(self, x):\n"
             "        raise RuntimeError('my net is wrong')\n"
         )
         hosts = lab.up(place, 2) if any(fault.on_lab for fault in chosen.values()) else None

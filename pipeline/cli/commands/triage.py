@@ -13,6 +13,7 @@ from pipeline.cluster.failures import is_echo, shortened, without_message
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
 from pipeline.core import documents, locks
+from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, RankError, State
 from pipeline.runs import index, journal
@@ -151,6 +152,8 @@ def _mend(run: ComparedRun, host: str, traceback: str) -> str:
     for pattern, mend in _MENDS:
         if match := re.search(pattern, run.failure):
             what = match.groupdict().get("what", "")
+            if "No module" in pattern and (ROOT / f"{what}.py").is_file():
+                return f"add program.inputs=[{what}.py], as the code doesn't show the import"
             return mend.format(what=what, host=host, key=run.key, preflight=preflight)
     frames = _OWN_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
