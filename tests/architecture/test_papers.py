@@ -93,11 +93,6 @@ def test_every_test_is_run_by_make_test_which_each_change_passes_or_by_make_test
     assert "-m" not in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
-def test_every_page_of_the_documentation_is_in_the_sites_menu() -> None:
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert set(re.findall(r"[\w-]+\.md", text("mkdocs.yml"))) == pages
-
-
 def test_the_version_has_its_entry_in_the_changelog() -> None:
     version = tomllib.loads(text("pyproject.toml"))["project"]["version"]
     assert f"\n## {version} " in text("CHANGELOG.md")

@@ -18,7 +18,7 @@ SMALL = "trainer.max_steps=2 cluster.nproc_per_node=1 tracking=none"
 def test_the_example_of_the_page_leads_to_a_table_a_picture_and_a_page_as_printed(
     tmp_path: Path, fetched: Path
 ) -> None:
-    (example, *_) = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/comparing.md").read_text(), re.MULTILINE | re.DOTALL)
+    (example, *_) = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "docs/comparing.md").read_text(), re.M | re.S)
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     lines = example.splitlines()

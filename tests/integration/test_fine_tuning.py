@@ -30,7 +30,8 @@ def results(checkout: Checkout) -> dict[str, Path]:
 @pytest.mark.ci
 @pytest.mark.long
 def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path) -> None:
-    (example,) = re.findall(r"\A# [^\n]*\n\n```\n(.*?)^```$", (ROOT / "docs/fine-tuning.md").read_text(), re.M | re.S)
+    page = (ROOT / "docs/fine-tuning.md").read_text()
+    (example,) = re.findall(r"\A# [^\n]*\n\n```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     done = typed(checkout, f'python() {{ {sys.executable} "$@"; }}\nset -e\n{example}', ONE_RANK)

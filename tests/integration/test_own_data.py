@@ -23,7 +23,7 @@ def test_the_example_of_the_page_trains_as_printed_and_from_files_to_the_same_we
     tmp_path: Path, fetched: Path
 ) -> None:
     page = (ROOT / "docs/own-data.md").read_text()
-    example = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    example = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     done = typed(checkout, f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n{example}', ONE_RANK)

@@ -74,7 +74,7 @@ def typed(checkout: Checkout, lines: str, words: str = TWO_STEPS) -> subprocess.
 @pytest.mark.ci
 @pytest.mark.long
 def test_the_example_of_the_page_trains_as_printed_and_a_mistake_is_told_once(tmp_path: Path, fetched: Path) -> None:
-    (example,) = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/own-models.md").read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "docs/own-models.md").read_text(), re.M | re.S)
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     done = typed(checkout, example)

@@ -173,7 +173,7 @@ def test_outside_of_a_project_a_line_says_how_to_make_one(environment: Path, tmp
 @pytest.mark.timeout(3 * HANG_S)  # two trainings and four more commands
 def test_the_example_of_the_docs_runs_as_printed(environment: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs/projects.md").read_text(encoding="utf-8")
-    lines = text.partition("```\n")[2].partition("```")[0].splitlines()
+    lines = text.partition("```bash\n")[2].partition("```")[0].splitlines()
     assert len(lines) <= 15
     ours = [line for line in lines if not re.match(r"git clone|python3 -m venv|pip install", line)]
     env = {**os.environ, "PATH": f"{environment}:{os.environ['PATH']}"}

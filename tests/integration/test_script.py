@@ -532,7 +532,7 @@ def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps
     tmp_path: Path, fetched: Path
 ) -> None:
     (example, lines, experiment) = re.findall(
-        r"^```\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```bash\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL
     )[:3]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)

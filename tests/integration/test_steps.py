@@ -21,7 +21,7 @@ WORDS = ("dataset=arrays", "dataset.source=step:clean", "dataset.holdout=40", "m
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """The example at the head of the page was typed in it."""
-    (example,) = re.findall(r"^```\n(.*?)^```$", PAGE.partition("\n## ")[0], re.MULTILINE | re.DOTALL)[:1]
+    (example,) = re.findall(r"^```bash\n(.*?)^```$", PAGE.partition("\n## ")[0], re.MULTILINE | re.DOTALL)[:1]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path_factory.mktemp("steps") / "project")
     done = typed(checkout, example, SMALL)

@@ -38,7 +38,7 @@ def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
 
 
 def test_the_example_of_the_documentation_runs_as_printed(run: ScriptRun) -> None:
-    page = (ROOT / "docs" / "own-scripts.md").read_text()
+    page = (ROOT / "docs" / "script-metrics.md").read_text()
     (script,) = re.findall(r"^```python\n(import paceline.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     run.write(script, outputs=["notes.txt"]).start()
     assert (run.rows()[0], run.rows()[-1]) == ((10, {"loss": 0.1}), (100, {"final_loss": 0.01}))
