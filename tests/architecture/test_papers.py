@@ -93,9 +93,16 @@ def test_every_test_is_run_by_make_test_which_each_change_passes_or_by_make_test
     assert "-m" not in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
-def test_the_version_has_its_entry_in_the_changelog() -> None:
+def test_the_version_is_that_of_the_changelog_and_of_the_citation() -> None:
     version = tomllib.loads(text("pyproject.toml"))["project"]["version"]
     assert f"\n## {version} " in text("CHANGELOG.md")
+    assert yaml.safe_load(text("CITATION.cff"))["version"] == version
+
+
+def test_the_image_for_nodes_copies_a_lock_that_is_there() -> None:
+    (lock,) = re.findall(r"^ARG LOCK=(\S+)$", text("Dockerfile"), flags=re.MULTILINE)
+    assert (ROOT / lock).is_file()
+    assert "!*.lock" in text(".dockerignore").split()
 
 
 def test_the_requirements_carry_hashes_and_name_no_index() -> None:
