@@ -99,6 +99,14 @@ def test_the_version_is_that_of_the_changelog_and_of_the_citation() -> None:
     assert yaml.safe_load(text("CITATION.cff"))["version"] == version
 
 
+def test_a_version_in_the_changelog_is_one_page() -> None:
+    for version in text("CHANGELOG.md").split("\n## ")[1:]:
+        assert version.count("\n") <= 110, (
+            "put the change into the line that it belongs to; where a rebase has brought old lines back: "
+            "git checkout main -- CHANGELOG.md, and add yours again"
+        )
+
+
 def test_the_image_for_nodes_copies_a_lock_that_is_there() -> None:
     (lock,) = re.findall(r"^ARG LOCK=(\S+)$", text("Dockerfile"), flags=re.MULTILINE)
     assert (ROOT / lock).is_file()
