@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +46,9 @@ def _options(verb: Verb) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """Return text of help as Markdown: no character of it means anything there."""
-    return text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    """Return text of help as Markdown: no character of it means anything there, and pages that it names are links."""
+    plain = text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    return re.sub(r"docs/([\w-]+\.md)", r"[\g<0>](\1)", plain)
 
 
 if __name__ == "__main__":
