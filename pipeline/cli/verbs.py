@@ -497,6 +497,23 @@ _VERBS: Mapping[str, Verb] = {
         shares_batch=False,
         shows_groups=False,
     ),
+    "prove": Verb(
+        module="prove",
+        answers=True,
+        summary="kill a repetition of a finished run, and compare what comes of it",
+        details="Repeats the run as doit reproduce does, kills its ranks at moments drawn from a seed, gives the same "
+        "command again, and compares outputs and metrics. Where they differ it names the culprit: no checkpoint, one "
+        "that isn't read, optimizer or random state that isn't restored, another order of data, a time or path in the "
+        "output. A run that nobody has repeated yet is repeated undisturbed first. See docs/own-scripts.md.",
+        options={
+            "run": RUN,
+            "kills": Option("N", "how often it is killed (3)"),
+            "moments": Option("SEED", "the seed of the moments (0)"),
+        },
+        examples=("prove 495e1d", "prove last --kills 10 --moments 1"),
+        shares_batch=False,
+        shows_groups=False,
+    ),
     "export": Verb(
         module="reproduce",
         summary="write a run as one archive",

@@ -46,6 +46,11 @@ _REACH = 2 * math.sqrt(2)
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
 
+def is_time(name: str) -> bool:
+    """Whether a metric, field or column is a time or a rate by its name."""
+    return _TIME.search(name) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The result of a comparison.
@@ -118,7 +123,7 @@ def compare(
     if recipe.result.get("program"):
         same = _same_but_times(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
         names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
-        times = [name for name in sorted(names) if _TIME.search(name) or any(fnmatch(name, one) for one in ignored)]
+        times = [name for name in sorted(names) if is_time(name) or any(fnmatch(name, one) for one in ignored)]
         old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
         besides, besides_differing = _besides(recipe.folder, recipe.result, again, result)
     decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or same)
@@ -183,13 +188,13 @@ def _without_times(folder: RunFolder, name: str) -> str | None:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _timeless(item) for name, item in value.items() if not _TIME.search(name)}
+        return {name: _timeless(item) for name, item in value.items() if not is_time(name)}
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def _timeless_rows(rows: list[list[str]]) -> list[list[str]]:
     """Drop the columns whose titles in the first row are times."""
-    times = {at for at, title in enumerate(rows[0] if rows else ()) if _TIME.search(title.strip())}
+    times = {at for at, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
     return [[cell for at, cell in enumerate(row) if at not in times] for row in rows]
 
 

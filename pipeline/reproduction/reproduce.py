@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +47,19 @@ _ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name
 _MIRROR = "cluster.checkpoint_mirror"
 
 Say = Any
+Train = Callable[..., int]
 
 
 def reproduce(
-    folder: RunFolder, *, root: Path, work: Path, data_dir: Path, overrides: Sequence[str], keep: bool, say: Say
+    folder: RunFolder,
+    *,
+    root: Path,
+    work: Path,
+    data_dir: Path,
+    overrides: Sequence[str],
+    keep: bool,
+    say: Say,
+    train: Train | None = None,
 ) -> Verdict:
     """Repeat the run below ``work`` and compare.
 
@@ -58,6 +67,7 @@ def reproduce(
         root: the project, whose repository has the run's commit (or the folder comes from an archive that has it).
         overrides: new values for fields of WHERE; each replaces the run's override of the same field or group.
         keep: leave the checkout of the run's code in ``work``.
+        train: what runs the training and returns its exit code; None: ``train_again``.
 
     Raises:
         PacelineError: the run can't be repeated, or the training failed; the text says what is missing.
@@ -80,7 +90,7 @@ def reproduce(
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
-        code = _train([*words, *where], secrets, project=project, database=work / "doit.db")
+        code = (train or train_again)([*words, *where], secrets, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
     derived = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
@@ -125,8 +135,19 @@ def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: S
         say(f"  topology     {item}; other ranks, other weights")
 
 
-def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
-    """Run `doit train` with the run's own code in its checkout; return the exit code."""
+def train_again(
+    words: Sequence[str],
+    secrets: Mapping[str, str],
+    *,
+    project: Path,
+    database: Path,
+    meanwhile: Callable[[int], None] | None = None,
+) -> int:
+    """Run `doit train` with the run's own code in its checkout, and return the exit code.
+
+    Args:
+        meanwhile: called with the process id ten times a second.
+    """
     command = [
         sys.executable,
         "-m",
@@ -136,7 +157,7 @@ def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, d
     ]  # --db-file first, because doit treats a bare a=b as a variable
     environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
     with Interruptible():
-        return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment)
+        return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment, meanwhile=meanwhile)
 
 
 def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:

@@ -192,7 +192,7 @@ def test_a_project_whose_path_holds_an_equals_sign_is_trained_again_there(
 ) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr("pipeline.core.processes.process.attached", lambda argv, **_: given.append(argv) or 0)
-    reproduce._train(["seed=1"], {}, project=tmp_path, database=tmp_path / "a=b" / "db")
+    reproduce.train_again(["seed=1"], {}, project=tmp_path, database=tmp_path / "a=b" / "db")
     words = DoitMain().process_args(given[0][3:])  # without what doit takes for variables
     assert words == [f"--db-file={tmp_path}/a=b/db", "train"]
 

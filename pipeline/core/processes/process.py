@@ -210,10 +210,17 @@ def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return child.communicate()
 
 
-def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+def attached(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    meanwhile: Callable[[int], None] | None = None,
+) -> int:
     """Run ``argv`` in ``cwd`` with this process's own output streams, and return its exit code.
 
-    If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up.
+    If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up. ``meanwhile`` is
+    called with its process id ten times a second.
 
     Raises:
         PacelineError: the program can't be run.
@@ -221,6 +228,10 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
     with _start_errors_explained(argv):
         child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
     try:
+        while meanwhile is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=0.1)
+            meanwhile(child.pid)
         return child.wait()
     except BaseException:
         child.send_signal(signal.SIGTERM)

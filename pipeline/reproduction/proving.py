@@ -1,0 +1,306 @@
+"""Prove that a run survives kills: make it again, kill it at moments drawn from a seed, and compare its results.
+
+Where they differ, the culprit is told from what is left: the checkpoints, and the first step whose metrics differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.agent.running.processes import find_processes
+from pipeline.core.specs import State
+from pipeline.core.tables import counted
+from pipeline.reproduction import saved_state
+from pipeline.reproduction.compare import Verdict, is_time
+from pipeline.reproduction.reproduce import reproduce, train_again
+from pipeline.runs import checkpoints, journal, metrics_file
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
+from trainers.script.workdir import checkpoints_to_resume
+
+FOLDER_SUFFIX = "-killed"
+_EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
+
+
+class Culprit(Enum):
+    """What makes a killed run come out otherwise: the finding, and the mend."""
+
+    NO_CHECKPOINT = (
+        "no checkpoint was found after a kill, and starting over gave other results",
+        "save into {checkpoints} (paceline.checkpoints()), and write results anew instead of adding to them",
+    )
+    NOT_READ = (
+        "a checkpoint was found and not read: it began again at its first step",
+        "load the file that {resume} stands for, if an argument names it; see docs/own-scripts.md, Resume",
+    )
+    OPTIMIZER = (
+        "optimizer state missing",
+        "save optimizer.state_dict() in the checkpoint, and load it",
+    )
+    RANDOM = (
+        "random state not restored (order of data, dropout and augmentation follow from it)",
+        "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, or seed by step",
+    )
+    ORDER = (
+        "order of data differs after the resume",
+        "go on inside the epoch: skip the batches that were seen, and draw the order from seed and epoch",
+    )
+    TIME_OR_PATH = (
+        "a time or a path in the output: metrics and tensors are equal",
+        "leave times and absolute paths out of results",
+    )
+    UNKNOWN = ("not told by what it left", "compare both folders")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One kill, ``after_s`` seconds after its attempt began; ``checkpoint`` (in the run folder) was the newest, which
+    names these kinds of state (``holds``)."""
+
+    after_s: float
+    checkpoint: str | None
+    holds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What came of it: ``culprit`` is None where the results are equal.
+
+    ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
+    differ; ``started_over``: the last attempt began at the run's first step.
+    """
+
+    verdict: Verdict
+    kills: tuple[Kill, ...]
+    resumed_at: tuple[int, ...] = ()
+    differs_at: int | None = None
+    started_over: bool = False
+    culprit: Culprit | None = None
+
+    @property
+    def proven(self) -> bool:
+        return self.verdict.reproduced and bool(self.kills)
+
+
+def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable[[str], None], **how: Any) -> Proof:
+    """Make a finished run again below ``work``, killing it ``kills`` times, and compare.
+
+    Args:
+        folder: a run whose undisturbed repetition comes out equal.
+        seed: of the moments of the kills.
+        how: what else ``reproduce`` takes.
+
+    Raises:
+        PacelineError: the run can't be repeated, or failed otherwise than by a kill.
+    """
+    killing = _Killing(work / "runs", moments(folder, kills, seed), say)
+    verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
+    again = next(RunFolder(path.parent) for path in (work / "runs").glob("*/result.json"))
+    ignored = [*verdict.times]
+    before, after = (_by_step(one.path, ignored) for one in (folder, again))
+    starts = _first_steps(again.path)
+    evidence = Proof(
+        verdict=verdict,
+        kills=tuple(killing.kills),
+        resumed_at=tuple(starts[1:]),
+        differs_at=_first_difference(before, after),
+        started_over=bool(before) and len(starts) > 1 and starts[-1] <= min(before),
+    )
+    if verdict.reproduced:
+        return evidence
+    files_alone = evidence.differs_at is None and _are_files(verdict) and _hold_equal_tensors(folder, again, verdict)
+    is_dense = [*before] == [*range(min(before), max(before) + 1)] if before else False
+    return dataclasses.replace(evidence, culprit=culprit(evidence, files_alone=files_alone, is_dense=is_dense))
+
+
+def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool) -> Culprit:
+    """Return what made the results differ.
+
+    The loss of the first step after a resume depends on weights, order and random state; the optimizer's state shows
+    one step later. That is seen where every step is logged (``is_dense``); else by what the checkpoint names.
+
+    Args:
+        files_alone: the metrics of all steps are equal, and so are all tensors in the files that differ.
+    """
+    saved = [kill for kill in evidence.kills if kill.checkpoint is not None]
+    if files_alone:
+        return Culprit.TIME_OR_PATH
+    if not saved:
+        return Culprit.NO_CHECKPOINT
+    if evidence.started_over:
+        return Culprit.NOT_READ
+    holds = frozenset.intersection(*(kill.holds for kill in saved))
+    at_once = evidence.differs_at is not None and evidence.differs_at in evidence.resumed_at
+    if saved_state.OPTIMIZER not in holds and not (is_dense and at_once):
+        return Culprit.OPTIMIZER
+    if saved_state.RANDOM not in holds:
+        return Culprit.RANDOM
+    return Culprit.ORDER if evidence.differs_at is not None else Culprit.UNKNOWN
+
+
+def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
+    """Return when to kill: seconds after the beginning of each attempt, which goes on where the one before was."""
+    entries = journal.read(folder.journal)
+    begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
+    ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
+    rows = [row.time_s for row in _rows(folder.path) if row.time_s >= begun]
+    start_s = max(0.0, min(rows, default=begun) - begun)
+    chance = random.Random(seed)
+    at = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
+    trained_s = max(0.0, ended - begun - start_s)
+    return [start_s + (now - before) * trained_s for before, now in zip([0.0, *at], at, strict=False)]
+
+
+class _Killing:
+    """The kills of one proof, each at its moment of a new attempt."""
+
+    def __init__(self, runs_dir: Path, after_s: Sequence[float], say: Callable[[str], None]) -> None:
+        self.kills: list[Kill] = []
+        self._runs_dir, self._due, self._say = runs_dir, [*after_s], say
+        self._last = 0.0
+
+    @property
+    def run_dir(self) -> Path | None:
+        return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
+
+    def meanwhile(self, command: int) -> None:
+        """Kill the ranks, or stop the command (its process id) where they run on other computers, once it is time."""
+        if not self._due or (run_dir := self.run_dir) is None:
+            return
+        entries = journal.read(run_dir / run_folder.JOURNAL)
+        if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._last:
+            return
+        if time.time() < entries[-1].time + self._due[0]:
+            return
+        self._last = time.time()
+        after_s = round(self._last - entries[-1].time, 1)
+        pids = find_processes(journal.attempt_prefix(run_dir.name, run_dir))
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            os.kill(command, signal.SIGTERM)
+        self._due.pop(0)
+        self.kills.append(_kill(run_dir, after_s))
+        self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
+
+    def look_again(self) -> None:
+        """Note the newest checkpoint, which other hosts may have sent only now."""
+        if self.kills and self.kills[-1].checkpoint is None and self.run_dir is not None:
+            self.kills[-1] = _kill(self.run_dir, self.kills[-1].after_s)
+
+
+def _train(
+    killing: _Killing, words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path
+) -> int:
+    """Train as ``reproduce`` does, and give the same command again after each kill; return the last exit code."""
+    while True:
+        before = len(killing.kills)
+        code = train_again(words, secrets, project=project, database=database, meanwhile=killing.meanwhile)
+        killing.look_again()
+        if code == 0 or len(killing.kills) == before:
+            return code
+
+
+def _kill(run_dir: Path, after_s: float) -> Kill:
+    newest = _newest_checkpoint(run_dir)
+    if newest is None:
+        return Kill(after_s=after_s, checkpoint=None)
+    return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=saved_state.kinds(newest))
+
+
+def _newest_checkpoint(run_dir: Path) -> Path | None:
+    """Return the checkpoint that a script's next attempt could go on from, whether an argument names it or not."""
+    settings = checkpoints.settings_of(run_dir)
+    if settings is None or not (settings.script or settings.module or settings.command):
+        return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)
+    if not settings.resumes:
+        settings = dataclasses.replace(settings, args=["{resume}", *(["{checkpoints}"] * settings.names_checkpoints)])
+    try:
+        return next(iter(checkpoints_to_resume(settings, run_dir).values()), None)
+    except OSError:  # removed meanwhile
+        return None
+
+
+# ------------------------------------------------------------------------------------------- metrics by step
+def _rows(run_dir: Path) -> list[metrics_file.MetricsRow]:
+    try:
+        lines = (run_dir / run_folder.METRICS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [row for line in lines if (row := metrics_file.parse(line)) is not None]
+
+
+def _by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float]]:
+    """Return step → metrics, in order; of a step that was logged twice the later values count."""
+    steps: dict[int, dict[str, float]] = {}
+    for row in _rows(run_dir):
+        values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
+        steps[row.step] = {**steps.get(row.step, {}), **values}
+    return dict(sorted(steps.items()))
+
+
+def _first_difference(
+    before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]
+) -> int | None:
+    return next((step for step in sorted({*before, *after}) if repr(before.get(step)) != repr(after.get(step))), None)
+
+
+def _first_steps(run_dir: Path) -> list[int]:
+    """Return the first step that each attempt logged, in their order."""
+    begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
+    rows = _rows(run_dir)
+    spans = zip(begun, [*begun[1:], float("inf")], strict=True)
+    steps = [[row.step for row in rows if start <= row.time_s < end] for start, end in spans]
+    return [min(of_attempt) for of_attempt in steps if of_attempt]
+
+
+# --------------------------------------------------------------------------------------------------- files
+def _are_files(verdict: Verdict) -> bool:
+    return all("/" in item.field and item.field.partition("/")[0] == run_folder.OUTPUTS for item in verdict.outcome)
+
+
+def _hold_equal_tensors(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
+    """Whether each differing file of tensors holds equal ones; text files have none."""
+    for item in verdict.outcome:
+        before, after = (saved_state.tensors(one.path / item.field) for one in (folder, again))
+        if before != after:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------- text
+def text(proof: Proof) -> str:
+    """Format the proof for a terminal, the differences left out."""
+    run = proof.verdict.run
+    if not proof.kills:
+        return f"NOTHING PROVEN {run}: it had ended before it could be killed"
+    after = ", ".join(f"{kill.after_s} s" for kill in proof.kills)
+    times = counted(len(proof.kills), "time")
+    if proof.culprit is None:
+        equal = f"{proof.verdict.compared}, metrics and steps are equal"
+        lines = [f"PROVEN {run}: killed {times} (after {after}), and {equal}"]
+    else:
+        lines = [f"NOT PROVEN {run}: killed {times} (after {after}), it comes out otherwise"]
+    saved = [kill.checkpoint for kill in proof.kills if kill.checkpoint is not None]
+    if proof.started_over or not saved:
+        lines.append("  resume   it starts over")
+    elif proof.resumed_at:
+        lines.append(f"  resume   at step {', '.join(map(str, proof.resumed_at))}, from {saved[-1]}")
+    if proof.differs_at is not None:
+        lines.append(f"  differs  from step {proof.differs_at} on")
+    if proof.culprit is not None:
+        finding, mend = proof.culprit.value
+        lines += [f"  culprit  {finding}", f"  mend     {mend}"]
+    return "\n".join(lines)
