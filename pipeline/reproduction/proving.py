@@ -113,9 +113,9 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     evidence = Proof(
         verdict=verdict,
         kills=tuple(killing.kills),
-        resumed_at=tuple(starts[1:]),
+        resumed_at=tuple(step for step in starts[1:] if step is not None),
         differs_at=_first_difference(before, after),
-        started_over=bool(before) and len(starts) > 1 and starts[-1] <= min(before),
+        started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced:
         return evidence
@@ -257,13 +257,13 @@ def _first_difference(
     return next((step for step in sorted({*before, *after}) if repr(before.get(step)) != repr(after.get(step))), None)
 
 
-def _first_steps(run_dir: Path) -> list[int]:
-    """Return the first step that each attempt logged, in their order."""
+def _first_steps(run_dir: Path) -> list[int | None]:
+    """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
     begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
     rows = _rows(run_dir)
     spans = zip(begun, [*begun[1:], float("inf")], strict=True)
     steps = [[row.step for row in rows if start <= row.time_s < end] for start, end in spans]
-    return [min(of_attempt) for of_attempt in steps if of_attempt]
+    return [min(of_attempt, default=None) for of_attempt in steps]
 
 
 # --------------------------------------------------------------------------------------------------- files
@@ -295,7 +295,8 @@ def text(proof: Proof) -> str:
         lines = [f"NOT PROVEN {run}: killed {times} (after {after}), it comes out otherwise"]
     saved = [kill.checkpoint for kill in proof.kills if kill.checkpoint is not None]
     if proof.started_over or not saved:
-        lines.append("  resume   it starts over")
+        why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
+        lines.append(f"  resume   it starts over: {why}")
     elif proof.resumed_at:
         lines.append(f"  resume   at step {', '.join(map(str, proof.resumed_at))}, from {saved[-1]}")
     if proof.differs_at is not None:
