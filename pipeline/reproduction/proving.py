@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ from trainers.script.workdir import checkpoints_to_resume
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
+)  # a date, a time of day, unix time
 
 
 class Culprit(Enum):
@@ -59,6 +63,10 @@ class Culprit(Enum):
     TIME_OR_PATH = (
         "a time or a path in the output: metrics and tensors are equal",
         "leave times and absolute paths out of results",
+    )
+    CHANCE = (
+        "it isn't deterministic: undisturbed too it comes out otherwise",
+        "seed everything that is drawn; torch.use_deterministic_algorithms(True) names operations that aren't",
     )
     UNKNOWN = ("not told by what it left", "compare both folders")
 
@@ -97,7 +105,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     """Make a finished run again below ``work``, killing it ``kills`` times, and compare.
 
     Args:
-        folder: a run whose undisturbed repetition comes out equal.
+        kills: 0 repeats it undisturbed; with more the undisturbed repetition is known to come out equal.
         seed: of the moments of the kills.
         how: what else ``reproduce`` takes.
 
@@ -117,9 +125,9 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         differs_at=_first_difference(before, after),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
-    if verdict.reproduced:
+    if verdict.reproduced or verdict.nothing or verdict.within_spread:
         return evidence
-    files_alone = evidence.differs_at is None and _are_files(verdict) and _hold_equal_tensors(folder, again, verdict)
+    files_alone = evidence.differs_at is None and _are_files(verdict) and _differ_by_times(folder, again, verdict)
     is_dense = [*before] == [*range(min(before), max(before) + 1)] if before else False
     return dataclasses.replace(evidence, culprit=culprit(evidence, files_alone=files_alone, is_dense=is_dense))
 
@@ -131,11 +139,13 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool) -> Culprit:
     one step later. That is seen where every step is logged (``is_dense``); else by what the checkpoint names.
 
     Args:
-        files_alone: the metrics of all steps are equal, and so are all tensors in the files that differ.
+        files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
     """
     saved = [kill for kill in evidence.kills if kill.checkpoint is not None]
     if files_alone:
         return Culprit.TIME_OR_PATH
+    if not evidence.kills:
+        return Culprit.CHANCE
     if not saved:
         return Culprit.NO_CHECKPOINT
     if evidence.started_over:
@@ -271,19 +281,35 @@ def _are_files(verdict: Verdict) -> bool:
     return all("/" in item.field and item.field.partition("/")[0] == run_folder.OUTPUTS for item in verdict.outcome)
 
 
-def _hold_equal_tensors(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
-    """Whether each differing file of tensors holds equal ones; text files have none."""
+def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
+    """Whether each differing file holds equal tensors, or equal text but for times and the run folder's path."""
     for item in verdict.outcome:
-        before, after = (saved_state.tensors(one.path / item.field) for one in (folder, again))
-        if before != after:
+        before, after = (_without_times(one.path, item.field) for one in (folder, again))
+        if before is None or before != after:
             return False
     return True
+
+
+def _without_times(run_dir: Path, name: str) -> object:
+    """Return what a file holds besides times and paths; None where nothing can be said."""
+    if (tensors := saved_state.tensors(run_dir / name)) is not None:
+        return tensors
+    try:
+        text = (run_dir / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return _TIME.sub("TIME", text.replace(str(run_dir.resolve()), "{run}"))
 
 
 # ---------------------------------------------------------------------------------------------------- text
 def text(proof: Proof) -> str:
     """Format the proof for a terminal, the differences left out."""
     run = proof.verdict.run
+    if proof.culprit is not None and not proof.kills:
+        finding, mend = proof.culprit.value
+        return f"NOT PROVEN {run}: it comes out otherwise\n  culprit  {finding}\n  mend     {mend}"
+    if not proof.verdict.reproduced and proof.culprit is None:
+        return f"NOTHING PROVEN {run}: its results can't be compared to the bit"
     if not proof.kills:
         return f"NOTHING PROVEN {run}: it had ended before it could be killed"
     after = ", ".join(f"{kill.after_s} s" for kill in proof.kills)

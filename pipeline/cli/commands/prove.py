@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli import answers
-from pipeline.cli.commands.reproduce import reproduce_run
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.printable import printable_lines
+from pipeline.core.tables import counted
 from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import proving
 from pipeline.reproduction import reproduce as again
 from pipeline.reproduction.proving import Proof
+from pipeline.runs.folder import RunFolder
 
 _KILLS = 3
 _MOST_KILLS = 1000
@@ -30,23 +32,39 @@ def prove() -> None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
-        reproduce_run(folder)
+        proof = _proven(folder, kills=0, seed=seed)
+        if not proof.verdict.reproduced:
+            _tell(folder, proof)
+            return
+        folder.prove()
+    note(f"run {folder.key}, repeated and killed {counted(kills, 'time')}")
+    _tell(folder, _proven(folder, kills=kills, seed=seed))
+
+
+def _proven(folder: RunFolder, *, kills: int, seed: int) -> Proof:
     config = session().config
-    work = config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
-    note(f"run {folder.key}, repeated in {relative(work)} and killed {kills} times")
-    proof = proving.prove(
-        folder, root=ROOT, work=work, data_dir=config.data_dir, overrides=(), keep="keep" in options, say=note,
+    return proving.prove(
+        folder, root=ROOT, work=_place(folder), data_dir=config.data_dir, overrides=(), keep=False, say=note,
         kills=kills, seed=seed,
     )  # fmt: skip
-    write_json(work / "proof.json", _data(proof))
-    told = f"{printable_lines(proving.text(proof))}\n  {relative(work / 'proof.json')}"
-    error = None if proof.proven else PacelineError(f"{told}{_differences(proof)}")
+
+
+def _place(folder: RunFolder) -> Path:
+    return session().config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
+
+
+def _tell(folder: RunFolder, proof: Proof) -> None:
+    """Raises PacelineError: it is not proven."""
+    written = _place(folder) / "proof.json"
+    write_json(written, _data(proof))
+    shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
+    error = None if proof.proven else PacelineError(f"{shown}{_differences(proof)}")
     if answers.wanted():
         answers.answer(_data(proof), error=error)
     if error is not None:
         raise error
     if not answers.wanted():
-        say(told)
+        say(shown)
 
 
 def _differences(proof: Proof) -> str:
