@@ -8,6 +8,7 @@ from pipeline.cluster import earlier
 from pipeline.core.specs import LaunchPlan
 from pipeline.execution.run import Run
 from pipeline.runs import checkpoints, journal
+from pipeline.runs.checkpoints import resume_offer
 from trainers.contract import run_folder
 from trainers.script.settings import ScriptConfig
 
@@ -54,7 +55,8 @@ def _of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -
             else ""
         )
         itself = f"; {kept}, and it goes on from them if it reads them by itself" if kept else ""
-        return f"from the beginning: no argument of the script has {{resume}}{itself}"
+        offer = resume_offer(run_dir, settings)
+        return f"from the beginning: no argument of the script has {{resume}}{itself}{f'; {offer}' if offer else ''}"
     if elsewhere:
         return f"from the newest checkpoint that {elsewhere}, if there is one"
     if checkpoints.script_goes_on(run_dir):

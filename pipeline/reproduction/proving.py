@@ -28,7 +28,6 @@ from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints, journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
-from trainers.script.workdir import checkpoints_to_resume
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
@@ -86,7 +85,8 @@ class Proof:
     """What came of it: ``culprit`` is None where the results are equal.
 
     ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
-    differ; ``started_over``: the last attempt began at the run's first step.
+    differ; ``started_over``: the last attempt began at the run's first step; ``offer``: the override that would give
+    the script its checkpoint.
     """
 
     verdict: Verdict
@@ -94,6 +94,7 @@ class Proof:
     resumed_at: tuple[int, ...] = ()
     differs_at: int | None = None
     started_over: bool = False
+    offer: str = ""
     culprit: Culprit | None = None
 
     @property
@@ -123,6 +124,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         kills=tuple(killing.kills),
         resumed_at=tuple(step for step in starts[1:] if step is not None),
         differs_at=_first_difference(before, after),
+        offer=_offer(again.path),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
@@ -231,16 +233,17 @@ def _kill(run_dir: Path, after_s: float) -> Kill:
 
 
 def _newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the checkpoint that a script's next attempt could go on from, whether an argument names it or not."""
     settings = checkpoints.settings_of(run_dir)
-    if settings is None or not (settings.script or settings.module or settings.command):
+    if settings is None:
         return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)
-    if not settings.resumes:
-        settings = dataclasses.replace(settings, args=["{resume}", *(["{checkpoints}"] * settings.names_checkpoints)])
-    try:
-        return next(iter(checkpoints_to_resume(settings, run_dir).values()), None)
-    except OSError:  # removed meanwhile
-        return None
+    with suppress(OSError):  # removed meanwhile
+        return checkpoints.newest_of_script(run_dir, settings)
+    return None
+
+
+def _offer(run_dir: Path) -> str:
+    settings = checkpoints.settings_of(run_dir)
+    return checkpoints.resume_offer(run_dir, settings) if settings is not None else ""
 
 
 # ------------------------------------------------------------------------------------------- metrics by step
@@ -325,6 +328,8 @@ def text(proof: Proof) -> str:
         lines.append(f"  resume   it starts over: {why}")
     elif proof.resumed_at:
         lines.append(f"  resume   at step {', '.join(map(str, proof.resumed_at))}, from {saved[-1]}")
+    if proof.offer:
+        lines.append(f"  try      {proof.offer}")
     if proof.differs_at is not None:
         lines.append(f"  differs  from step {proof.differs_at} on")
     if proof.culprit is not None:

@@ -6,8 +6,10 @@ The trainer looks in the same way at the copy on its node; see trainers/checkpoi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import checkpoints_to_resume
 
+_OPTION = re.compile(r"""["']--(\w*(?:resume|checkpoint|ckpt|restart)[\w-]*)["']""")
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
@@ -55,6 +58,28 @@ def script_goes_on(run_dir: Path) -> bool:
     """Whether a script that starts now is told a checkpoint, as ``trainers.script.start`` sees it too."""
     settings = settings_of(run_dir)
     return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
+
+
+def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
+    """The newest checkpoint that a script could go on from, whether an argument names it or not. Raises OSError."""
+    if not settings.resumes:
+        folder = ["{checkpoints}"] if settings.names_checkpoints else []
+        settings = replace(settings, args=["{resume}", *folder])
+    return next(iter(checkpoints_to_resume(settings, run_dir).values()), None)
+
+
+def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
+    """The override that would give a script the checkpoint that it has saved, by an option that its source has; ''
+    where an argument names it already, or there is none. Raises OSError."""
+    if settings.resumes or (newest := newest_of_script(run_dir, settings)) is None:
+        return ""
+    source = run_dir / run_folder.CODE / (settings.script or "")
+    text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
+    options = _OPTION.findall(text)
+    if not options:
+        return ""
+    best = min(options, key=lambda name: (not name.startswith("resume"), len(name)))
+    return f"program.args.{best}='{{resume}}' would give it {newest.relative_to(run_dir)}"
 
 
 def saved_by_script(run_dir: Path) -> str:

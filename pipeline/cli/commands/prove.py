@@ -24,7 +24,6 @@ _MOST_KILLS = 1000
 
 def prove() -> None:
     """Raises UsageError: no number of kills; PacelineError: it comes out otherwise, or can't be repeated."""
-    options = session().invocation.options
     kills, seed = _number("kills", _KILLS, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
     folder = session().folder()
     result = folder.read_result()
@@ -86,6 +85,7 @@ def _data(proof: Proof) -> dict[str, Any]:
         "kills": [{"after_s": kill.after_s, "checkpoint": kill.checkpoint} for kill in proof.kills],
         "resumed_at": [*proof.resumed_at],
         "started_over": proof.started_over,
+        "offer": proof.offer or None,
         "differs_at": proof.differs_at,
         "culprit": culprit.name.lower() if culprit is not None else None,
         "finding": culprit.value[0] if culprit is not None else None,
