@@ -1,7 +1,6 @@
 """A script that goes on from its checkpoint to the bit: weights, optimizer, random state and place in the epoch."""
 
 import argparse
-import os
 
 import torch
 import torch.distributed as dist
@@ -48,14 +47,10 @@ for step in range(first, options.epochs * steps_an_epoch):
         random: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8)] * ranks
         dist.all_gather_object(random, torch.get_rng_state())
         if rank == 0:
-            saved = {
-                "model": network.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "random": random,
-                "step": step + 1,
-            }
-            torch.save(saved, paceline.checkpoints() / "last.pt.tmp")
-            os.replace(paceline.checkpoints() / "last.pt.tmp", paceline.checkpoints() / "last.pt")
+            state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "random": random}
+            new = paceline.checkpoints() / "last.pt.tmp"
+            torch.save({**state, "step": step + 1}, new)
+            new.replace(paceline.checkpoints() / "last.pt")
 if rank == 0:
     torch.save(network.state_dict(), paceline.run_dir() / "model.pt")
 dist.destroy_process_group()

@@ -34,6 +34,7 @@ _EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
 )  # a date, a time of day, unix time
+_SETS_RANDOM = re.compile(r"set_rng_state|setstate|set_state\(|\b(?:transformers|accelerate|lightning)\b")
 
 
 class Culprit(Enum):
@@ -131,10 +132,12 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         return evidence
     files_alone = evidence.differs_at is None and _are_files(verdict) and _differ_by_times(folder, again, verdict)
     is_dense = [*before] == [*range(min(before), max(before) + 1)] if before else False
-    return dataclasses.replace(evidence, culprit=culprit(evidence, files_alone=files_alone, is_dense=is_dense))
+    restores_random = _restores_random(again.code)
+    found = culprit(evidence, files_alone=files_alone, is_dense=is_dense, restores_random=restores_random)
+    return dataclasses.replace(evidence, culprit=found)
 
 
-def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool) -> Culprit:
+def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_random: bool) -> Culprit:
     """Return what made the results differ.
 
     The loss of the first step after a resume depends on weights, order and random state; the optimizer's state shows
@@ -142,6 +145,7 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool) -> Culprit:
 
     Args:
         files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
+        restores_random: the run's code sets a random state somewhere.
     """
     saved = [kill for kill in evidence.kills if kill.checkpoint is not None]
     if files_alone:
@@ -156,7 +160,7 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool) -> Culprit:
     at_once = evidence.differs_at is not None and evidence.differs_at in evidence.resumed_at
     if saved_state.OPTIMIZER not in holds and not (is_dense and at_once):
         return Culprit.OPTIMIZER
-    if saved_state.RANDOM not in holds:
+    if saved_state.RANDOM not in holds or not restores_random:
         return Culprit.RANDOM
     return Culprit.ORDER if evidence.differs_at is not None else Culprit.UNKNOWN
 
@@ -239,6 +243,12 @@ def _newest_checkpoint(run_dir: Path) -> Path | None:
     with suppress(OSError):  # removed meanwhile
         return checkpoints.newest_of_script(run_dir, settings)
     return None
+
+
+def _restores_random(code: Path) -> bool:
+    """Whether the code names a call that sets a random state, or a library that does so by itself."""
+    sources = (path.read_text(encoding="utf-8", errors="replace") for path in code.rglob("*.py"))
+    return any(_SETS_RANDOM.search(source) for source in sources)
 
 
 def _offer(run_dir: Path) -> str:

@@ -85,6 +85,7 @@ def needs(*names: str) -> None:
     [
         ("ddp", (), 2),
         ("nanogpt", (), 2),
+        ("resume", (), 1),
         ("own_model", (), 2),
         ("steps", (), 2),
         ("accelerate", ("accelerate",), 1),
@@ -107,6 +108,23 @@ def test_the_commands_of_an_example_train_and_start_nothing_when_typed_again(
     again = example.typed(example.commands)
     assert "is finished" in again
     assert (example.launches(), example.steps_made()) == (runs, made), again
+
+
+@pytest.mark.ci
+@pytest.mark.long
+def test_a_resume_is_proven_and_without_a_line_of_it_the_culprit_is_named(tmp_path: Path) -> None:
+    example = copy_of("resume", tmp_path)
+    said = example.typed(example.commands.replace("prove last", "prove last --kills 1"))
+    assert re.search(r"PROVEN \w{12}: killed 1 time \(after [\d.]+ s\), and outputs, metrics and steps are equal", said)
+    script = example.folder / "train.py"
+    whole = script.read_text()
+    for line, culprit in (
+        ("torch.set_rng_state", "random state not"),
+        ("optimizer.load_state_dict", "optimizer state"),
+    ):
+        script.write_text("".join(part for part in whole.splitlines(True) if line not in part))
+        lines = example.commands.replace("prove last", "prove last --kills 1 || true")
+        assert f"culprit  {culprit}" in example.typed(lines)
 
 
 @pytest.mark.ci

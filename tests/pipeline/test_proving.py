@@ -1,0 +1,108 @@
+"""What makes a killed run come out otherwise, told from its checkpoints and metrics; and when it is killed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.specs import State
+from pipeline.reproduction import proving, saved_state
+from pipeline.reproduction.compare import Verdict
+from pipeline.reproduction.proving import Culprit, Kill, Proof
+from pipeline.runs import journal
+from pipeline.runs.checkpoints import resume_offer
+from pipeline.runs.folder import RunFolder
+from trainers.script.settings import ScriptConfig
+
+VERDICT = Verdict(run="a", again="a", outcome=(), key=(), surroundings=())
+ALL = frozenset({saved_state.OPTIMIZER, saved_state.RANDOM})
+
+
+def proof(*kills: Kill, resumed_at: int = 21, differs_at: int | None = 21, started_over: bool = False) -> Proof:
+    return Proof(
+        verdict=VERDICT, kills=kills, resumed_at=(resumed_at,), differs_at=differs_at, started_over=started_over
+    )
+
+
+def saved(*holds: str) -> Kill:
+    return Kill(after_s=1.0, checkpoint="checkpoints/last.pt", holds=frozenset(holds))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "culprit"),
+    [
+        (proof(), Culprit.CHANCE),
+        (proof(Kill(after_s=1.0, checkpoint=None)), Culprit.NO_CHECKPOINT),
+        (proof(saved(*ALL), started_over=True), Culprit.NOT_READ),
+        (proof(saved(saved_state.RANDOM), differs_at=22), Culprit.OPTIMIZER),
+        (proof(saved(), differs_at=22), Culprit.OPTIMIZER),
+        (proof(saved()), Culprit.RANDOM),  # the loss of the first step knows nothing of the optimizer
+        (proof(saved(saved_state.OPTIMIZER)), Culprit.RANDOM),
+        (proof(saved(*ALL)), Culprit.ORDER),
+        (proof(saved(*ALL), differs_at=None), Culprit.UNKNOWN),
+    ],
+)
+def test_the_culprit_is_told_from_checkpoints_and_the_first_step_that_differs(
+    evidence: Proof, culprit: Culprit
+) -> None:
+    assert proving.culprit(evidence, files_alone=False, is_dense=True, restores_random=True) is culprit
+    files = proving.culprit(evidence, files_alone=True, is_dense=True, restores_random=True)
+    assert files is Culprit.TIME_OR_PATH
+
+
+def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
+    found = proving.culprit(proof(saved(*ALL)), files_alone=False, is_dense=True, restores_random=False)
+    assert found is Culprit.RANDOM
+
+
+def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide() -> None:
+    found = proving.culprit(proof(saved()), files_alone=False, is_dense=False, restores_random=True)
+    assert found is Culprit.OPTIMIZER
+
+
+def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
+    state = {"model": {"weight": 1}, "optimizer": {"momentum_buffer": 2}, "rng": 3}
+    with zipfile.ZipFile(tmp_path / "last.pt", "w") as archive:
+        archive.writestr("last/data.pkl", pickle.dumps(state))
+        archive.writestr("last/data/0", b"tensor")
+    assert saved_state.kinds(tmp_path / "last.pt") == ALL
+    assert saved_state.tensors(tmp_path / "last.pt") == [(6, zlib.crc32(b"tensor"))]
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1}))
+    assert saved_state.kinds(tmp_path / "old.pth") == frozenset()
+    folder = tmp_path / "checkpoint-8"
+    folder.mkdir()
+    (folder / "optimizer.pt").touch()
+    (folder / "rng_state_0.pth").touch()
+    assert saved_state.kinds(folder) == ALL
+    (tmp_path / "torn.pt").write_bytes(b"PK\x03\x04torn")
+    assert saved_state.kinds(tmp_path / "torn.pt") == frozenset()
+
+
+def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the_seed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "0123456789ab")
+    for state, time in ((State.RUNNING, 100.0), (State.FINISHED, 160.0)):
+        journal.append(folder.journal, journal.Entry(state=state, attempt=1, time=time))
+    row = {"t": 110.0, "step": 1, "epoch": None, "metrics": {"loss": 1.0}}
+    (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    at = proving.moments(folder, 4, 7)
+    assert at == proving.moments(folder, 4, 7) != proving.moments(folder, 4, 8)
+    trained = [after_s - 10.0 for after_s in at]  # each attempt takes 10 s to its first step
+    assert all(after_s >= 0.0 for after_s in trained)
+    assert 5.0 <= sum(trained) <= 48.0
+
+
+def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/checkpoint-8").mkdir(parents=True)
+    (tmp_path / "checkpoints/checkpoint-8/model.safetensors").write_bytes(b"x" * 9)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text('add("--resume_from_checkpoint")\nadd("--checkpoints_dir")\n')
+    offer = "program.args.resume_from_checkpoint='{resume}' would give it checkpoints/checkpoint-8"
+    assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == offer
+    assert resume_offer(tmp_path, ScriptConfig(script="train.py", args={"resume": "{resume}"})) == ""
+    (tmp_path / "code/train.py").write_text("pass\n")
+    assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == ""
