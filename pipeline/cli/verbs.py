@@ -504,7 +504,7 @@ _VERBS: Mapping[str, Verb] = {
         details="Repeats the run as doit reproduce does, kills its ranks at moments drawn from a seed, gives the same "
         "command again, and compares outputs and metrics. Where they differ it names the culprit: no checkpoint, one "
         "that isn't read, optimizer or random state that isn't restored, another order of data, a time or path in the "
-        "output. A run that nobody has repeated yet is repeated undisturbed first. See docs/own-scripts.md.",
+        "output. A run that nobody has repeated yet is repeated undisturbed first. See docs/proving.md.",
         options={
             "run": RUN,
             "kills": Option("N", "how often it is killed (3)"),
