@@ -184,7 +184,7 @@ RECORDING: Mapping[str, Verb] = {
         summary="register the final weights of a run as a model in MLflow",
         details="The model loads without this code. The network is built by the run's own code, exported with "
         "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
-        " again adds no version. docs/tracking.md shows how to load it.",
+        " again adds no version. docs/publishing.md shows how to load it.",
         options={
             "run": RUN,
             "name": Option("NAME", "the registered model; created if it doesn't exist"),
@@ -215,7 +215,7 @@ RECORDING: Mapping[str, Verb] = {
         summary="run a tracking server for a team, until Ctrl-C",
         details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
         " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
-        " the first login. See docs/tracking.md.",
+        " the first login. See docs/mlflow-server.md.",
         examples=(
             "server",
             "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",

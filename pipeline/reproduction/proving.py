@@ -46,7 +46,7 @@ class Culprit(Enum):
     )
     NOT_READ = (
         "a checkpoint was found and not read: it began again at its first step",
-        "load the file that {resume} stands for, if an argument names it; docs/script-files.md says where it is looked for",
+        "load what {resume} stands for; docs/script-files.md says where it is looked for",
     )
     OPTIMIZER = (
         "optimizer state missing",

@@ -1,4 +1,4 @@
-"""Trackers other than MLflow: one module each, found by name; docs/tracking.md shows how to add one.
+"""Trackers other than MLflow: one module each, found by name; docs/trackers.md shows how to add one.
 
 A tracker's module contains its settings, a dataclass derived from TrackingConfig, and a class derived from
 ``base.Tracker``.

@@ -1,4 +1,4 @@
-"""What a run claims on its hosts; docs/clusters.md says what for."""
+"""What a run claims on its hosts; docs/sharing-hosts.md says what for."""
 
 from __future__ import annotations
 
