@@ -12,4 +12,5 @@ setup(
         "pipeline.conf": ["*.yaml", "*/*.yaml"],
         "trainers": ["py.typed"],
     },
+    exclude_package_data={"pipeline.conf": ["local.yaml"]},  # a person's own
 )

@@ -21,6 +21,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# what whoever runs the tests has set for their own runs
+os.environ["PACELINE_DEFAULTS"] = ""
+
 # the tests start more than a thousand commands, each of which would compile the project's modules anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -273,7 +273,8 @@ _VERBS: Mapping[str, Verb] = {
         module="explain",
         answers=True,
         summary="the composed configuration and the source of each value",
-        details="A source is a file of conf/, the command line, or the default of a settings class "
+        details="A source is a file of conf/, your own defaults (conf/local.yaml, ~/.config/paceline/defaults.yaml),"
+        " the command line, or the default of a settings class "
         "(docs/configuration.md). The output is YAML.",
         examples=("config experiment=quickstart optimizer.lr=0.2",),
         shares_batch=False,

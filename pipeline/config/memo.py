@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import own_defaults
 from pipeline.config.groups import choice_of, config_file
 from pipeline.config.schema import OPTIONS, installed_programs
 from pipeline.core.cache import Remembered
@@ -25,7 +26,7 @@ from pipeline.core.redact import without_secrets
 from pipeline.keys.installed import version
 
 _QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
-_DEFAULT_RUNS = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
+_DEFAULT_RUNS = re.compile(r"^paths:\n(?:  .*\n)*?  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MAX_ENTRIES = 64
 _CODE = ("pipeline", "trainers", "hydra_plugins")
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
@@ -83,8 +84,10 @@ class ComposeMemo:
         if searched is None:
             return None
         folders = [(str(folder), ".yaml") for folder in (*conf_dirs(self._root), *searched)]
+        own = [str(path) for path in own_defaults.files(self._root).values()]
         folders += [(f"{code_of(self._root)}/{name}", ".py") for name in _CODE]
-        return {path: Path(path).read_bytes() for top, ending in folders for path in _files_below(top, ending)}
+        found = (path for top, ending in folders for path in _files_below(top, ending))
+        return {path: Path(path).read_bytes() for path in (*found, *own)}
 
     def _takes_values_from_outside(self) -> bool:
         """True if a word, a configuration file or an option's settings may read a variable or another source."""
@@ -92,7 +95,7 @@ class ComposeMemo:
         folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in of_ranks)
         files = {path: content.decode(errors="replace") for path, content in (self._files or {}).items()}
         settings = [text for path, text in files.items() if path.startswith(folders)]
-        composed = [text for path, text in files.items() if path.endswith(".yaml")]
+        composed = [text for path, text in files.items() if not path.endswith(".py")]
         return any(_OUTSIDE.search(text) for text in (*self._words, *composed, *settings)) or any(
             _READS_VARIABLES.search(text) for text in settings
         )
@@ -116,7 +119,9 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
     if values:
         match = _QUOTED_PATH.fullmatch(values[-1])
     else:
-        match = _DEFAULT_RUNS.search(config_file(conf_dirs(root)).read_text(encoding="utf-8"))
+        own = reversed(own_defaults.files(root).values())
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
+        match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
     return root / match["path"] if match else None
 
 

@@ -26,7 +26,8 @@ All groups and fields that you can set on the command line. `doit config …` pr
 the source of each, and `doit help train` lists the groups with their options.
 
 The default of a field is that of its settings class. The table of options shows which fields an option's file in
-`conf/` changes. An experiment takes precedence over both, and the command line over all. `null` means "none" in YAML.
+`conf/` changes. [Your own defaults](team-defaults.md#your-own-defaults) take precedence over both, an experiment over
+these, and the command line over all. `null` means "none" in YAML.
 
 This page is generated from the settings classes: `python -m pipeline.config.reference`.
 """

@@ -10,8 +10,10 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.config import own_defaults
 from pipeline.config.groups import choice_of
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
+from pipeline.core.options import Options
 from pipeline.core.places import ROOT, conf_dirs
 from trainers.core import config as node
 
@@ -27,6 +29,10 @@ def register() -> None:
     store.store(group="schema", name="tracking", node=TrackingConfig)
     store.store(group="schema", name="search", node=SearchConfig)
     store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
+    own = store.repo.setdefault(own_defaults.GROUP, {})
+    for name in ("user", "project"):
+        content = functools.partial(_own_defaults, name)
+        own[f"{name}.yaml"] = _ReadLater(f"{name}.yaml", own_defaults.GROUP, "_global_", content)
     for name, settings in PROGRAMS.items():
         store.store(group="schema/program", name=name, node=settings)
     for name, file in installed_programs().items():
@@ -37,7 +43,8 @@ def register() -> None:
     for group, options in OPTIONS.items():
         schemas = store.repo["schema"].setdefault(group, {})
         for name in options.names():
-            schemas[f"{name}.yaml"] = _OptionSchema(f"{name}.yaml", group, functools.partial(options.settings, name))
+            schema = functools.partial(_schema, options, name)
+            schemas[f"{name}.yaml"] = _ReadLater(f"{name}.yaml", f"schema/{group}", None, schema)
         for name in options.installed():
             if _has_file(group, name):  # Hydra takes a file and a schema of one name for a defect of all commands
                 continue
@@ -50,21 +57,31 @@ def _has_file(group: str, name: str) -> bool:
     return any((folder / group / f"{name}.yaml").is_file() for folder in conf_dirs(ROOT))
 
 
-class _OptionSchema(ConfigNode):
-    """Reads an option's settings when Hydra asks for its schema: all thirty take a tenth of a second.
+def _schema(options: Options, name: str) -> DictConfig:
+    schema: DictConfig = OmegaConf.structured(options.settings(name))
+    return schema
 
-    An option that can't be read raises its UsageError then: it is nobody else's trouble.
+
+def _own_defaults(name: str) -> DictConfig:
+    return OmegaConf.create(own_defaults.content(name))
+
+
+class _ReadLater(ConfigNode):
+    """Is read when Hydra asks for it: an option's settings, all thirty of which take a tenth of a second, and a
+    person's own defaults, which change.
+
+    What can't be read raises its error then: it is no trouble of a command without it.
     """
 
-    def __init__(self, name: str, group: str, settings: Callable[[], type[Any]]) -> None:
-        self._settings = settings
+    def __init__(self, name: str, group: str, package: str | None, read: Callable[[], DictConfig]) -> None:
+        self._read = read
         self._copy: DictConfig | None = None
-        self.name, self.group, self.package, self.provider = name, f"schema/{group}", None, None
+        self.name, self.group, self.package, self.provider = name, group, package, None
 
     @property
     def node(self) -> DictConfig:
-        """The schema; the node that Hydra loads is a copy of this one, and has a schema of its own."""
-        return self._copy if self._copy is not None else OmegaConf.structured(self._settings())
+        """The content; the node that Hydra loads is a copy of this one, and has a content of its own."""
+        return self._copy if self._copy is not None else self._read()
 
     @node.setter
     def node(self, value: DictConfig) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.config import own_defaults
 from pipeline.config.build import RunConfig
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.redact import without_secrets
 from pipeline.core.specs import Cluster
 from pipeline.data import store
 from pipeline.data.manifest import Manifest, Pack
@@ -109,7 +111,11 @@ class Run:
         """What its provenance says besides the checkout. ``unix_time``: when the command began, seconds."""
         hosts = [host.label for host in self.config.cluster.hosts]
         return RunDetails(
-            overrides=self.config.overrides, hosts=hosts, data_digest=self.pack.digest, unix_time=unix_time
+            overrides=self.config.overrides,
+            hosts=hosts,
+            data_digest=self.pack.digest,
+            unix_time=unix_time,
+            defaults=without_secrets(own_defaults.merged(), self.config.secrets),
         )
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.cluster.agent.host.processors import hardware
 from pipeline.cluster.local_gpus import usable_gpus
-from pipeline.config import compose
+from pipeline.config import compose, own_defaults
 from pipeline.config.build import train_config
 from pipeline.config.cluster import HOSTS, build_cluster
 from pipeline.config.program_section import with_ranks
@@ -43,6 +43,7 @@ IGNORED = "program.ignore_metrics"
 WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
 """Settings that a reproduction may change. None counts in the key, except the topology of ranks."""
 FOLDER = ".reproduced"
+DEFAULTS = "defaults.yaml"
 _ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
 _MIRROR = "cluster.checkpoint_mirror"
 
@@ -82,6 +83,9 @@ def reproduce(
         stack.enter_context(_alone(work, say))
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
+        defaults = _defaults(recipe, overrides)
+        stack.enter_context(own_defaults.replaced(defaults))
+        write_json(work / DEFAULTS, defaults)
         shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
         source = _source(recipe, overrides, (root, project))
         _check_data(recipe, source, data_dir, say)
@@ -90,7 +94,8 @@ def reproduce(
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
-        code = (train or train_again)([*words, *where], secrets, project=project, database=work / "doit.db")
+        variables = {**secrets, own_defaults.VARIABLE: str((work / DEFAULTS).absolute())}
+        code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
     derived = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
@@ -137,7 +142,7 @@ def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: S
 
 def train_again(
     words: Sequence[str],
-    secrets: Mapping[str, str],
+    variables: Mapping[str, str],
     *,
     project: Path,
     database: Path,
@@ -155,7 +160,7 @@ def train_again(
         f"--db-file={database}",
         "train",
     ]  # --db-file first, because doit treats a bare a=b as a variable
-    environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
+    environment = {**git.environment(), **variables, "PYTHONPATH": str(project)}
     with Interruptible():
         return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment, meanwhile=meanwhile)
 
@@ -209,14 +214,31 @@ def _overrides(
 
 
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
-    """Return the run's overrides without those that set something in ``overridden``.
+    """Return the run's overrides without those that set something in ``overridden``, and before them what was secret
+    in the person's defaults.
 
     Masked secrets are replaced by references to environment variables of the same name.
     """
     anew = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
-    return [redact.restored(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+    hidden = [word for word in own_defaults.words(_told(recipe)) if redact.HIDDEN in word]
+    words = [*hidden, *recipe.provenance["overrides"]]
+    return [redact.restored(word, values) for word in words if not _is_of(word, anew)]
+
+
+def _told(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the defaults of the person who trained the run, as they were then."""
+    return recipe.provenance.get("defaults") or {}
+
+
+def _defaults(recipe: Recipe, given: Sequence[str]) -> dict[str, Any]:
+    """Return the same without the sections that this call chooses anew."""
+    anew = {"paths", "tracking", *(_name(word) for word in given)}
+    held = {name: section for name, section in _told(recipe).items() if name not in anew}
+    if "defaults" in held:
+        held["defaults"] = [entry for entry in held["defaults"] if not {*map(own_defaults.group, entry)} & anew]
+    return held
 
 
 def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:

@@ -219,8 +219,9 @@ class Provenance:
     """What provenance.json holds. Without git, ``git_commit`` is None and ``git_dirty`` too.
 
     ``git_prefix`` is the project's folder inside the repository ('' as a rule), ``lock_sha256`` that of
-    requirements.lock (None: there is none). ``environments`` maps each host to what its probe told; it is filled in
-    when the hosts have been asked.
+    requirements.lock (None: there is none). ``defaults`` are the person's own that the configuration was composed with
+    (conf/local.yaml and the file for all projects, as one). ``environments`` maps each host to what its probe told; it
+    is filled in when the hosts have been asked.
     """
 
     git_commit: str | None
@@ -236,6 +237,7 @@ class Provenance:
     data_digest: str
     lock_sha256: str | None
     unix_time: float
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -244,12 +246,14 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """What the provenance tells of one run besides its checkout. ``hosts`` are their labels."""
+    """What the provenance tells of one run besides its checkout. ``hosts`` are their labels, ``defaults`` the person's
+    own, without secrets."""
 
     overrides: Sequence[str]
     hosts: Sequence[str]
     data_digest: str
     unix_time: float
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 def collect(
@@ -285,6 +289,7 @@ def collect(
         data_digest=run.data_digest,
         lock_sha256=sha256_file(root / LOCK) if (root / LOCK).is_file() else None,
         unix_time=run.unix_time,
+        defaults=run.defaults,
     )
     return provenance, changes.patch
 
@@ -301,7 +306,14 @@ def _without_commit(root: Path) -> Changes:
 def of_another(origin: Provenance, run: RunDetails) -> Provenance:
     """The provenance of another run of the same command and code."""
     words, hosts = tuple(_without_secrets(run.overrides)), tuple(run.hosts)
-    return replace(origin, overrides=words, hosts=hosts, data_digest=run.data_digest, unix_time=run.unix_time)
+    return replace(
+        origin,
+        overrides=words,
+        hosts=hosts,
+        data_digest=run.data_digest,
+        unix_time=run.unix_time,
+        defaults=run.defaults,
+    )
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:

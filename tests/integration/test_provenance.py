@@ -153,6 +153,27 @@ def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(tra
     assert [item["field"] for item in answer["differences"]] == ["trainers/distributed/rank_state.py"]
 
 
+def test_a_run_is_made_again_with_the_persons_defaults_as_they_were(
+    trained: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_DEFAULTS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    local = trained.root / "conf" / "local.yaml"
+    checked_in = trained.git("status", "--porcelain")
+    local.write_text("defaults:\n  - tracking: none\ntrainer: {clip_norm: 0.5}\ncluster: {env: {A_TOKEN: s3cret}}\n")
+    assert trained.git("status", "--porcelain") == checked_in
+    words = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "seed=7")
+    key = trained.why(*words)["key"]
+    trained.doit("train", *words)
+    told = json.loads((trained.root / "runs" / key / "provenance.json").read_text())["defaults"]
+    choices, fields = [{"override /tracking": "none"}], {"clip_norm": 0.5}
+    assert told == {"defaults": choices, "trainer": fields, "cluster": {"env": {"A_TOKEN": "***"}}}
+    local.write_text("trainer: {clip_norm: 9}\n")
+    assert "to be told anew: cluster.env.A_TOKEN=***\n" in trained.doit("reproduce", key, code=1)
+    assert f"REPRODUCED {key}: " in trained.doit("reproduce", key, "cluster.env.A_TOKEN=s3cret")
+    local.unlink()
+
+
 def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(trained: Checkout) -> None:
     launches = trained.launches()
     a = trained.why(*A)["key"]

@@ -22,7 +22,7 @@ from tests.quick_composition import quickly
 from tests.quick_readings import shared_reading
 
 Printed = Callable[..., str]
-_COMPOSES = ("test_hydra_flags", "test_options", "test_origins")
+_COMPOSES = ("test_hydra_flags", "test_options", "test_origins", "test_own_defaults")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -321,7 +321,8 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
 ) -> None:
     shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
     monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
-    monkeypatch.setattr("pipeline.config.errors.explain.ROOT", tmp_path)
+    for module in ("explain", "files"):
+        monkeypatch.setattr(f"pipeline.config.errors.{module}.ROOT", tmp_path)
     path = tmp_path / "conf" / "optimizer" / "sgd.yaml"
     before = path.read_bytes()
     path.write_bytes(before + added)

@@ -17,6 +17,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.config import own_defaults
 from pipeline.config.errors import files
 from pipeline.config.errors.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.config.program_section import refuse_unseen_seed
@@ -123,7 +124,8 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
     if of_option:
         names = [item.name for item in dataclasses.fields(of_option[0])]
         return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
-    config = composed([])
+    with own_defaults.replaced({}):  # they may be the file
+        config = composed([])
     known = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
 
@@ -253,13 +255,11 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
 
 def _not_text(error: UnicodeDecodeError) -> UsageError:
     """The error doesn't say of which file it is."""
-    for path in (path for folder in conf_dirs(ROOT) for path in sorted(folder.rglob("*.yaml"))):
+    for path, _ in files.all_files():
         try:
             path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as reason:
             return UsageError(f"{_shown(str(path))} is not UTF-8 text (byte {reason.start})")
-        except OSError:  # a folder of that name
-            continue
     return UsageError(f"a configuration file is not UTF-8 text: {error}")
 
 

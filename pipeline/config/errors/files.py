@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from pipeline.config import own_defaults
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 
@@ -24,7 +25,8 @@ _TWICE = re.compile(r"Multiple values for (\S+)\. ")
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """A file of a conf/ folder. ``group`` is that of its option: ``experiment``, '' of config.yaml itself."""
+    """A file of a conf/ folder, or a person's own defaults. ``group`` is that of its option: ``experiment``, ''
+    where it is no option."""
 
     path: Path
     group: str
@@ -75,15 +77,33 @@ class ConfigFile:
 
 
 def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
-    """The file that Hydra's error names, then the one that the override at fault chooses."""
+    """The file that Hydra's error names, then the one that the override at fault chooses, then the person's own
+    defaults, as an error about an option doesn't say which file chooses it."""
+    own = own_defaults.files()
     names = [match[1] for match in [_IN_FILE.search(text)] if match]
     name, equals, option = culprit.lstrip("+").partition("=")
     for choice in dict.fromkeys([*names, *([f"{name.partition('@')[0]}/{option}"] if equals else [])]):
         paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
-        path = next((path for path in paths if path.is_file()), None)
+        path = own.pop(choice, None) or next((path for path in paths if path.is_file()), None)
         if path is not None:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            yield ConfigFile(path=path, group=choice.rpartition("/")[0], lines=lines)
+            group = "" if choice.startswith(own_defaults.GROUP) else choice.rpartition("/")[0]
+            yield _read(path, group)
+    for path in reversed(own.values()):
+        yield _read(path, "")
+
+
+def _read(path: Path, group: str) -> ConfigFile:
+    return ConfigFile(path=path, group=group, lines=path.read_text(encoding="utf-8", errors="replace").splitlines())
+
+
+def all_files() -> Iterator[tuple[Path, str]]:
+    """Every configuration file, and the group of its option."""
+    for folder in conf_dirs(ROOT):
+        for path in sorted(folder.rglob("*.yaml")):
+            if path.is_file():
+                yield path, path.relative_to(folder).parent.as_posix().strip(".")
+    if (user := own_defaults.files().get(f"{own_defaults.GROUP}/user")) is not None:
+        yield user, ""
 
 
 def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
@@ -161,14 +181,10 @@ def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
 
 def place_of_value(field: str, text: str) -> str:
     """``conf/experiment/x.yaml, line 3`` where a file sets the field to a value that holds ``text``; else ''."""
-    for folder in conf_dirs(ROOT):
-        for path in sorted(folder.rglob("*.yaml")):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-            if not any(text in line for line in lines):
-                continue
-            file = ConfigFile(path=path, group=path.relative_to(folder).parent.as_posix().strip("."), lines=lines)
-            if line := file.line_in(_INDEX.sub("", field), text):
-                return file.at(line)
+    for path, group in all_files():
+        file = _read(path, group)
+        if any(text in line for line in file.lines) and (line := file.line_in(_INDEX.sub("", field), text)):
+            return file.at(line)
     return ""
 
 

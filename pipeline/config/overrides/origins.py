@@ -1,4 +1,5 @@
-"""Where each value of a composed configuration comes from: a file of conf/, the command line, a schema's default."""
+"""Where each value of a composed configuration comes from: a file of conf/, a person's own defaults, the command line,
+a schema's default."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import compose
+from pipeline.config import compose, own_defaults
 from pipeline.config.groups import choice_of
 from pipeline.config.overrides.trials import overrides
 from pipeline.config.overrides.words import for_hydra
@@ -89,13 +90,12 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     origins: dict[tuple[str, ...], str] = {}
     for item in merged:
-        folder = _folder_of(f"{item.config_path}.yaml")
-        if folder is not None:  # else a schema, or Hydra's own
-            path, whose = folder / f"{item.config_path}.yaml", _called(folder)
+        path, called = _file_of(item.config_path)
+        if path is not None:  # else a schema, or Hydra's own
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
-                if keys[0] != "defaults":
-                    origins[(*package, *keys)] = f"{whose}/{item.config_path}.yaml"
+                if keys and keys[0] != "defaults":
+                    origins[(*package, *keys)] = called
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
         if not _is_group(override.key_or_group):
@@ -103,6 +103,16 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
             if isinstance(override.value(), Mapping):
                 origins |= dict.fromkeys(((*keys, *inner) for inner, _ in _leaves(override.value())), COMMAND_LINE)
     return origins
+
+
+def _file_of(config_path: str) -> tuple[Path | None, str]:
+    """The file behind what Hydra merges, and how it is named to a person."""
+    if (own := own_defaults.files().get(config_path)) is not None:
+        return own, own_defaults.called(own)
+    folder = _folder_of(f"{config_path}.yaml")
+    if folder is None:
+        return None, ""
+    return folder / f"{config_path}.yaml", f"{_called(folder)}/{config_path}.yaml"
 
 
 def _folder_of(name: str) -> Path | None:
