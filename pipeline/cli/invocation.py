@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -59,6 +59,34 @@ def is_on(options: Mapping[str, str], name: str) -> bool:
     if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise UsageError(f"{name}={value} must be 1 or 0")
     return value.lower() in ("1", "true", "yes")
+
+
+_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+
+
+def budget_s(options: Mapping[str, str]) -> float | None:
+    """The seconds of ``--budget 1h30m``; None where none is given. Raises UsageError: it is no duration."""
+    typed = options.get("budget")
+    if typed is None:
+        return None
+    if not _TIME.fullmatch(typed) or not (seconds := sum(_parts_s(typed))):
+        raise UsageError(f"--budget {typed} is no duration", hint="--budget 90s, 30m, 1h30m or 2d")
+    return seconds
+
+
+def _parts_s(typed: str) -> Iterator[float]:
+    return (float(number) * _TIMES[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
+
+
+def whole_number(options: Mapping[str, str], name: str) -> int | None:
+    """An option that takes a number from 1; None where it isn't given. Raises UsageError: it is none."""
+    typed = options.get(name)
+    if typed is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,8}", typed):
+        raise UsageError(f"--{name.replace('_', '-')} {typed} must be a whole number from 1")
+    return int(typed)
 
 
 def at_once() -> int:

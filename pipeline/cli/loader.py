@@ -102,7 +102,18 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             self._outlive()
             self._compose()
             signals.begin()
+            self._keep_budget()
         return tasks
+
+    def _keep_budget(self) -> None:
+        """End the command in order after --budget. With --detach it is the command without a terminal that keeps it."""
+        options = self._invocation.options
+        try:
+            seconds = invocation.budget_s(options)
+            if seconds is not None and not invocation.is_on(options, "detach"):
+                signals.limit(seconds, options["budget"])
+        except UsageError as error:
+            leave(error)
 
     def _outlive(self) -> None:
         """A run isn't ended by a reader of its output that has seen enough."""

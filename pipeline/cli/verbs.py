@@ -226,10 +226,13 @@ RECORDING: Mapping[str, Verb] = {
 }
 
 _DETACH = Option("1", "start it and return: it goes on without this terminal; doit status, wait, logs and stop find it")
+_BUDGET = Option("TIME", "end it in order after so long (90s, 30m, 1h30m), with a checkpoint; the same command goes on")
 _STEPS_AT_ONCE = Option("N", "so many independent steps at once", stands_for="-n")
 _FORCE = Option("1", "repeat a finished run, and compare the two", stands_for="-a")
 _SWEEP_FLAGS = {
     "detach": _DETACH,
+    "budget": _BUDGET,
+    "max_trials": Option("N", "start at most N trials; the same command goes on with the others"),
     "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
     "n": Option("N", "so many trials at once on the same hosts (sweep.slots=N)", stands_for="sweep.slots"),
     "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
@@ -334,6 +337,7 @@ _VERBS: Mapping[str, Verb] = {
         options={
             "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
             "detach": _DETACH,
+            "budget": _BUDGET,
             "dry_run": Option("1", "only show what would run, and why (doit plan)", stands_for="plan"),
             "force": _FORCE,
         },

@@ -85,7 +85,8 @@ class Sweep:
     """The parameters of a sweep. ``slots`` empty: the trials differ in their clusters, so they run one at a time.
 
     ``on_event`` receives, from any thread, the begin and end of trials and the events of running trials with their
-    numbers. With ``watched`` it receives every second of waiting instead of occasional lines.
+    numbers. With ``watched`` it receives every second of waiting instead of occasional lines. ``most``: so many trials
+    are started; None: all.
     """
 
     source: TrialSource
@@ -99,6 +100,7 @@ class Sweep:
     say: Say
     on_event: Callable[[TrialEvent], None] = nothing
     watched: bool = False
+    most: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,11 @@ class _Conductor:
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
         self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
-            sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled
+            sweep.source,
+            slots=max(1, len(sweep.slots)),
+            retries=sweep.retries,
+            settled=self._settled,
+            most=sweep.most,
         )
         self._noted: list[TrialEntry] = []
 

@@ -190,13 +190,22 @@ class Ended:
 class Schedule:
     """Assigns trials to slots: a slot takes the next trial as soon as it is free, without waiting for a batch.
 
-    ``settled`` returns the result of a trial that needs no start (finished before, failed permanently), or None.
+    Args:
+        settled: returns the result of a trial that needs no start (finished before, failed permanently), or None.
+        most: so many trials are started, however often each is retried; None: all.
     """
 
     def __init__(
-        self, source: TrialSource, *, slots: int, retries: int, settled: Callable[[Trial], Ended | None]
+        self,
+        source: TrialSource,
+        *,
+        slots: int,
+        retries: int,
+        settled: Callable[[Trial], Ended | None],
+        most: int | None = None,
     ) -> None:
         self._source, self._retries, self._settled = source, retries, settled
+        self._left = most  # None: any number
         self._free = deque(range(slots))
         self._slots = slots
         self._again: deque[tuple[Trial, int]] = deque()
@@ -218,6 +227,8 @@ class Schedule:
             if known is not None:
                 self._tell(known)
                 continue
+            if self._left is not None and tried == 0:
+                self._left -= 1
             start = Start(trial=trial, slot=self._free.popleft(), tried=tried)
             self._running[trial.number] = start
             return start
@@ -226,7 +237,7 @@ class Schedule:
     def _take(self) -> tuple[Trial | None, int]:
         if self._again:
             return self._again.popleft()
-        trial = None if self._exhausted else self._source.next_trial()
+        trial = None if self._exhausted or self._left == 0 else self._source.next_trial()
         self._exhausted = self._exhausted or trial is None
         return trial, 0
 

@@ -13,7 +13,7 @@ from pipeline.cli import answers
 from pipeline.cli.commands import progress
 from pipeline.cli.commands.train import refuse_unfit, start_detached
 from pipeline.cli.commands.trials import result_of
-from pipeline.cli.invocation import at_once, is_on
+from pipeline.cli.invocation import at_once, is_on, whole_number
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.local_gpus import usable_gpus
@@ -23,7 +23,7 @@ from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import State
-from pipeline.core.tables import aligned
+from pipeline.core.tables import aligned, counted
 from pipeline.data import store
 from pipeline.execution.complete import bring_weights
 from pipeline.live.sweep_state import SweepState
@@ -54,15 +54,16 @@ def sweep() -> None:
     elif is_on(current.invocation.options, "detach"):
         start_detached(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
+    most = whole_number(current.invocation.options, "max_trials")
     if current.searches:
-        search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run)
+        search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run, most=most)
     elif dry_run:
         show_trials(current.space, fork=fork, retry_failed=retry_failed)
     else:
         for make in (make_steps, fetch_all):  # of what they have made, the trials' keys are known only then
             if make(current.space):
                 current.forget_pack()
-        run(current.space, current.invocation.overrides, fork=fork, retry_failed=retry_failed)
+        run(current.space, current.invocation.overrides, fork=fork, retry_failed=retry_failed, most=most)
 
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
@@ -100,8 +101,10 @@ def fetch_all(space: Space) -> bool:
     return any(trial.run is None for trial in space.trials)
 
 
-def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False) -> None:
-    """Run the trials of a space whose data is in place.
+def run(
+    space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False, most: int | None = None
+) -> None:
+    """Run the trials of a space whose data is in place. ``most``: start so many of them; None: all.
 
     Raises:
         PacelineError: trials have failed; the text names each with its first error line.
@@ -115,7 +118,8 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     with alone(folder):
         space = in_order(space, folder.about())
         folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
-        ended = run_trials(space, Grid(space.trials), folder, _headline(space, folder), retry_failed=retry_failed)
+        headline = _headline(space, folder)
+        ended = run_trials(space, Grid(space.trials), folder, headline, retry_failed=retry_failed, most=most)
     results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
     say(f"\n{tables.text(results, len(results), width=width())}")
     conclude(folder, results, ended)
@@ -151,10 +155,16 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     except OSError as error:
         raise _cannot_keep(folder, error) from error
     except Killed as error:
-        text = f"KILLED sweep {folder.name}: {error}"
+        text = f"KILLED sweep {folder.name}: {error}{_so_far(folder)}"
         raise Killed(text, hint="the same command again; it goes on where this one was") from error
     finally:
         lock.release()
+
+
+def _so_far(folder: SweepFolder) -> str:
+    about = folder.about()
+    done = sum(entry.state is State.FINISHED for entry in folders.latest(folder.entries()[0]).values())
+    return f"; {done} of {about.total} trials are finished (doit report {folder.name})" if about.has_begun else ""
 
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
@@ -163,7 +173,13 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 
 
 def run_trials(
-    what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, *, retry_failed: bool
+    what: Space | SearchPlan,
+    source: TrialSource,
+    folder: SweepFolder,
+    headline: str,
+    *,
+    retry_failed: bool,
+    most: int | None = None,
 ) -> list[Ended]:
     """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
     if any(slot.spares for slot in what.slots):
@@ -188,6 +204,7 @@ def run_trials(
                 say=screen.say,
                 on_event=progress.sweep_subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
                 watched=screen.is_live,
+                most=most,
             )
         )
         notices.ended(*_summary(ended))
@@ -225,12 +242,14 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.before for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
+    about = folder.begun()
+    if left := about.total - len({entry.number for entry in folder.entries()[0] if entry.state in _ENDS}):
+        say(f"  left     {counted(left, 'trial')} of {about.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
     error = _of_failed(results)
     if answers.wanted():
-        about = folder.begun()
         table = tables.as_json(results, about.total, about.by, about.goals)
-        answers.answer({"sweep": folder.name, **table}, error=error)
+        answers.answer({"sweep": folder.name, "left": left, **table}, error=error)
     if error is not None:
         raise error
 
@@ -287,8 +306,8 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
 
 
 # ------------------------------------------------------------------------------------------- a search
-def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -> None:
-    """Train the trials that the search chooses, until the fixed total is reached.
+def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool, most: int | None) -> None:
+    """Train the trials that the search chooses, until the fixed total is reached, or ``most`` were started.
 
     Raises:
         PacelineError: trials have failed; the text names each with its first error line.
@@ -303,10 +322,11 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
     bring_weights(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()
     with compose.hydra_ready():
-        _run_search(current.search_plan, current.invocation.overrides, fork=fork, retry_failed=retry_failed)
+        words = current.invocation.overrides
+        _run_search(current.search_plan, words, fork=fork, retry_failed=retry_failed, most=most)
 
 
-def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool) -> None:
+def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool, most: int | None) -> None:
     from pipeline.sweep.search import open_search  # optuna (0.3 s), which a grid does without
 
     folder = _search_folder(plan, fork)
@@ -320,7 +340,7 @@ def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_fai
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
         source = Searching(study, plan, record.add, note)
-        ended = run_trials(plan, source, folder, headline, retry_failed=retry_failed)
+        ended = run_trials(plan, source, folder, headline, retry_failed=retry_failed, most=most)
         _conclude_search(plan, study, folder, ended)
 
 

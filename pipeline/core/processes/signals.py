@@ -1,4 +1,5 @@
-"""Turn Ctrl-C, SIGTERM and SIGHUP into one exception in the main thread, which clean-up can defer."""
+"""Turn Ctrl-C, SIGTERM, SIGHUP and the end of ``--budget`` into one exception in the main thread, which clean-up can
+defer."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from typing import Any
 
 from pipeline.core.errors import Killed, PacelineError
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 CTRL_C = "stopped by Ctrl-C; the same command continues"
 
 _came = False
 _first = 0
+_budget = ""
 
 
 def leave_on_ctrl_c() -> None:
@@ -40,6 +42,18 @@ def begin() -> None:
 def came() -> bool:
     """Return True if Ctrl-C came; otherwise user code raised the KeyboardInterrupt."""
     return _came
+
+
+def limit(seconds: float, budget: str) -> None:
+    """Let this command end in order once ``seconds`` have passed, as after SIGTERM: SIGALRM comes then.
+
+    Args:
+        budget: what was typed, for the message.
+    """
+    global _budget
+    _budget = budget
+    signal.signal(signal.SIGALRM, _raise_killed)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def first() -> int:
@@ -68,6 +82,17 @@ def _raise(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _raise_killed(number: int, frame: FrameType | None) -> None:
+    """Outside of a block that ends a run."""
+    global _first
+    _first = _first or number
+    raise Killed(f"stopped by {_said(signal.SIGALRM)}", hint="the same command goes on")
+
+
+def _said(number: signal.Signals) -> str:
+    return f"--budget {_budget}" if number == signal.SIGALRM else number.name
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal on its way up the stack. Not an Exception, so that no handler treats it as a failure."""
 
@@ -80,7 +105,7 @@ class Stop:
         self.by = ""
 
     def tell(self, by: str) -> None:
-        """Request the end; ``by`` names its origin, such as SIGINT."""
+        """Request the end; ``by`` names its origin, such as SIGINT or ``--budget 30m``."""
         self.by = self.by or by
         self._requested.set()
 
@@ -134,7 +159,7 @@ class Interruptible:
             return error
         if self._first is None and not self._stopped:
             return None
-        by = self._first.name if self._first is not None else self._stop.by if self._stop is not None else ""
+        by = self.caught or (self._stop.by if self._stop is not None else "")
         what = f"stopped by {by}{self.left or '; no process of the run is left'}"
         if isinstance(error, PacelineError):
             what += f", after this: {error.what}"
@@ -160,8 +185,8 @@ class Interruptible:
 
     @property
     def caught(self) -> str:
-        """The name of the received signal; '' if none."""
-        return self._first.name if self._first is not None else ""
+        """The name of the received signal, or ``--budget 30m``; '' if none came."""
+        return _said(self._first) if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         global _first

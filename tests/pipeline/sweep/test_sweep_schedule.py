@@ -116,3 +116,17 @@ def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> N
     plan.finished(third, GOOD)
     assert plan.next() is None
     assert plan.done
+
+
+def test_only_so_many_trials_are_started_whether_or_not_they_are_tried_again_and_the_finished_ones_count_for_none() -> (
+    None
+):
+    known = Ended(trial=trials(1)[0], outcome=GOOD, before=True)
+    plan = Schedule(
+        Grid(trials(5)), slots=1, retries=1, settled=lambda trial: known if trial.number == 0 else None, most=2
+    )
+    begun: list[tuple[int, int]] = []
+    while (start := plan.next()) is not None:
+        begun.append((start.trial.number, start.tried))
+        plan.finished(start, BAD, "memory")
+    assert (begun, plan.done) == ([(1, 0), (1, 1), (2, 0), (2, 1)], True)
