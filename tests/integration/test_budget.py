@@ -45,7 +45,7 @@ def test_so_many_trials_are_started_and_the_same_command_goes_on_with_the_others
     second = project.doit("sweep", *words, "--max-trials", "2", "--json", apart=True)
     data = json.loads(second.stdout[second.stdout.index("\n{\n") :])["data"]
     assert (data["left"], [trial["state"] for trial in data["trials"]]) == (0, ["FINISHED"] * 3)
-    search = (*WORDS, "trainer.max_steps=2", "optimizer.lr='interval(0.01,0.1)'", "search=random", "search.n_trials=3")
+    search = (*WORDS, "trainer.max_steps=2", "optimizer.lr=interval(0.01,0.1)", "search=random", "search.n_trials=3")
     assert "\n  left     2 trials of 3; " in project.doit("sweep", *search, "max_trials=1").stdout
     assert "\n  left " not in project.doit("sweep", *search).stdout
 
