@@ -264,6 +264,16 @@ _VERBS: Mapping[str, Verb] = {
         ),
         shares_batch=False,
     ),
+    "queue": Verb(
+        module="queue",
+        answers=True,
+        summary="who computes on the cluster's hosts, and which runs wait for them",
+        details="Runs of all users are listed by their claims, processes on GPUs too. Of runs that wait "
+        "(cluster.when_busy=wait) those of this project are known: docs/sharing-hosts.md.",
+        examples=("queue cluster=two_node", "queue cluster=ours --json"),
+        shares_batch=False,
+        shows_groups=False,
+    ),
     "plan": Verb(
         module="explain",
         answers=True,

@@ -31,6 +31,7 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import journal
+from pipeline.runs.waits import Waiting
 from trainers.contract import run_folder
 
 
@@ -269,6 +270,13 @@ class _Wait:
     def until_free(self) -> None:
         """Raises HostError: a host could not be asked at first, or since ``lease_s``, for as long as a run goes on
         without its command."""
+        told = Waiting(self._spec.run_dir)
+        try:
+            self._until_free(told)
+        finally:
+            told.is_over()
+
+    def _until_free(self, told: Waiting) -> None:
         answered = None
         while True:
             try:
@@ -281,6 +289,7 @@ class _Wait:
                 if not busy:
                     return
                 answered = time.monotonic()
+                told.for_host(busy[0].host, busy[0].who)
                 self._say(f"waiting for {busy[0].host}: {busy[0].who}")
             self.pause(ASK_AGAIN_S)
             self._hosts.forget()

@@ -24,7 +24,15 @@ from tests.pipeline.test_plan import cluster
 
 WRONG: tuple[Any, ...] = (None, True, "x", -1, 1.5, 10**40, float("nan"), [], [None], {}, {"a": None}, [["x"]])
 LEFT = {"name": "k-1-a/node0", "idle_s": 1.5, "holds_outputs": True, "bytes": 10}
-CLAIM = {"attempts": "a-", "resources": ["gpu:0"], "words": "alice's run", "group": ""}
+CLAIM = {
+    "attempts": "a-",
+    "resources": ["gpu:0"],
+    "words": "alice's run",
+    "group": "",
+    "user": "alice",
+    "what": "run",
+    "since": 1.5,
+}
 PORT = {
     **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid", "netdev"), "x"),
     "port": 1,

@@ -35,7 +35,11 @@ class _Either:
 
 
 _TEXTS, _LIMIT = {"*": _TEXT}, _Maybe(_WHOLE)
-_CLAIM = {"attempts": _TEXT, "resources": [_TEXT], "words": _TEXT, "group": _TEXT}
+_CLAIM = {
+    **dict.fromkeys(("attempts", "words", "group", "user", "what"), _TEXT),
+    "resources": [_TEXT],
+    "since": _NUMBER,
+}
 _LINK = {"state": _TEXT, "mtu": _LIMIT, "speed_mbit": _LIMIT}
 _INFINIBAND = {
     **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid"), _TEXT),
