@@ -66,8 +66,16 @@ def _print(data: Any, error: Mapping[str, str | None] | None) -> None:
         return
     verb = next((word for word in sys.argv[1:] if word in VERBS), "doit")
     _answered.append(verb)
-    envelope = {"schema": f"paceline.{verb}/1", "ok": error is None, "data": data, "error": error}
-    print(json.dumps(_finite(envelope), indent=2, ensure_ascii=False), flush=True)
+    print(json.dumps(_finite(_envelope(verb, data, error)), indent=2, ensure_ascii=False), flush=True)
+
+
+def of_error(verb: str, error: PacelineError) -> dict[str, Any]:
+    """Return the answer of a verb that ``error`` ends."""
+    return _envelope(verb, None, _described(error))
+
+
+def _envelope(verb: str, data: Any, error: Mapping[str, str | None] | None) -> dict[str, Any]:
+    return {"schema": f"paceline.{verb}/1", "ok": error is None, "data": data, "error": error}
 
 
 def finish() -> None:

@@ -210,6 +210,15 @@ RECORDING: Mapping[str, Verb] = {
         ),
         shows_groups=False,
     ),
+    "mcp": Verb(
+        module="mcp",
+        answers=True,
+        summary="serve runs, show, compare, train and triage to an agent (MCP, over stdin and stdout)",
+        details="Needs the extra mcp. Each tool answers with the JSON of its verb: docs/agents.md.",
+        examples=("mcp",),
+        composes=False,
+        shows_groups=False,
+    ),
     "server": Verb(
         module="records",
         summary="run a tracking server for a team, until Ctrl-C",
@@ -624,7 +633,7 @@ _VERBS: Mapping[str, Verb] = {
     ),
 }
 
-_WITHOUT_JSON = ("torchrun", "ui", "server")  # what follows is a script's; they serve until they are stopped
+_WITHOUT_JSON = ("torchrun", "ui", "server", "mcp")  # what follows is a script's; they serve until they are stopped
 VERBS: Mapping[str, Verb] = {
     name: verb if name in _WITHOUT_JSON else verb._replace(options={**verb.options, "json": JSON})
     for name, verb in _VERBS.items()
