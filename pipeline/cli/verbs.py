@@ -213,8 +213,9 @@ RECORDING: Mapping[str, Verb] = {
     "mcp": Verb(
         module="mcp",
         answers=True,
-        summary="serve runs, show, compare, train and triage to an agent (MCP, over stdin and stdout)",
-        details="Needs the extra mcp. Each tool answers with the JSON of its verb: docs/agents.md.",
+        summary="serve runs and trainings to an agent (MCP)",
+        details="Needs the extra mcp. Its tools runs, show, compare, train and triage answer over stdin and stdout "
+        "with the JSON of their verbs: docs/agents.md.",
         examples=("mcp",),
         composes=False,
         shows_groups=False,
