@@ -31,6 +31,7 @@ from trainers.contract import run_folder
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
+_SOONER = (1.0, 0.7, 0.4)  # of that moment, where the repetition had ended before it
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
 )  # a date, a time of day, unix time
@@ -114,9 +115,16 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     Raises:
         PacelineError: the run can't be repeated, or failed otherwise than by a kill.
     """
-    killing = _Killing(work / "runs", moments(folder, kills, seed), say)
-    verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
-    again = next(RunFolder(path.parent) for path in (work / "runs").glob("*/result.json"))
+    runs_dir = work / "runs"
+    for sooner in _SOONER:
+        timed = _made(runs_dir) or folder  # the newest repetition shows best how long one takes now
+        after_s = [at * sooner for at in moments(timed, kills, seed)]
+        killing = _Killing(runs_dir, after_s, say)
+        verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
+        if killing.kills or not kills:
+            break
+        say("it had ended before it was to be killed; once more, killed sooner")
+    again = _made(runs_dir) or folder
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
     starts = _first_steps(again.path)
@@ -135,6 +143,10 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     restores_random = _restores_random(again.code)
     found = culprit(evidence, files_alone=files_alone, is_dense=is_dense, restores_random=restores_random)
     return dataclasses.replace(evidence, culprit=found)
+
+
+def _made(runs_dir: Path) -> RunFolder | None:
+    return next((RunFolder(path.parent) for path in runs_dir.glob(f"*/{run_folder.RESULT}")), None)
 
 
 def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_random: bool) -> Culprit:
@@ -171,7 +183,7 @@ def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
     rows = [row.time_s for row in _rows(folder.path) if row.time_s >= begun]
-    start_s = max(0.0, min(rows, default=begun) - begun)
+    start_s = min(max(0.0, min(rows, default=begun) - begun), (ended - begun) / 2)  # rows may come late
     chance = random.Random(seed)
     at = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
     trained_s = max(0.0, ended - begun - start_s)
@@ -336,8 +348,9 @@ def text(proof: Proof) -> str:
     if proof.started_over or not saved:
         why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
         lines.append(f"  resume   it starts over: {why}")
-    elif proof.resumed_at:
-        lines.append(f"  resume   at step {', '.join(map(str, proof.resumed_at))}, from {saved[-1]}")
+    else:
+        at = f"at step {', '.join(map(str, proof.resumed_at))}, " if proof.resumed_at else ""
+        lines.append(f"  resume   {at}from {saved[-1]}")
     if proof.offer:
         lines.append(f"  try      {proof.offer}")
     if proof.differs_at is not None:
