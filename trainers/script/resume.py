@@ -5,11 +5,13 @@ Standard library only and pure but for reading: the controller looks at its run 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256", ".py")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
@@ -22,6 +24,8 @@ _LAST = re.compile(r"(?i)(^|[-_.])(last|latest)([-_.]|$)")
 _BEST = re.compile(r"(?i)(^|[-_.])best([-_.]|$)")
 _PARTS = re.compile(r"(?i)(optim|scheduler|random_states|rng_state|trainer_state|training_state)")
 _OF_TRANSFORMERS = re.compile(r"(model|pytorch_model|adapter_model)\b.*\.(safetensors|bin)")
+_RANDOM_STATE = re.compile(r"rng_state(_\d+)?\.pth")  # each rank's; that of one may be there before any weights
+_LONGEST_HEADER = 100 << 20  # bytes, by safetensors' own limit
 _POINTERS = ("latest", "latest_checkpointed_iteration.txt")
 _KINDS = ("numbered", "distributed", "lightning", "timm", "last", "other")
 """Layouts in the order in which they are asked for; the first one of which a folder has a whole checkpoint counts."""
@@ -162,20 +166,35 @@ def _folder_whole_since(path: Path) -> int:
     inside = [*path.iterdir()]
     names = {item.name for item in inside}
     has_shards = any(name.endswith(".distcp") for name in names)
-    if (has_shards and ".metadata" not in names) or (
-        "training_args.bin" in names and "trainer_state.json" not in names
-    ):
+    of_trainer = any(name == "training_args.bin" or _RANDOM_STATE.fullmatch(name) for name in names)
+    if (has_shards and ".metadata" not in names) or (of_trainer and "trainer_state.json" not in names):
         return _TORN
     times = [whole_since(item) for item in inside]
     return _TORN if _TORN in times else max(times, default=0)
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether it is a zip (torch.save writes one) that breaks off."""
+    """Whether it is a zip (torch.save writes one) or a file of safetensors that breaks off."""
     with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if not is_zip:
+        head = file.read(8)
+        if path.suffix == ".safetensors":
+            return _breaks_off(file, int.from_bytes(head, "little"), path.stat().st_size)
+    if not head.startswith(b"PK\x03\x04"):
         return False
     import zipfile  # most runs begin without a checkpoint
 
     return not zipfile.is_zipfile(path)
+
+
+def _breaks_off(file: IO[bytes], header_bytes: int, size_bytes: int) -> bool:
+    """Whether a file of safetensors is shorter than its header says; ``file`` stands behind the header's length."""
+    if header_bytes > _LONGEST_HEADER:  # another format of that name
+        return False
+    if 8 + header_bytes > size_bytes:
+        return size_bytes >= 8
+    try:
+        header = json.loads(file.read(header_bytes))
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        return bool(8 + header_bytes + max(ends, default=0) > size_bytes)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):  # another format of that name
+        return False

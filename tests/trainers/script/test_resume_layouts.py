@@ -32,6 +32,7 @@ def laid(folder: Path, *paths: str) -> Path:
             ["c-2/checkpoint-8/a.bin", "c-2/checkpoint-8/trainer_state.json", "c-2/checkpoint-16/training_args.bin"],
             "c-2/checkpoint-8",
         ),
+        (["checkpoint-8/config.json", "checkpoint-8/rng_state_1.pth"], None),  # rank 1 was first
         # accelerate's save_state, named by itself or by the script
         (
             ["checkpoints/checkpoint_0/model.safetensors", "checkpoints/checkpoint_1/model.safetensors"],
@@ -72,6 +73,15 @@ def laid(folder: Path, *paths: str) -> Path:
 def test_each_layout_gives_what_its_library_reads(tmp_path: Path, paths: list[str], chosen: str | None) -> None:
     found = newest_checkpoint(laid(tmp_path, *paths))
     assert found == (None if chosen is None else tmp_path / chosen)
+
+
+def test_a_file_of_safetensors_that_breaks_off_is_passed_over(tmp_path: Path) -> None:
+    header = b'{"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}'
+    whole = len(header).to_bytes(8, "little") + header + b"abcd"
+    for name, content in (("step-1", whole), ("step-2", whole[:-1]), ("step-3", whole[:20])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(content)
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-1"
 
 
 def test_of_two_names_of_one_file_the_last_one_is_taken(tmp_path: Path) -> None:
