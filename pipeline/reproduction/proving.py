@@ -30,7 +30,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
 FOLDER_SUFFIX = "-killed"
-_EARLIEST, _LATEST = 0.1, 0.95  # of the time that the run trained
+_EARLIEST, _LATEST = 0.1, 0.95  # of the time from the first to the last row of metrics
 _SOONER = (1.0, 0.7, 0.4)  # of that moment, where the repetition had ended before it
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
@@ -183,11 +183,10 @@ def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
     rows = [row.time_s for row in _rows(folder.path) if row.time_s >= begun]
-    start_s = min(max(0.0, min(rows, default=begun) - begun), (ended - begun) / 2)  # rows may come late
+    first, last = (min(rows), max(rows)) if len(rows) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
     at = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
-    trained_s = max(0.0, ended - begun - start_s)
-    return [start_s + (now - before) * trained_s for before, now in zip([0.0, *at], at, strict=False)]
+    return [first - begun + (now - before) * (last - first) for before, now in zip([0.0, *at], at, strict=False)]
 
 
 class _Killing:
@@ -236,9 +235,9 @@ def _train(
     while True:
         before = len(killing.kills)
         code = train_again(words, secrets, project=project, database=database, meanwhile=killing.meanwhile)
-        killing.look_again()
         if code == 0 or len(killing.kills) == before:
             return code
+        killing.look_again()
 
 
 def _kill(run_dir: Path, after_s: float) -> Kill:
