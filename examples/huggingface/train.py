@@ -50,6 +50,7 @@ trainer = Trainer(
     callbacks=[PacelineCallback()],
 )
 trainer.train(resume_from_checkpoint=options.resume)
+trainer.evaluate()  # also where the last step's checkpoint leaves nothing to train
 if trainer.is_world_process_zero():
     model.save_pretrained(paceline.run_dir() / "model")
 trainer.accelerator.end_training()  # ranks part from each other in order, as torch asks for

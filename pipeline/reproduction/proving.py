@@ -61,6 +61,10 @@ class Culprit(Enum):
         "order of data differs after the resume",
         "go on inside the epoch: skip the batches that were seen, and draw the order from seed and epoch",
     )
+    NOT_LOGGED = (
+        "metrics of the last step are missing: it went on behind them, and had nothing left to train",
+        "evaluate and log once more at the end of the script, whatever was trained before",
+    )
     TIME_OR_PATH = (
         "a time or a path in the output: metrics and tensors are equal",
         "leave times and absolute paths out of results",
@@ -87,8 +91,9 @@ class Proof:
     """What came of it: ``culprit`` is None where the results are equal.
 
     ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
-    differ; ``started_over``: the last attempt began at the run's first step; ``offer``: the override that would give
-    the script its checkpoint.
+    differ; ``started_over``: the last attempt began at the run's first step; ``lacks_last``: nothing
+    differs but that metrics of the last step are missing; ``offer``: the override that would give the script its
+    checkpoint.
     """
 
     verdict: Verdict
@@ -96,6 +101,7 @@ class Proof:
     resumed_at: tuple[int, ...] = ()
     differs_at: int | None = None
     started_over: bool = False
+    lacks_last: bool = False
     offer: str = ""
     culprit: Culprit | None = None
 
@@ -133,6 +139,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         kills=tuple(killing.kills),
         resumed_at=tuple(step for step in starts[1:] if step is not None),
         differs_at=_first_difference(before, after),
+        lacks_last=_lacks_last(before, after),
         offer=_offer(again.path),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
@@ -164,6 +171,8 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_rand
         return Culprit.TIME_OR_PATH
     if not evidence.kills:
         return Culprit.CHANCE
+    if evidence.lacks_last:
+        return Culprit.NOT_LOGGED
     if not saved:
         return Culprit.NO_CHECKPOINT
     if evidence.started_over:
@@ -289,6 +298,14 @@ def _first_difference(
     before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]
 ) -> int | None:
     return next((step for step in sorted({*before, *after}) if repr(before.get(step)) != repr(after.get(step))), None)
+
+
+def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether ``other`` has all of ``one`` but for metrics of the last step."""
+    if not one or not other or [*one] != [*other]:
+        return False
+    *before, last = one
+    return all(one[step] == other[step] for step in before) and other[last].items() < one[last].items()
 
 
 def _first_steps(run_dir: Path) -> list[int | None]:

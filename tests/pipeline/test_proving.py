@@ -60,6 +60,13 @@ def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
     assert found is Culprit.RANDOM
 
 
+def test_a_resume_behind_the_last_evaluation_is_told_apart() -> None:
+    before = {24: {"loss": 2.0}, 48: {"loss": 1.0, "accuracy": 0.9}}
+    assert proving._lacks_last(before, {24: {"loss": 2.0}, 48: {"loss": 1.0}})
+    assert not proving._lacks_last(before, {24: {"loss": 2.1}, 48: {"loss": 1.0}})
+    assert not proving._lacks_last(before, before)
+
+
 def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide() -> None:
     found = proving.culprit(proof(saved()), files_alone=False, is_dense=False, restores_random=True)
     assert found is Culprit.OPTIMIZER

@@ -135,7 +135,7 @@ class MetricsFile:
             moved = rows
         else:
             rows = rows[_last_pass(rows, names) :]
-            moved = [(at, line) for at, line in rows if at >= row.step]
+            moved = [(at, line) for at, line in rows if at > row.step or (at == row.step and _metrics(line) & names)]
         self._move(moved)
         self._earlier = [*(Counter(rows) - Counter(moved)).elements()]
         self._logged |= set() if row.of_end else names

@@ -189,7 +189,7 @@ def test_a_metric_whose_rows_come_later_than_another_s_is_replaced_from_its_own_
     of_loss = [row["metrics"]["loss"] for row in rows if "loss" in row["metrics"]]
     assert of_loss == [10, 11, 12, 13, 20, 1.5, 2.5, 3.5]
     assert [row["metrics"]["val"] for row in rows if "val" in row["metrics"]] == [1, 3.5]
-    assert _losses(tmp_path / "attempts/2/before/metrics.jsonl") == [22, 21]
+    assert _losses(tmp_path / "attempts/2/before/metrics.jsonl") == [21, 22]
     assert (second.step, second.last["loss"]) == (3, 3.5)
 
 
