@@ -65,6 +65,10 @@ class Culprit(Enum):
         "metrics of the last step are missing: it went on behind them, and had nothing left to train",
         "evaluate and log once more at the end of the script, whatever was trained before",
     )
+    SINCE_RESUME = (
+        "a metric of the whole training counts from the resume on: nothing else differs",
+        "keep its sum in the checkpoint; program.ignore_metrics=[NAME] leaves it out",
+    )
     TIME_OR_PATH = (
         "a time or a path in the output: metrics and tensors are equal",
         "leave times and absolute paths out of results",
@@ -92,7 +96,8 @@ class Proof:
 
     ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
     differ; ``started_over``: the last attempt began at the run's first step; ``lacks_last``: nothing
-    differs but that metrics of the last step are missing; ``offer``: the override that would give the script its
+    differs but that metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged
+    once; ``offer``: the override that would give the script its
     checkpoint.
     """
 
@@ -102,6 +107,7 @@ class Proof:
     differs_at: int | None = None
     started_over: bool = False
     lacks_last: bool = False
+    only_totals: bool = False
     offer: str = ""
     culprit: Culprit | None = None
 
@@ -140,6 +146,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         resumed_at=tuple(step for step in starts[1:] if step is not None),
         differs_at=_first_difference(before, after),
         lacks_last=_lacks_last(before, after),
+        only_totals=_only_totals(before, verdict),
         offer=_offer(again.path),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
@@ -173,6 +180,8 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_rand
         return Culprit.CHANCE
     if evidence.lacks_last:
         return Culprit.NOT_LOGGED
+    if evidence.only_totals:
+        return Culprit.SINCE_RESUME
     if not saved:
         return Culprit.NO_CHECKPOINT
     if evidence.started_over:
@@ -306,6 +315,14 @@ def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapp
         return False
     *before, last = one
     return all(one[step] == other[step] for step in before) and other[last].items() < one[last].items()
+
+
+def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> bool:
+    """Whether all that differs are metrics that were logged once, at the last step."""
+    if not steps or not verdict.outcome:
+        return False
+    *before, last = steps.values()
+    return all(item.field in last and not any(item.field in metrics for metrics in before) for item in verdict.outcome)
 
 
 def _first_steps(run_dir: Path) -> list[int | None]:

@@ -6,11 +6,13 @@ import json
 import pickle
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.specs import State
+from pipeline.keys.content_key import Difference
 from pipeline.reproduction import proving, saved_state
 from pipeline.reproduction.compare import Verdict
 from pipeline.reproduction.proving import Culprit, Kill, Proof
@@ -65,6 +67,13 @@ def test_a_resume_behind_the_last_evaluation_is_told_apart() -> None:
     assert proving._lacks_last(before, {24: {"loss": 2.0}, 48: {"loss": 1.0}})
     assert not proving._lacks_last(before, {24: {"loss": 2.1}, 48: {"loss": 1.0}})
     assert not proving._lacks_last(before, before)
+
+
+def test_a_metric_of_the_whole_training_is_told_from_one_of_each_step() -> None:
+    before = {24: {"loss": 2.0}, 48: {"loss": 1.0, "train_loss": 1.5}}
+    for name, is_total in (("train_loss", True), ("loss", False), ("outputs/model.pt", False)):
+        verdict = replace(VERDICT, outcome=(Difference(part="config", field=name, old=1.5, new=0.0),))
+        assert proving._only_totals(before, verdict) is is_total
 
 
 def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide() -> None:
