@@ -386,7 +386,7 @@ def text(proof: Proof) -> str:
         lines.append(f"  resume   {at}from {saved[-1]}")
     if proof.offer:
         lines.append(f"  try      {proof.offer}")
-    if proof.differs_at is not None:
+    if proof.differs_at is not None and proof.culprit is not None:
         lines.append(f"  differs  from step {proof.differs_at} on")
     if proof.culprit is not None:
         finding, mend = proof.culprit.value
