@@ -41,7 +41,7 @@ _GIVEN = (
 )  # fmt: skip
 READ = "read.json"
 """File in a pack that records what a user-defined function read in addition, in the format of ``Seen.record``."""
-_FINGERPRINTS = ".fingerprints.json"
+FINGERPRINTS = ".fingerprints.json"
 
 
 class Inputs(NamedTuple):
@@ -168,7 +168,7 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
 
     The cache lies in ``data_dir`` and may be lost without harm; of two concurrent writers the last one wins.
     """
-    cache = _read_cache(data_dir / _FINGERPRINTS)
+    cache = _read_cache(data_dir / FINGERPRINTS)
     fresh: dict[str, list[int | str]] = {}
     by_path = {}
     for path in paths:
@@ -180,7 +180,7 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
             fresh[str(path)] = [*by_path[path][0], by_path[path][1]]
     if fresh and data_dir.is_dir():
         with suppress(OSError):  # a read-only data folder can still be read from
-            write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
+            write_json(data_dir / FINGERPRINTS, {**cache, **fresh})
     return by_path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,14 @@ from typing import NamedTuple
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import canonical_json, sha256_text, temporary_prefix, write_json
 from pipeline.data.manifest import MANIFEST
-from pipeline.data.request import fingerprints
+from pipeline.data.request import FINGERPRINTS, fingerprints
 from pipeline.keys.script_files import DataPath
 
 CONTENT = "content"
 """The name of the folder in a pack, or of the folder that contains the single file."""
+
+
+_PACK = re.compile(r".+-[0-9a-f]{12}")
 
 
 class Tree(NamedTuple):
@@ -86,7 +90,7 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
     """Describe one file or folder, under the name ``top`` in the pack."""
     source = one.path
     try:
-        names, empty = _below(one)
+        names, empty = _below(one, data_dir.resolve())
         prints = fingerprints(names, data_dir)
     except OSError as error:
         raise DataError(f"{one.field}={source} can't be read: {os_reason(error)}", hint=_hint(one)) from error
@@ -118,8 +122,9 @@ def sources(data_dir: Path) -> Iterator[Path]:
         yield from (link.readlink() for link in links if link.is_symlink())
 
 
-def _below(one: DataPath) -> tuple[list[Path], list[str]]:
-    """Return all files, and the empty folders (``a/b/``), because a script may count those too.
+def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
+    """Return all files, and the empty folders (``a/b/``), because a script may count those too; without what Paceline
+    keeps in ``data_dir``, which may be the same folder.
 
     Raises:
         DataError: a link to a folder, which would not be sent, or a link to nothing.
@@ -129,7 +134,12 @@ def _below(one: DataPath) -> tuple[list[Path], list[str]]:
     if not source.is_dir():
         return [source], []
     files, empty = list[Path](), list[str]()
+    top = source.resolve()
+    of_packs = [*data_dir.iterdir()] if data_dir.is_relative_to(top) and data_dir.is_dir() else []
+    kept = {source / path.relative_to(top) for path in of_packs if _is_kept(path)}
     for path in sorted(source.rglob("*")):
+        if kept and not kept.isdisjoint([path, *path.parents]):
+            continue
         if path.is_symlink() and not path.exists():
             raise DataError(
                 f"{one.field}={source}: {path.relative_to(source)} is a link to {path.readlink()}, which isn't there",
@@ -145,3 +155,10 @@ def _below(one: DataPath) -> tuple[list[Path], list[str]]:
         elif path.is_dir() and not any(path.iterdir()):
             empty.append(f"{path.relative_to(source).as_posix()}/")
     return files, empty
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether something in the folder of data packs is a pack, or what Paceline notes about packs."""
+    if path.name.startswith("."):
+        return path.name == FINGERPRINTS or path.name.endswith(".lock") or path.name.startswith(".building-")
+    return _PACK.fullmatch(path.name) is not None and (path / MANIFEST).is_file()

@@ -172,6 +172,21 @@ def test_config_json_of_a_script_has_no_section_of_the_classifier(folder: Path) 
     assert "program" not in configured().resolved
 
 
+def test_packs_beside_a_script_s_data_are_none_of_it(tmp_path: Path) -> None:
+    """paths.data=data, the default, is where many people have their own."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_text("a")
+    one = trees.tree(named(tmp_path), tmp_path)
+    pack = tmp_path / f"script-{one.digest[:12]}"
+    pack.mkdir()
+    (pack / "manifest.json").write_text("{}")
+    (pack / "content").symlink_to(tmp_path)
+    assert (tmp_path / ".fingerprints.json").exists()
+    assert trees.tree(named(tmp_path), tmp_path).digest == one.digest
+    (tmp_path / "step-0123456789ab").mkdir()  # no pack
+    assert trees.tree(named(tmp_path), tmp_path).digest != one.digest
+
+
 def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> None:
     data = tmp_path / "texts"
     data.mkdir()
