@@ -106,11 +106,17 @@ def _need_loader() -> None:
     if not Loader.in_charge:
         started_in = Path(get_initial_workdir())
         project = places.enclosing(started_in)
-        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
+        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in _of_doit()):
             clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
+
+
+def _of_doit() -> list[str]:
+    """The words in front of a script's command line, whose own -f is none of doit's."""
+    at = next((at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py"))), None)
+    return sys.argv[:at]
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.errors.explain import explain, explain_interpolation
+from pipeline.config.errors.explain import explain, explain_interpolation, missing
 from pipeline.config.overrides.words import for_hydra
 from pipeline.config.schema_store import register
 from pipeline.core import redact
@@ -24,6 +24,9 @@ CONF_DIRS = conf_dirs(ROOT)
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
+MISSING = "???"
+"""OmegaConf's mark of a field without a value; in arguments and variables of a script a text like any other."""
+_OF_A_SCRIPT = ("program.args", "program.env")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
@@ -87,7 +90,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         UsageError: an interpolation that leads nowhere, or a group that was deleted.
     """
     try:
-        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        container = OmegaConf.to_container(config, resolve=True)
+        if (key := _missing(container)) is not None:
+            raise missing(key)
     except OmegaConfBaseException as error:
         raise explain_interpolation(error, config) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
@@ -95,3 +100,16 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     values = [value for name in names if (value := os.environ.get(name)) and redact.tells(value)]
     whole = redact.marked(container, values) if values else container
     return {str(key): value for key, value in whole.items()}
+
+
+def _missing(value: Any, key: str = "") -> str | None:
+    """The first field that has no value."""
+    if key in _OF_A_SCRIPT:
+        return None
+    if isinstance(value, Mapping):
+        inside = [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
+    elif isinstance(value, list):
+        inside = [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
+    else:
+        return key if value == MISSING else None
+    return next((found for name, inner in inside if (found := _missing(inner, name)) is not None), None)

@@ -285,6 +285,7 @@ def test_the_quotes_that_are_named_for_a_text_are_those_that_a_shell_and_hydra_t
     ("override", "said"),
     [
         ("~model", "model is missing"),
+        ("trainer.epochs='???'", "trainer.epochs is missing: it was deleted or set to ???; choose an option with trai"),
         ("trainer.epochs=${seeed}", "trainer.epochs: ${seeed} names no field; did you mean ${seed}?"),
         ("seed=${zzz}", "seed: ${zzz} names no field; doit config shows all fields"),
         ("seed=${oc.env:PACELINE_UNSET}", "PACELINE_UNSET"),

@@ -67,6 +67,11 @@ def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
         ("run --sweep lr=0.1,0.01 train.py fit --lr=1", "program.args.1='--lr=0.1','--lr=0.01'"),
         ("run --sweep optim.lr=0.1,0.01 train.py optim.lr=1", "program.args.0='optim.lr=0.1','optim.lr=0.01'"),
         ("sweep run train.py --lr 0.1,0.01", "program.args.lr=0.1,0.01"),
+        ("run --sweep lr=1e-3,0.1,1.50 train.py", "program.args.lr='1e-3',0.1,'1.50'"),
+        ("run --sweep lr=1e-3,x train.py fit --lr 1", "program.args.2='1e-3',x"),
+        ("run --sweep debug=true,false train.py --lr 1", "program.args.debug=true,false"),
+        ("run --sweep seed=range(3) train.py", "program.args.seed=range(3)"),
+        ("run --sweep lr='1e-3',2 train.py", "program.args.lr='1e-3',2"),
     ],
 )
 def test_every_flag_can_be_swept(line: str, trials: str, folder: Path) -> None:
@@ -196,3 +201,9 @@ def test_torchrun_alone_starts_one_rank_and_a_named_cluster_its_own_number(tmp_p
     for cluster, ranks in ((None, ["cluster.nproc_per_node=1"]), ("two_node", [])):
         line = torchrun_line._Line(script="train.py", args=[], cluster=cluster)
         assert list(torchrun_line._ranks(line)) == ranks
+
+
+@pytest.mark.parametrize("line", ["--x ???", "--x ??? y", "a ???", "--a ??? ??? --b"])
+def test_an_argument_that_is_omegaconfs_mark_of_a_missing_value_is_passed_on(line: str, folder: Path) -> None:
+    found = [word for word in translated(f"run train.py {line}", folder) if word.startswith("program.args")]
+    assert words(composed(["program=script", "program.script=train.py", *found])["program"]["args"]) == line.split()

@@ -269,13 +269,7 @@ def _shown(name: str) -> str:
 
 
 def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
-    """A value of ``config`` that is missing or refers to something that is not there, by its full key."""
-    if type(error).__name__ == "MissingMandatoryValue":
-        if _of_hosts(str(error.full_key)):
-            return UsageError(f"{error.full_key} is missing: every host has a name; {_HOSTS_ARE}")
-        return UsageError(
-            f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…"
-        )
+    """A value of ``config`` that refers to something that is not there, by its full key."""
     if match := _NO_FIELD.search(str(error)):
         field, written = str(error.full_key), f"${{{match[1]}}}"
         place = files.place_of_value(field, written)
@@ -283,6 +277,13 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
         meant = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
         return UsageError(f"{place and f'{place}: '}{field}: {written} names no field; {meant}")
     return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
+
+
+def missing(field: str) -> UsageError:
+    """A field without a value."""
+    if _of_hosts(field):
+        return UsageError(f"{field} is missing: every host has a name; {_HOSTS_ARE}")
+    return UsageError(f"{field} is missing: it was deleted or set to ???; choose an option with {field}=…")
 
 
 def _plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:

@@ -32,6 +32,8 @@ _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
 _LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: none that a mapping would write
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
 """Numbers that Python prints as they were typed; others are passed on as texts."""
+_NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
+_EXPRESSION = re.compile(r"[(\[{'\"]")
 _IMPORT_S = 120.0  # of torch, on a busy computer
 _SMALL_BYTES = 1 << 20  # of a file in an argument that is copied with the code
 _RENDEZVOUS = (
@@ -263,12 +265,12 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
     """``splits``: a value with commas stands for trials, as in every override of `doit sweep`."""
     for name, value in named.items():
         if name in sweeps or (splits and isinstance(value, str) and "," in value):
-            yield f"program.args.{name}={sweeps.get(name, value)}"
+            yield f"program.args.{name}={_as_typed(sweeps.get(name, value))}"
         elif isinstance(value, list):
             yield f"program.args.{name}=[{','.join(map(_value, value))}]"
         else:
             yield f"program.args.{name}={'true' if value is True else _value(value)}"
-    yield from (f"program.args.{name}={values}" for name, values in sweeps.items() if name not in named)
+    yield from (f"program.args.{name}={_as_typed(values)}" for name, values in sweeps.items() if name not in named)
 
 
 def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
@@ -280,7 +282,8 @@ def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
             listed += [f"--{name}", values.partition(",")[0]]
             at = len(listed) - 1
         begin, equals, _ = listed[at].partition("=")
-        trials[at] = ",".join(_value(f"{begin}={value}") for value in values.split(",")) if equals else values
+        each = (_value(f"{begin}={value}") for value in values.split(","))
+        trials[at] = ",".join(each) if equals else _as_typed(values)
     yield f"program.args=[{','.join(map(_value, listed))}]"
     yield from (f"program.args.{at}={values}" for at, values in trials.items())
 
@@ -300,6 +303,13 @@ def _sweep(text: str) -> tuple[str, str]:
     if not (name and values):
         raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
     return name, values
+
+
+def _as_typed(values: str) -> str:
+    """Values of a sweep such that a number is passed on as it was typed: 1e-3 and not 0.001."""
+    if _EXPRESSION.search(values):  # range(3), or values in quotes
+        return values
+    return ",".join(_value(text) if _NUMBER.fullmatch(text) else text for text in values.split(","))
 
 
 def _value(text: str) -> str:

@@ -171,7 +171,7 @@ def _chooses_an_option(override: Override) -> bool:
 
 def _is_plain(override: Override) -> bool:
     value = override.value()
-    simple = value is None or isinstance(value, str | int | float | bool | list)
+    simple = value is None or (isinstance(value, str | int | float | bool | list) and value != compose.MISSING)
     interpolates = any("${" in text for text in texts(value))
     return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
 
