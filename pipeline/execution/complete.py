@@ -243,7 +243,7 @@ def _notes(run: Run) -> list[str]:
         if names:
             said.append(
                 f"the script names files of the project that aren't in its copy: {first_of(names, _SHOWN)}; where it "
-                f"reads them: program.inputs=[{','.join(names)}]"
+                f"reads them, type program.inputs=[{','.join(names)}] before the script"
             )
     inputs = "program.inputs" if run.config.script is not None else "model.inputs"
     keyed = run.key.parts["environment"]

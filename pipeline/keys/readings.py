@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,12 @@ _MOST = 256  # cached sources, or twice the number of the latest walk if that is
 _OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
 _JOIN = ("join", "joinpath", "Path", "PurePath")
 _FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
+
+
+_WRITES = re.compile(
+    r"to_(?!device|tensor)\w+|save\w*|dump|write\w*|(Rotating)?FileHandler|mkdir|makedirs|remove|unlink"
+)
+_WRITING = re.compile(r"[wax][bt+]{0,2}")  # modes of open
 
 
 class Reading(NamedTuple):
@@ -103,9 +111,22 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
 
 
 def _names(tree: ast.Module) -> list[str]:
-    """Return string constants, and paths joined from constants, that look like file names."""
-    texts = {text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text}
-    return sorted(text for text in texts if _FILE.fullmatch(text))
+    """Return string constants, and paths joined from constants, that look like names of files that are read."""
+    texts = Counter(text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text)
+    written = Counter(_written(tree))
+    return sorted(text for text in texts if _FILE.fullmatch(text) and texts[text] > written[text])
+
+
+def _written(tree: ast.Module) -> Iterator[str]:
+    """Yield the constants in calls that write files by their names: ``frame.to_csv("a.csv")``, ``open("a", "w")``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            place = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            given = (*place, *node.args, *(word.value for word in node.keywords))
+            texts = [_constant(item) or _joined(item) for item in given]
+            if _WRITES.fullmatch(called) or (called == "open" and any(map(_WRITING.fullmatch, texts))):
+                yield from filter(None, texts)
 
 
 def _constant(node: ast.AST) -> str:

@@ -158,7 +158,7 @@ class ScriptFiles(NamedTuple):
         """Find project files that the script's code names, as in ``open("configs/default.txt")``.
 
         Names are relative to the working directory, the script's folder or the project. Only small files count that git
-        tracks and that aren't outputs of the script.
+        tracks or would add, and that aren't outputs of the script.
         """
         taken, found = {*sources.values()}, dict[Path, None]()
         for name in names:
@@ -172,7 +172,7 @@ class ScriptFiles(NamedTuple):
                 if is_ours and not is_output and path.stat().st_size <= LARGEST_BYTES:
                     found[path] = None
                 break
-        return _tracked([*found], self.root)
+        return _kept_by_git([*found], self.root)
 
     def _matches(self, pattern: str) -> Iterator[Path]:
         """Yield the matches in the script's folder; if there are none, those in the project."""
@@ -192,15 +192,16 @@ class ScriptFiles(NamedTuple):
             )
 
 
-def _tracked(paths: Sequence[Path], root: Path) -> list[Path]:
-    """Keep the paths that git tracks; all paths if the project isn't in a repository."""
+def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Keep the paths that git tracks or would add; all paths if the project isn't in a repository."""
     if not paths:
         return []
-    listed = git.answer(root, "ls-files", "-z", "--", *(str(path.relative_to(root)) for path in paths))
+    names = [str(path.relative_to(root)) for path in paths]
+    listed = git.answer(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *names)
     if listed is None:
         return [*paths]
-    tracked = {root / name for name in listed.split("\0") if name}
-    return [path for path in paths if path in tracked]
+    kept = {root / name for name in listed.split("\0") if name}
+    return [path for path in paths if path in kept]
 
 
 def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:

@@ -673,7 +673,7 @@ def test_a_script_stands_where_its_user_stood_and_a_file_beside_it_is_named_or_t
     (checkout.root / "study/configs").mkdir(parents=True)
     (checkout.root / "study/configs/default.txt").write_text("0.5")
     (checkout.root / "study/train.py").write_text(
-        "import paceline\npaceline.log(1, loss=float(open('configs/default.txt').read()))\n"
+        "import paceline\npaceline.log(1, loss=float(open('configs/%s' % 'default.txt').read()))\n"
         "open('r.csv', 'w').write('x')"
     )
     line = "cd study && DOIT_SEEK_FILE=1 doit train program.script=train.py program.torchrun=false "

@@ -463,23 +463,26 @@ open("configs/a.yaml"), Path("configs") / "b.txt", join("configs", "sub", "c.csv
 """
 
 
-def test_files_that_a_script_names_and_git_tracks_are_in_its_key(repository: Path) -> None:
+def test_files_that_a_script_reads_by_name_and_git_does_not_ignore_are_in_its_key(repository: Path) -> None:
     for name in ("configs/a.yaml", "configs/b.txt", "configs/sub/c.csv", "d.json", "exp/d.json", "e.bin", "f.txt"):
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text("1")
     (repository / "e.bin").write_bytes(bytes(2 << 20))  # too large to be taken along unasked
     for name in ("trainers", "paceline.py"):
         (repository / name).symlink_to(ROOT / name)
-    (repository / "exp" / "train.py").write_text(f"{READS}open('new.txt')")
+    reads, writes = "open('new.txt'), open('old.txt')", "open('log.txt', 'w'), frame.to_csv('out.csv')"
+    (repository / "exp" / "train.py").write_text(f"{READS}{reads}, {writes}")
+    (repository / ".gitignore").write_text("old.txt\n")
     git(repository, "add", "-A")
-    (repository / "exp" / "new.txt").touch()  # git doesn't track it
+    for name in ("new.txt", "old.txt", "log.txt", "out.csv"):  # git would add the first, and the last two are results
+        (repository / "exp" / name).touch()
 
     def files(**settings: Any) -> dict[str, str]:
         digests = found(repository, "exp/train.py", workdir="exp", **settings).closure().digests
         return {name: digest for name, digest in digests.items() if not name.endswith(".py")}
 
     before = files()
-    assert [*before] == ["configs/a.yaml", "configs/b.txt", "configs/sub/c.csv", "exp/d.json"]
+    assert [*before] == ["configs/a.yaml", "configs/b.txt", "configs/sub/c.csv", "exp/d.json", "exp/new.txt"]
     assert "exp/d.json" not in files(outputs=["d.json"])
     (repository / "configs/b.txt").write_text("2")
     assert {name for name, digest in files().items() if digest != before[name]} == {"configs/b.txt"}
