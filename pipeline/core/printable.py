@@ -13,6 +13,8 @@ from typing import TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """SGR escape sequences: colours, bold, dim; no cursor movement."""
+_CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
+"""CSI sequences of progress bars: cursor movement, erasing."""
 _RESET = "\x1b[0m"
 _HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
 
@@ -39,7 +41,7 @@ def without_colours(text: str) -> str:
 
 
 def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
-    """Make another program's output printable; colours pass if allowed.
+    """Make another program's output printable; colours pass if allowed, and what moves the cursor is left out.
 
     Output not meant for a terminal keeps its tabs.
     """
@@ -52,7 +54,7 @@ def without_host(text: str) -> str:
 
 
 def _program_line(line: str, terminal: bool, colours: bool) -> str:
-    parts = _COLOURS.split(line)
+    parts = _COLOURS.split(_CURSOR.sub("", line) if "\x1b" in line else line)
     safe = [printable(part.expandtabs()) if terminal else "\t".join(map(printable, part.split("\t"))) for part in parts]
     if not colours or len(parts) == 1:
         return "".join(safe)

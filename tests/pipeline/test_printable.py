@@ -70,7 +70,7 @@ PROGRAM = "\x1b[1;31mred\x1b[0m \x1b]0;owned\x07\x1b[2Jx\ty"
 
 
 def test_of_a_programs_control_sequences_its_colours_alone_pass_and_only_to_a_terminal() -> None:
-    safe = r"\x1b]0;owned\x07\x1b[2Jx"
+    safe = r"\x1b]0;owned\x07x"
     assert program_lines(PROGRAM, terminal=False, colours=False) == f"red {safe}\ty"
     assert program_lines(PROGRAM, terminal=True, colours=False).startswith(f"red {safe} ")
     assert program_lines(PROGRAM, terminal=True, colours=True).startswith(f"\x1b[1;31mred\x1b[0m {safe} ")
