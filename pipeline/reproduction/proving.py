@@ -131,7 +131,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     for sooner in _SOONER:
         timed = _made(runs_dir) or folder  # the newest repetition shows best how long one takes now
         after_s = [at * sooner for at in moments(timed, kills, seed)]
-        killing = _Killing(runs_dir, after_s, say)
+        killing = _Killing(runs_dir, after_s, say, awaits_checkpoint=sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
         if killing.kills or not kills:
             break
@@ -208,9 +208,12 @@ def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
 
 
 class _Killing:
-    """The kills of one proof, each at its moment of a new attempt."""
+    """The kills of one proof, each at its moment of a new attempt; the last one waits for a checkpoint to go on from."""
 
-    def __init__(self, runs_dir: Path, after_s: Sequence[float], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, runs_dir: Path, after_s: Sequence[float], say: Callable[[str], None], *, awaits_checkpoint: bool
+    ) -> None:
+        self._awaits_checkpoint = awaits_checkpoint
         self.kills: list[Kill] = []
         self._runs_dir, self._due, self._say = runs_dir, [*after_s], say
         self._last = 0.0
@@ -227,6 +230,8 @@ class _Killing:
         if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._last:
             return
         if time.time() < entries[-1].time + self._due[0]:
+            return
+        if self._awaits_checkpoint and len(self._due) == 1 and _newest_checkpoint(run_dir) is None:
             return
         self._last = time.time()
         after_s = round(self._last - entries[-1].time, 1)
