@@ -208,7 +208,7 @@ def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
 
 
 class _Killing:
-    """The kills of one proof, each at its moment of a new attempt; the last one waits for a checkpoint to go on from."""
+    """The kills of one proof, each at its moment of a new attempt; the last one waits for a checkpoint."""
 
     def __init__(
         self, runs_dir: Path, after_s: Sequence[float], say: Callable[[str], None], *, awaits_checkpoint: bool
