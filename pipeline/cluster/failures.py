@@ -119,7 +119,8 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         host = order[0] if order else plan.nodes[0].host
         last = ends.get(host)
         reason = last.reason if last is not None else "no node answered"
-        what = f"training failed on {host}: {explained_by_script(reason) or reason}"
+        notes = [line for line in reason.split("\n") if not line.startswith(_SAID)]
+        what = f"training failed on {host}: {explained_by_script(reason) or chr(10).join(notes)}"
     others = [name for name in order if name != host]
     gone = [name for name in others if isinstance(ends.get(name), NodeLost)]
     ended = [name for name in others if name not in gone]
