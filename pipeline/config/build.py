@@ -1,4 +1,4 @@
-"""From a resolved configuration to the typed objects that the pipeline works with. Pure, but for reading a hostfile."""
+"""Turn a resolved configuration into the typed objects of the pipeline. Pure, except that a hostfile is read."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with w
 class RunConfig:
     """One run as configured: typed for the pipeline, ``resolved`` for config.json.
 
-    ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
-    ``resolved`` lacks them. ``resolved`` and ``overrides`` have placeholders for what is secret; ``secrets`` are
-    the texts behind these, for what else may hold them (a message, the patch). With a ``script`` nothing reads
-    ``train``. ``step`` is the step that its data comes from; ``train`` and ``script`` have the path of its output,
-    ``resolved`` the words. ``parent`` is the run that ``init.run`` names.
+    ``sweep`` and ``search`` are settings of a sweep over such runs. They are no part of the run, so ``resolved`` lacks
+    them. ``resolved`` and ``overrides`` hold placeholders for secrets, and ``secrets`` are the secret texts, to be
+    masked
+    in messages and in the patch. ``train`` is unused if there is a ``script``. ``step`` makes the run's data:
+    ``train`` and ``script`` hold the path of its output, ``resolved`` the words that name the step. ``parent`` is the
+    run
+    that ``init.run`` names.
     """
 
     train: node.TrainConfig
@@ -64,36 +66,36 @@ class RunConfig:
     parent: RunConfig | None = None
 
     def hide(self, text: str) -> str:
-        """A message about the run without what is secret."""
+        """Mask the run's secrets in a message."""
         return hide(text, self.secrets)
 
     def shown_words(self, words: Iterable[str]) -> tuple[str, ...]:
-        """Words of the command line without what is secret."""
+        """Mask the run's secrets in words of the command line."""
         return tuple(in_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
 
     @property
     def canonical(self) -> dict[str, Any]:
-        """The part of the content key that the configuration is."""
+        """The configuration part of the content key."""
         return canonical_config(self.resolved)
 
     @property
     def topology(self) -> dict[str, Any]:
-        """The part of the content key that the cluster is."""
+        """The topology part of the content key."""
         return content_key.topology(self.cluster, content_key.shards_of(self.resolved))
 
     @property
     def inputs(self) -> Inputs | None:
-        """What the data pack is made of; None where the source can't be read, and of a script, which has none."""
+        """The inputs of the data pack; None for a script, or if the source can't be read."""
         return store.inputs_or_none(self.train.dataset) if self.script is None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What counts of the paths in a script's arguments, to be said before it starts."""
+        """Lines about how the paths in a script's arguments count, to be shown before it starts."""
         return self.script.notes if self.script is not None else ()
 
     @property
     def program(self) -> Program:
-        """What torchrun starts."""
+        """The program that torchrun starts."""
         return programs.of(self.resolved)
 
     @property
@@ -103,8 +105,10 @@ class RunConfig:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The modules of the chosen options, the only ones of their kind that the node half of this run imports, and
-        those of the person's own classes and functions."""
+        """The modules of the chosen options and of the user's own classes and functions.
+
+        The node half of this run imports no other modules of these kinds.
+        """
         if self.script is not None:
             return ()
         options = [OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS]
@@ -123,16 +127,17 @@ def build(
     steps: Steps | None = None,
     above: tuple[str, ...] = (),
 ) -> RunConfig:
-    """Type and check a resolved configuration: plain containers, as ``compose.resolve`` returns them.
+    """Check a resolved configuration (plain containers, as ``compose.resolve`` returns them) and give it types.
 
     Args:
-        root: what relative paths are relative to.
+        root: the folder that relative paths start at.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
-        shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
-        must_exist: refuse a script whose files aren't there (who looks for its runs may have moved them).
-        steps: finds the step that is named as the source of the data.
+        shares_batch: refuse a global batch that the ranks can't share; False for what doesn't train.
+        must_exist: refuse a script whose files are missing; False to look up runs whose files may have moved.
+        steps: finds the step that the data comes from.
 
-    Raises UsageError: a field that no code reads, or a value that cannot work.
+    Raises:
+        UsageError: a field that no code reads, or a value that can't work.
     """
     resolved, train, script, step = _what_is_run(resolved, overrides, root, steps, must_exist=must_exist)
     paths, secrets = resolved["paths"], secret_values(resolved)
@@ -155,7 +160,9 @@ def build(
 
 
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
-    """With the fields that the chosen tracker alone has. Raises UsageError: no such tracker, or no name."""
+    """Return the section ``tracking`` with the fields of the chosen tracker. Raises UsageError: unknown tracker or bad
+    name.
+    """
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
     config: TrackingConfig = settings(**section)
@@ -179,7 +186,7 @@ def _cluster(
 def _what_is_run(
     resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None, *, must_exist: bool
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
-    """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
+    """Return the configuration for config.json, the trainer's part, the script's files, and the step of the data."""
     _refuse_unread(resolved, words)
     placed, step = with_step(with_ranks(resolved, root), steps)
     run, script = with_script(placed, words, root, must_exist=must_exist, has_step=step is not None)
@@ -189,7 +196,9 @@ def _what_is_run(
 def parent_of(
     train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, above: tuple[str, ...] = ()
 ) -> RunConfig | None:
-    """The run that ``init.run`` names; ``above``: words of the runs that start from this one. Raises UsageError."""
+    """Return the run that ``init.run`` names; ``above`` are the words of the runs that start from this one. Raises
+    UsageError.
+    """
     said = train.init.run
     if said is None:
         return None
@@ -206,7 +215,7 @@ def parent_of(
 def _check_together(
     resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
 ) -> None:
-    """What is run against the hosts that it is to run on. Raises UsageError."""
+    """Check the run against the hosts that it will use. Raises UsageError."""
     refuse_endless(resolved)
     if not programs.of(resolved).is_ours:
         return check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
@@ -222,10 +231,10 @@ def _check_together(
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
-    """Refuse ranks that can't share the global batch evenly, or hosts that can't give equal weights by trainer.shards.
+    """Refuse ranks that can't share the global batch evenly, and hosts that can't give equal weights by trainer.shards.
 
     Raises:
-        UsageError: names numbers that can, or the variable in which hosts differ.
+        UsageError: names numbers that work, or the variable in which hosts differ.
     """
     try:
         trainer.check_ranks(cluster.world_size)
@@ -248,7 +257,7 @@ def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
 
 
 def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:
-    """What the node half will read of it, typed and checked. Raises UsageError."""
+    """Return the part that the node half reads, typed and checked. Raises UsageError."""
     try:
         return node.parse(resolved, lambda group, name: OPTIONS[group].settings(name))
     except (node.ConfigError, TypeError) as error:
@@ -256,7 +265,7 @@ def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:
 
 
 def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
-    """The section ``search`` as the settings of its sampler. Raises UsageError."""
+    """Return the section ``search`` as the settings of its sampler. Raises UsageError."""
     section, options = resolved["search"], OPTIONS["search"]
     if section["name"] == SearchConfig().name:  # no search
         return SearchConfig(**section)
@@ -265,7 +274,7 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
 
 
 def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
-    """Who is told of the end. Raises UsageError: a command that has no end of its quotes, an address that is none."""
+    """Return the section ``notify``. Raises UsageError: a command with an open quote, or an address that is none."""
     config = NotifyConfig(**section)
     if config.command is not None:
         try:
@@ -285,10 +294,10 @@ def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
 
 
 def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
-    """A resolved configuration without what only says how a sweep goes, and without its ``secrets``.
+    """Return a resolved configuration without the settings of sweeps and without ``secrets``.
 
     Raises:
-        UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
+        UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
     outside = ["sweep", "search", "notify", *([] if says_something(resolved) else [programs.SECTION])]
@@ -300,13 +309,13 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
 
 
 def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
-    """Overrides with placeholders for what is secret in them, and without who is told of the end."""
+    """Return the overrides with placeholders for secrets and without those of ``notify``."""
     kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
     return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
 
 
 def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
-    """What was copied from a run's words or files: the secret would silently be three asterisks."""
+    """Refuse placeholders copied from a run's words or files: the secret would silently be three asterisks."""
     for name in placeholders(resolved):
         variable = name.rpartition(".")[2]
         reference = f"'${{oc.env:{variable if name.startswith('cluster.') else 'NAME'}}}'"
@@ -318,7 +327,7 @@ def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
 
 
 def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """Ranks read the training part from config.json, where no secret may stand; their environment may hold it."""
+    """Refuse secrets in fields that the ranks read from config.json; their environment may hold them instead."""
     for group, section in resolved.items():
         if group in _NOT_OF_THE_TRAINER or group not in shown or not isinstance(section, Mapping):
             continue
@@ -332,7 +341,7 @@ def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[s
 
 
 def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
-    """``+key=value`` can add anything to a Hydra configuration; a key that nothing reads is a mistake."""
+    """Refuse keys that nothing reads: ``+key=value`` adds any key to a Hydra configuration."""
     refuse_unprintable(resolved)
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
@@ -348,7 +357,9 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
 
 
 def _folder(root: Path, field: str, value: str) -> Path:
-    """Relative to the project; ``~`` is the home. Raises UsageError: a name that no folder can have."""
+    """Return a folder as an absolute path, relative to the project; ``~`` is the home. Raises UsageError: an impossible
+    name.
+    """
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
     if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:

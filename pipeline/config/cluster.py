@@ -1,4 +1,4 @@
-"""From the section ``cluster`` to hosts and launch numbers. Pure, but for reading a hostfile."""
+"""Turn the section ``cluster`` into hosts and launch numbers. Pure, except that a hostfile is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.core.specs import Cluster, Host, unfit_name
 
 
 def check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Raises UsageError: a folder, name, user or port that a host can't be given."""
+    """Refuse folders, names, users and ports that a host can't have. Raises UsageError."""
     if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
         raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
     for field, host in _named(hosts, spares):
@@ -34,7 +34,7 @@ def check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Ho
 
 
 def check_together(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Raises UsageError: two with one label, or a spare that is of no use to these hosts."""
+    """Refuse two hosts with one label, and a spare that can replace none of these hosts. Raises UsageError."""
     _refuse_duplicates(hosts, spares)
     _refuse_unfit_spares(hosts, spares)
 
@@ -54,7 +54,7 @@ def _refuse_duplicates(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
 
 
 def _refuse_unfit_spares(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Ranks and variables count in a run's key, so a spare that has others than every host could take no place."""
+    """Refuse spares whose ranks or variables differ from every host's: both count in a run's key."""
     for spare in spares:
         reasons = [against(spare, host) for host in hosts]
         if all(reasons):
@@ -65,7 +65,7 @@ def _refuse_unfit_spares(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
 
 
 def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Host]]:
-    """Each with the field that it stands in."""
+    """Pair each host with the field that it stands in."""
     return [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", spare) for spare in spares)]
 
 
@@ -77,7 +77,7 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
-    """Hosts and launch numbers from the ``cluster`` group. Raises UsageError."""
+    """Return hosts and launch numbers from the section ``cluster``. Raises UsageError."""
     launcher = str(raw["launcher"])
     settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
@@ -123,12 +123,12 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
 
 
 def _path(root: Path, name: str, value: str | None) -> str | None:
-    """Relative to the project. Raises UsageError."""
+    """Return a path, relative to the project. Raises UsageError."""
     return str(root / expanded(value, f"cluster.{name}={value}")) if value else None
 
 
 def _versions(value: Any) -> dict[str, str]:
-    """Those that ``cluster.environment`` says; none where the hosts are asked. Raises UsageError."""
+    """Return the versions in ``cluster.environment``; none if the hosts are asked for theirs. Raises UsageError."""
     if value == HOSTS:
         return {}
     if not isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def _one_of(name: str, value: str, options: Sequence[str]) -> str:
 
 
 def _check_numbers(raw: Mapping[str, Any]) -> None:
-    """NaN is less than nothing, and an endless lease would keep a lost host busy for ever. Raises UsageError."""
+    """Refuse NaN, negative numbers, and an endless lease, which would keep a lost host busy. Raises UsageError."""
     for name, least in (
         ("connect_timeout_s", 0.1),
         ("lease_s", 5.0),
@@ -160,7 +160,7 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
 
 
 def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The three files: they belong together, and each host looks for them at one place. Raises UsageError."""
+    """Return the three TLS files, which are set together and have equal paths on all hosts. Raises UsageError."""
     files = {name: raw.get(name) for name in ("tls_certificate", "tls_key", "tls_ca")}
     absent = [f"cluster.{name}" for name, path in files.items() if path is None]
     if 0 < len(absent) < len(files):
@@ -172,7 +172,9 @@ def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """How often new ones come here, and where copies go. Raises UsageError: that is no address to write to."""
+    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: an address that can't be
+    written to.
+    """
     address = raw.get("checkpoint_mirror")
     if address is not None and not _can_be_written(address):
         raise UsageError(
@@ -183,7 +185,7 @@ def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _can_be_written(address: str) -> bool:
-    """Whether an address says where copies would last: s3:// has no bucket, and memory:// ends with its process."""
+    """Whether copies at an address would last: s3:// has no bucket, and memory:// ends with its process."""
     scheme, has_scheme, place = address.partition("://")
     if not has_scheme:
         return address.startswith("/")
@@ -203,7 +205,7 @@ def _check_rendezvous(kind: str, folder: str | None) -> None:
 
 
 def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Variables for the ranks. YAML's numbers and booleans have become Python's text by now: ``true`` is "True"."""
+    """Return the ranks' variables as texts. YAML's booleans have become Python's by now: ``true`` is "True"."""
     for name, value in raw.items():
         if not name or any(mark in name for mark in "=\0") or not name.isprintable():
             raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")
@@ -217,7 +219,7 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
 
 
 def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
-    """The kind of device that the ranks will compute on, as it counts in the key; auto where no host was asked."""
+    """Return the kind of device that the ranks compute on, as it counts in the key; auto if no host was asked."""
     if value not in DEVICES:
         raise UsageError(f"cluster.device={value!r} is not an option; {suggestion(value, DEVICES)}")
     if value != "auto" or not here:
@@ -248,7 +250,7 @@ def _this_computer(raw: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _granted(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """As many entries as nodes are asked for; their names come with the job."""
+    """Return one entry per requested node; the scheduler names the nodes later."""
     if raw["hosts"] or raw["hostfile"]:
         raise UsageError(
             f"cluster.hosts and cluster.hostfile name hosts, and {raw['launcher']} chooses them itself; "
@@ -260,7 +262,7 @@ def _granted(raw: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:
-    """The host entries of `hosts` or of the hostfile."""
+    """Return the host entries of `hosts` or of the hostfile."""
     if raw["hostfile"] is not None:
         if not raw["hostfile"].strip():
             raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
@@ -278,7 +280,7 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
 
 
 def _first(entries: list[dict[str, Any]], raw: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """As many of the hosts as ``cluster.nnodes`` says. Raises UsageError: there are fewer, or it says none."""
+    """Return the first ``cluster.nnodes`` hosts. Raises UsageError: there are fewer, or the number is missing."""
     count = raw.get("nnodes")
     if count is None:
         return entries
@@ -289,7 +291,7 @@ def _first(entries: list[dict[str, Any]], raw: Mapping[str, Any]) -> list[dict[s
 
 
 def _text_of(path: Path, option: str) -> str:
-    """A hostfile's text. Raises UsageError: it can't be read, or might have no end (a pipe, a device)."""
+    """Return the text of a hostfile. Raises UsageError: it can't be read, or may be endless (a pipe, a device)."""
     try:
         if not path.is_file() and path.exists() and not path.is_dir():
             raise UsageError(f"{option} is no ordinary file; write its lines into one and name that")
@@ -315,7 +317,7 @@ def _host(
     root: Path,
     field: str = "cluster.hosts",
 ) -> Host:
-    """One Host of a field: what the entry leaves open comes from the cluster."""
+    """Return one host; settings that its entry lacks come from the cluster."""
     own = entry.get("nproc_per_node")
     if own is not None and own < 1:
         raise UsageError(f"{field} {entry['name']}: nproc_per_node={own} must be at least 1")
@@ -339,7 +341,7 @@ def _host(
 
 
 def _refuse_no_import_folder(path: str, root: Path) -> None:
-    """Relative entries of PYTHONPATH are folders of the project. Raises UsageError."""
+    """Refuse relative entries of PYTHONPATH that are no folders of the project. Raises UsageError."""
     for entry in filter(None, path.split(":")):
         if not (root / entry).is_dir() and not entry.startswith("/"):  # an absolute one may be there on hosts alone
             raise UsageError(
@@ -349,7 +351,7 @@ def _refuse_no_import_folder(path: str, root: Path) -> None:
 
 
 def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:
-    """``++`` lets Hydra add anything to an entry. Raises UsageError."""
+    """Refuse unknown fields of an entry, because ``++`` lets Hydra add any. Raises UsageError."""
     for section in ("hosts", "spares"):
         for entry in raw[section]:
             if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
@@ -357,7 +359,7 @@ def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:
 
 
 def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
-    """A misspelled name would let the value be seen."""
+    """Refuse names of secrets that aren't set: a misspelled name would leave its value unmasked."""
     known = {name for host in hosts for name in host.env}
     for name in names:
         if name not in known:
@@ -367,7 +369,7 @@ def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
 
 
 def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int) -> None:
-    """What is about hosts that have names. Raises UsageError."""
+    """Check restarts and spares, which need hosts with names. Raises UsageError."""
     spares, min_nodes, when_busy = raw["spares"], raw["min_nodes"], raw["when_busy"]
     if spares and launcher.is_this_computer:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")

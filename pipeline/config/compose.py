@@ -1,4 +1,4 @@
-"""Hydra composition on the controller: the same result as a ``@hydra.main`` application, with errors in one line."""
+"""Compose configurations with Hydra: the result of a ``@hydra.main`` application, with errors in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 @contextmanager
 def hydra_ready() -> Iterator[None]:
-    """Hydra's global state, set up for compositions and put back as it was."""
+    """Set up Hydra's global state for compositions, and restore it afterwards."""
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -54,7 +54,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """``compose_config`` where ``hydra_ready`` is entered already; ``with_hydra`` keeps Hydra's own section."""
+    """Compose inside of ``hydra_ready``; ``with_hydra`` keeps Hydra's own section."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
@@ -62,7 +62,7 @@ def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictCo
 
 
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
-    """The composition, or None where Hydra refuses it (only used while an error is explained)."""
+    """Return the composition; None if Hydra refuses it. Used while an error is explained."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides))
     except Exception:  # the same dozen types; the caller only wants to know whether it composes
@@ -70,7 +70,7 @@ def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:
-    """config.yaml of a resolved configuration, whose every ``${`` is text."""
+    """Return config.yaml of a resolved configuration; each ``${`` in it is text."""
     return OmegaConf.to_yaml(OmegaConf.create(_as_text(dict(resolved))))
 
 
@@ -84,10 +84,10 @@ def _as_text(value: Any) -> Any:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Plain containers with every interpolation resolved; what comes from a variable with a secret name is a Secret.
+    """Return plain containers with all interpolations resolved. Values of variables with secret names become Secrets.
 
     Raises:
-        UsageError: an interpolation that leads nowhere, or a group that was deleted.
+        UsageError: an interpolation without target, or a group that was deleted.
     """
     try:
         container = OmegaConf.to_container(config, resolve=True)
@@ -103,7 +103,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _missing(value: Any, key: str = "") -> str | None:
-    """The first field that has no value."""
+    """Return the first field that has no value."""
     if key in _OF_A_SCRIPT:
         return None
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Compositions of earlier calls, so that a command whose words were composed before needs no Hydra (0.5 s of it).
+"""Store compositions, so that a repeated command needs no Hydra, whose import takes 0.5 s.
 
-An entry's name is a digest of the words, of every file that a composition may be made from, and of the versions of
-Python, Hydra and OmegaConf. What takes a value from elsewhere (a variable, the clock) is never kept.
+An entry is named by a digest of the words, of all files that a composition may read, and of the versions of Python,
+Hydra and OmegaConf. Compositions that read anything else (a variable, the clock) are not stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
 
 
 class ComposeMemo:
-    """The composition of some words in one project, if an earlier call made it.
+    """The stored composition of some words in one project.
 
     Args:
         root: the project's folder.
@@ -48,15 +48,16 @@ class ComposeMemo:
         self._entries = Remembered(self._runs_dir or root, "composed", most=_MAX_ENTRIES)
 
     def recall(self) -> dict[str, Any] | None:
-        """The resolved configuration as plain containers; None: it wasn't composed before, or of other files."""
+        """Return the resolved configuration as plain containers; None if it is not stored for the current files."""
         entry = self._entries[self._name] if self._name else None
         return entry if isinstance(entry, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Keep a composition for later calls, unless it holds a secret or something besides the named files decided it.
+        """Store a composition, unless it holds a secret or depends on anything besides the files in the entry's name.
 
-        Not kept either: runs that lie elsewhere than the words say, as a later call would look in the wrong folder,
-        and an option or a program of another installed package, whose files are no part of the name.
+        Also not stored: compositions whose runs folder differs from what the words show, because a later call would
+        look in
+        the wrong folder, and options and programs of other installed packages, whose files are not part of the name.
         """
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return
@@ -67,7 +68,7 @@ class ComposeMemo:
 
     @cached_property
     def _name(self) -> str | None:
-        """The digest of all that the composition is made from; None where that can't be told."""
+        """Return the digest of everything that the composition reads; None if that is unknown."""
         if self._runs_dir is None or self._files is None or any("hydra" in word for word in self._words):
             return None
         made_from = {
@@ -79,7 +80,7 @@ class ComposeMemo:
 
     @cached_property
     def _files(self) -> dict[str, bytes] | None:
-        """The content of every configuration file and of Paceline's code; None where Hydra searches other places."""
+        """Return the content of all configuration files and of Paceline's code; None if Hydra searches other places."""
         searched = _search_path(config_file(conf_dirs(self._root)).read_text(encoding="utf-8"))
         if searched is None:
             return None
@@ -114,7 +115,7 @@ def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
 
 
 def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
-    """Where these words put the runs, as far as that shows without composing them; None where it doesn't."""
+    """Return the runs folder that these words set, without composing them; None if composing is needed."""
     values = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
     if values:
         match = _QUOTED_PATH.fullmatch(values[-1])
@@ -126,7 +127,7 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
 
 
 def _search_path(text: str) -> list[str] | None:
-    """The folders of ``hydra.searchpath`` in conf/config.yaml; None where one isn't a folder of this computer."""
+    """Return the folders of ``hydra.searchpath`` in conf/config.yaml; None if one is not a local folder."""
     if "searchpath" not in text:
         return []
     import yaml  # type: ignore[import-untyped]  # not before: hardly anybody sets it, and it takes as long to import as all of this
@@ -140,7 +141,9 @@ def _search_path(text: str) -> list[str] | None:
 
 
 def _folder(entry: str) -> str | None:
-    """Of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``. Raises ImportError, ValueError."""
+    """Return the folder of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``. Raises ImportError,
+    ValueError.
+    """
     scheme, _, place = entry.rpartition("://")
     if "${" in entry or scheme not in ("", "file", "pkg"):
         return None
@@ -152,7 +155,7 @@ def _folder(entry: str) -> str | None:
 
 
 def _files_below(folder: str, ending: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of the files with this ending, those behind symbolic links too, as Hydra follows them."""
+    """Return all files with this ending, also behind symbolic links, which Hydra follows."""
     place = os.path.realpath(folder)
     if place in above or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
         return

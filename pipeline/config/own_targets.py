@@ -1,8 +1,8 @@
-"""Classes and functions of a user's own, checked before anything starts.
+"""Check a user's own classes and functions before anything starts.
 
-``model.target=my_package.nets:MyNet`` names one. A process of this interpreter imports them as a rank would and says
-what they accept (``signatures``); it is kept as long as no file of their import closure changes. What it can't say is
-left to the hosts, which report it with file and line too.
+``model.target=my_package.nets:MyNet`` names one. A process of the same interpreter imports it as a rank would, and
+describes what it accepts (``signatures``). Descriptions are stored until a file of their import closure changes.
+If nothing can be said here, the hosts check it and report file and line.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _Description = dict[str, Any]
 
 
 def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) -> None:
-    """Refuse a target that isn't there, and arguments that it doesn't take.
+    """Refuse missing targets, and arguments that they don't take.
 
     Args:
         root: the project.
         behind: the folders of ``cluster.env.PYTHONPATH``.
 
     Raises:
-        UsageError: names the field, near names, and file and line.
+        UsageError: names the field, similar names, and file and line.
     """
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
@@ -65,14 +65,14 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
 
 
 def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> None:
-    """Refuse a step's function that isn't there, or can't be called as steps are.
+    """Refuse a step's function that is missing or can't be called as steps are.
 
     Args:
-        said: begins messages: ``step.clean``.
+        said: how messages name the step: ``step.clean``.
         given: its arguments besides ``inputs`` and ``out``.
 
     Raises:
-        UsageError: names the field, near names, and file and line.
+        UsageError: names the field, similar names, and file and line.
     """
     for description in _descriptions({f"{said}.function": target}, root, ()).values():
         takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])
@@ -84,10 +84,10 @@ def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> 
 
 
 def _descriptions(targets: Mapping[str, str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
-    """The classes and functions by their field; those that only a host can describe are left out.
+    """Return field → description of its class or function, without those that only a host can describe.
 
     Raises:
-        UsageError: one isn't there, isn't callable, or its module can't be imported.
+        UsageError: one is missing or not callable, or its module can't be imported.
     """
     for field, target in targets.items():
         _refuse_missing(f"{field}={target}", target.partition(":")[0], root, behind)
@@ -98,7 +98,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, behind: Sequence[str])
 
 
 def _imported(targets: Sequence[str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
-    """What a process that imports the targets says of them, or said while each file they import was the same."""
+    """Return descriptions from a process that imports the targets, or stored ones if no imported file changed."""
     closure = import_closure(root, {target.partition(":")[0] for target in targets}, behind, may_lack=True)
     made_from = {
         "targets": targets,
@@ -145,7 +145,7 @@ def _refuse_missing(said: str, module: str, root: Path, behind: Sequence[str]) -
 
 
 def _modules(folder: Path) -> Iterator[str]:
-    """The modules and packages of a folder."""
+    """Return the names of modules and packages in a folder."""
     for path in folder.iterdir():
         if path.suffix == ".py" or (path.is_dir() and next(path.glob("*.py"), None) is not None):
             yield path.stem
@@ -180,7 +180,7 @@ def _where(description: _Description, root: Path) -> str:
 
 
 def _check_kind(description: _Description, group: str, said: str, root: Path) -> None:
-    """Refuse a class without the base that it needs, and a function where there must be a class."""
+    """Refuse a class without the required base, and a function where a class is needed."""
     defined, public = _BASES.get(group, ("", ""))
     if not defined or defined in description["bases"]:
         return
@@ -203,12 +203,12 @@ def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:
 
 
 def _names(description: _Description) -> list[str]:
-    """The parameters that can be given by name, those that are given by place first."""
+    """Return the parameters that can be given by name, positional ones first."""
     return [name for name, kind, _ in description["parameters"] if not kind.startswith("VAR_")]
 
 
 def _check_arguments(description: _Description, group: str, given: Mapping[str, Any], root: Path) -> None:
-    """Refuse arguments that a class or function doesn't take, and one that it needs and doesn't get."""
+    """Refuse arguments that a class or function doesn't take, and missing ones that it needs."""
     where, field = _where(description, root), _ARGUMENTS.get(group, f"{group}.args")
     kinds = [kind for _, kind, _ in description["parameters"]]
     by_place = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)

@@ -1,4 +1,4 @@
-"""The section ``program`` of a configuration: a script of the person's own in place of the classifier."""
+"""Check the section ``program`` of a configuration: a user's script in place of the classifier."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _OF_THE_SYSTEM = ("/dev", "/proc", "/sys")
 
 
 def is_written(option: str) -> bool:
-    """True if a script writes to the path behind an option of this name: ``--output-dir``."""
+    """True if a script writes to the path of an option with this name: ``--output-dir``."""
     spaced = re.sub(r"[-_.=]", " ", option).lower()
     return _WRITTEN.search(spaced) is not None and _READ.search(spaced) is None
 
 
 @dataclass
 class DataArguments:
-    """The data of a script, and its arguments with ``{data}`` in place of each path of this computer.
+    """A script's data, and its arguments with ``{data}`` in place of each local path.
 
-    ``notes``: a line for each path, on what counts of it.
+    ``notes`` has a line about how each path counts.
     """
 
     args: Any
@@ -51,7 +51,7 @@ class DataArguments:
     notes: list[str] = field(default_factory=list)
 
     def word(self, name: str, where: str, word: Any) -> Any:
-        """One argument; ``name`` is that of its option, ``where`` its field."""
+        """Return one argument; ``name`` is its option, ``where`` its field."""
         match = _PATH.fullmatch(word) if isinstance(word, str) else None
         if match is None or names(word):
             return word
@@ -81,7 +81,7 @@ class DataArguments:
         return f"{match['name'] or ''}{self._placeholder(path, where, shown)}"
 
     def _is_too_wide(self, path: Path) -> bool:
-        """Whether a folder holds more than data: the project, a home, all temporary files, or what is no file."""
+        """Whether a folder holds more than data: the project, a home, all temporary files, or special files."""
         within = (self.root, Path.home(), Path(tempfile.gettempdir()))
         return any(place.is_relative_to(path) for place in within) or str(path).startswith(_OF_THE_SYSTEM)
 
@@ -99,7 +99,7 @@ class DataArguments:
 
 
 def tracked(args: Any, data: Sequence[DataPath], untracked: Sequence[str], root: Path) -> DataArguments:
-    """``program.args`` with its paths as data behind ``data``, which ``program.data`` names."""
+    """Turn paths in ``program.args`` into data, after the paths in ``program.data``."""
     data_arguments = DataArguments(args=args, data=[*data], untracked=untracked, root=root)
     if isinstance(args, Mapping):
         data_arguments.args = {name: _of_option(data_arguments, str(name), value) for name, value in args.items()}
@@ -123,13 +123,18 @@ _OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "s
 
 
 def says_something(resolved: Mapping[str, Any]) -> bool:
-    """Of a script: of the one that is run, or of those whose runs are looked for."""
+    """Whether the section describes a script: the one to run, or those whose runs are looked up."""
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
 
 def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The configuration with the file of ``program.module`` as its script, and, for a script that asks for no process
-    group, one rank for ``auto``. Raises UsageError: there is no such module."""
+    """Return the configuration with the file of ``program.module`` as its script, and one rank for ``auto`` if the
+    script
+    uses no process group.
+
+    Raises:
+        UsageError: there is no such module.
+    """
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
     is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
@@ -139,7 +144,7 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """``program.script`` from ``program.module``, which python -m looks for in the working directory first."""
+    """Set ``program.script`` from ``program.module``, which python -m looks up in the working directory first."""
     section = resolved.get(programs.SECTION) or {}
     module = section.get("module")
     if not module:
@@ -170,13 +175,14 @@ def with_script(
     must_exist: bool = True,
     has_step: bool = False,
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
-    """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
+    """Return the configuration with the section for config.json, and the script's files; for the classifier neither.
 
-    ``must_exist``: refuse files that aren't there, and arguments of no script; what only looks at earlier runs needs
-    neither. ``has_step``: a step makes its data, and may see a seed that the script doesn't.
+    Args:
+        must_exist: refuse missing files and arguments without a script; False to look up earlier runs.
+        has_step: a step makes the data, and it may use a seed that the script doesn't use.
 
     Raises:
-        UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
+        UsageError: the script is missing or its settings can't work; a word that sets something of the classifier.
     """
     section = dict(resolved[programs.SECTION])
     if section["name"] not in (SCRIPT.name, CLASSIFIER.name):
@@ -231,9 +237,9 @@ def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
 
 
 def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:
-    """Several seeds of a script that sees none are one run, several times. Raises UsageError.
+    """Refuse several seeds for a script that gets none of them: all of these runs would be equal. Raises UsageError.
 
-    A script sees the seed where {seed} stands, or where ${seed} stood: the key has its value there.
+    A script gets the seed by {seed}, or by ${seed}, whose value then stands in the key.
     """
     section = resolved[programs.SECTION]
     given = [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
@@ -248,14 +254,14 @@ def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> Non
 
 
 def _holds(value: Any, text: str) -> bool:
-    """Whether one of the values, at any depth, is ``text`` or ends with ``=text``."""
+    """Whether a value, at any depth, equals ``text`` or ends with ``=text``."""
     if isinstance(value, Mapping | list):
         return any(_holds(inner, text) for inner in (value.values() if isinstance(value, Mapping) else value))
     return str(value) == text or str(value).endswith(f"={text}")
 
 
 def check_script(settings: ScriptConfig, cluster: Cluster) -> None:
-    """What a script can't have of the hosts. Raises UsageError."""
+    """Refuse cluster settings that don't work with scripts. Raises UsageError."""
     if not settings.torchrun and cluster.world_size > 1:
         raise UsageError(
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
