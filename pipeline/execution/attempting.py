@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +35,7 @@ from pipeline.runs import status as progress
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
+from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
 _ABSENT = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
@@ -128,6 +129,7 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
     for number in range(first, last + 1):
         work.lock.check()
         note(work.run, State.PLANNED, number)
+        _keep_printed(work.run)
         try:
             _attempt(work, number, restarts, notes=not restarts.begun, is_last=number == last)
             return
@@ -137,6 +139,16 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
             _start_again(work, number, last, restarts, naming_inputs(error, work.run))
         except Killed as error:
             raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
+
+
+def _keep_printed(run: Run) -> None:
+    """For a script whose metrics will be read from what it prints: what earlier attempts have printed."""
+    settings = checkpoints.settings_of(run.folder.path)
+    if settings is None or settings.metrics == "off" or settings.metrics_pattern is not None:
+        return
+    begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
+    with suppress(OSError):  # a full disk is told elsewhere
+        printed.keep(run.folder.path, begun)
 
 
 def naming_inputs(error: TrainingError, run: Run) -> TrainingError:

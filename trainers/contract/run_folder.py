@@ -45,6 +45,7 @@ WORK_COPY = "above/above/code"  # in work/nodeN: the copy, so deep that ../x and
 GIVEN = "given.json"  # in work/nodeN: what was laid out there before the script began
 LOGGED = "logged.jsonl"  # in work/node0: what paceline.log wrote; all of it is in metrics.jsonl at a good end
 EARLIER = "earlier.json"  # in work/node0: which files of metrics lay there before the attempt, with their sizes
+PRINTED = "printed.jsonl"  # in work/node0: lines with metrics that earlier attempts printed
 CARRIED = "carried"  # what a host had saved in an earlier attempt, as it is sent there
 NODES = "nodes"  # what hosts other than the first leave, by node rank
 

@@ -7,12 +7,18 @@ A word counts as a metric if one of its parts is in ``_KINDS`` and a number foll
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainers.contract import run_folder
+from trainers.script.files import write_text
 from trainers.script.metrics_file import Row
+
+OF_RANK_0 = "0 | "
+"""Before the lines of rank 0 in the log of a host."""
 
 _KINDS = {
     *("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "score", "top1", "top5", "iou", "miou", "map"),
@@ -100,27 +106,106 @@ class _Line:
     steps: int | None = None
 
 
-def rows(log_dir: Path, begun_s: float) -> list[Row]:
-    """The metrics that rank 0 printed, stdout before stderr.
+_Timed = tuple[float, _Line]
+"""When it was printed (unix seconds), and the line."""
+
+
+def rows(log_dir: Path, begun_s: float, earlier: Path | None = None) -> tuple[list[Row], list[Row]]:
+    """The metrics that rank 0 printed, stdout before stderr: in earlier attempts up to the place where this one goes
+    on, and in this one.
 
     The lines have no times: they are spread from ``begun_s`` (unix seconds) to the end of each file.
 
     Args:
         log_dir: torchrun's, with files for each rank in ``*/attempt_*/<local rank>/``.
+        earlier: what ``keep`` has written; None or no file: there was no attempt before.
     """
-    found: list[Row] = []
+    before, found = list[Row](), list[Row]()
+    attempts = _kept(earlier) if earlier is not None else []
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
         try:
-            end_s, lines = path.stat().st_mtime, _end(path).split("\n")
+            own = [*_timed(_end(path).split("\n"), begun_s, path.stat().st_mtime)]
         except OSError:
             continue
-        numbered = [(at, line) for at, text in enumerate(lines, 1) if (line := parse(text.split("\r")[-1])).metrics]
-        times = [begun_s + max(0.0, end_s - begun_s) * at / len(lines) for at, _ in numbered]
-        found += [
+        names = {name for _, line in own for name in line.metrics}
+        old = list[_Timed]()
+        for lines in [*([item for item in one if names & item[1].metrics.keys()] for one in attempts), own]:
+            old, last = [*_up_to(old, lines), *lines], len(lines)
+        numbered = [
             Row(time_s=time_s, step=step, epoch=line.epoch, metrics=dict(line.metrics))
-            for time_s, (step, line) in zip(times, _with_steps(line for _, line in numbered), strict=True)
+            for (time_s, _), (step, line) in zip(old, _with_steps(line for _, line in old), strict=True)
         ]
-    return found[:_MOST_ROWS]
+        before += numbered[: len(old) - last]
+        found += numbered[len(old) - last :]
+    return before[:_MOST_ROWS], found[:_MOST_ROWS]
+
+
+def keep(run_dir: Path, begun_s: Mapping[int, float]) -> None:
+    """Before another attempt: note the lines with metrics that earlier ones printed, for ``rows``. Raises OSError.
+
+    Args:
+        begun_s: number of an attempt → when it began, unix seconds.
+    """
+    kept = list[str]()
+    for number, begin_s in sorted(begun_s.items()):
+        for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
+            said = [
+                line.removeprefix(OF_RANK_0) if line.startswith(OF_RANK_0) else "" for line in _end(log).split("\n")
+            ]
+            for at, text in enumerate(said, 1):
+                if parse(_last_state(text)).metrics:
+                    time_s = _spread(begin_s, log.stat().st_mtime, at, len(said))
+                    kept.append(json.dumps({"attempt": number, "t": time_s, "text": text}) + "\n")
+    if kept:
+        place = run_dir / run_folder.WORK / "node0" / run_folder.PRINTED
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, "".join(kept[-_MOST_ROWS:]))
+
+
+def _kept(path: Path) -> list[list[_Timed]]:
+    """The lines of each earlier attempt; none where the file isn't there or makes no sense."""
+    attempts: dict[int, list[_Timed]] = {}
+    try:
+        for text in path.read_text(encoding="utf-8").splitlines():
+            value = json.loads(text)
+            line = parse(_last_state(value["text"]))
+            attempts.setdefault(int(value["attempt"]), []).append((float(value["t"]), line))
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return [lines for _, lines in sorted(attempts.items())]
+
+
+def _timed(lines: Sequence[str], begun_s: float, end_s: float) -> Iterator[_Timed]:
+    for at, text in enumerate(lines, 1):
+        if (line := parse(_last_state(text))).metrics:
+            yield _spread(begun_s, end_s, at, len(lines)), line
+
+
+def _spread(begun_s: float, end_s: float, at: int, of: int) -> float:
+    return begun_s + max(0.0, end_s - begun_s) * at / of
+
+
+def _last_state(text: str) -> str:
+    """Of a progress bar."""
+    return text.split("\r")[-1]
+
+
+def _up_to(old: Sequence[_Timed], new: Sequence[_Timed]) -> list[_Timed]:
+    """What of ``old`` comes before the place where ``new`` goes on; nothing where lines don't say where they are."""
+    if not new:
+        return [*old]
+    begins = next((place for _, line in new if (place := _place(line)) is not None), None)
+    places = list[tuple[int, int]]()
+    for _, line in old:
+        places.append(_place(line) or (places[-1] if places else (0, 0)))
+    if begins is None or places != sorted(places):
+        return []
+    return [item for item, place in zip(old, places, strict=True) if place < begins]
+
+
+def _place(line: _Line) -> tuple[int, int] | None:
+    """The epoch and step that it names; None: none."""
+    return None if line.epoch is None and line.step is None else (line.epoch or 0, line.step or 0)
 
 
 def _end(path: Path) -> str:

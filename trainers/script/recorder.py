@@ -88,6 +88,7 @@ class Recorder:
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
         self.recorded = False  # whether this attempt has logged anything
         self._printed = log_dir if settings.metrics == "auto" and settings.metrics_pattern is None else None
+        self._earlier_printed = _work_folder(run_dir) / run_folder.PRINTED
         self._begun_s = time.time()
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
@@ -105,14 +106,19 @@ class Recorder:
                 self.metrics.append(row)
                 self.recorded = True
 
-    def read_printed(self) -> list[str]:
-        """Record what the lines of a script show that has reported no metric at its end; its names. Raises OSError."""
+    def read_printed(self) -> tuple[list[str], int]:
+        """Record what the lines of a script show that has reported no metric at its end. Raises OSError.
+
+        Returns:
+            The names of the metrics, and how many rows earlier attempts had printed before.
+        """
         if self._printed is None or self.metrics.step is not None:
-            return []
-        rows = printed.rows(self._printed, self._begun_s)
+            return [], 0
+        before, rows = printed.rows(self._printed, self._begun_s, self._earlier_printed)
+        self.metrics.restore(before)
         for row in rows:
             self.metrics.append(row)
-        return list(dict.fromkeys(name for row in rows for name in row.metrics))
+        return list(dict.fromkeys(name for row in rows for name in row.metrics)), len(before)
 
     def left_out(self) -> dict[str, dict[str, Any]]:
         """What of each metric was no finite number, as the summary has it; ``first`` in words, as JSON has none."""

@@ -327,12 +327,20 @@ class Attempt:
             self.wait_for_the_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
-            if code == 0 and (found := recorder.read_printed()):
+            found, before = recorder.read_printed() if code == 0 else ([], 0)
+            if found:
                 say(
                     f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(found[:_SHOWN])}"
                     f"{', …' if len(found) > _SHOWN else ''} (program.metrics=off leaves them)"
                 )
-                if self.is_later_attempt:
+                if before:
+                    rows = (
+                        "1 row that earlier attempts printed stands"
+                        if before == 1
+                        else (f"{before:,} rows that earlier attempts printed stand")
+                    )
+                    say(f"{NOTE}{rows} before them")
+                elif self.is_later_attempt:
                     say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
             for note in recorder.notes(ended_well=code == 0):
                 say(f"{WARNING}{note}")

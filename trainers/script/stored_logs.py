@@ -17,10 +17,9 @@ from typing import Any
 from trainers.contract import run_folder
 from trainers.script.files import sha256_file, write_sealed, write_text
 from trainers.script.metrics_file import Row
+from trainers.script.printed import OF_RANK_0
 from trainers.script.settings import names as names_in
 from trainers.script.sources import PatternLines
-
-_OF_RANK_0 = "0 | "
 
 
 def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
@@ -67,9 +66,9 @@ def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iter
         end_s = log.stat().st_mtime
         begin_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
         for at, line in enumerate(lines, 1):
-            if line.startswith(_OF_RANK_0):
+            if line.startswith(OF_RANK_0):
                 time_s = begin_s + (end_s - begin_s) * at / len(lines)
-                yield from pattern_lines.in_line(line.removeprefix(_OF_RANK_0), time_s)
+                yield from pattern_lines.in_line(line.removeprefix(OF_RANK_0), time_s)
 
 
 def _run_id(run_dir: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.script.runs import ScriptRun
+from trainers.script import printed
 from trainers.script.printed import parse
 
 MNIST = """
@@ -86,3 +87,38 @@ def test_what_is_printed_is_left_where_a_script_reports_or_it_is_switched_off(
     run.write(script, torchrun=False, **settings)
     assert "are recorded" not in run.start("python3", f"--log-dir={run.path}/ranks")
     assert "accuracy" not in str(run.rows())
+
+
+FROM_3 = 'for epoch in (3, 4): print(f"epoch {epoch} loss: {1 / epoch:.2f}")\nprint("Test set: accuracy: 0.9")\n'
+FROM_1 = FROM_3.replace("(3, 4)", "(1, 2)")
+BY_STEP = 'for step in (30, 40): print(f"step {step}: train loss {1 / step:.3f}")\n'
+COUNTED = "print('loss: 0.3')\n"
+
+
+@pytest.mark.parametrize(
+    ("killed", "again", "steps", "note"),
+    [
+        ([["epoch 1 loss: 1.0", "Test set: accuracy: 0.5", "epoch 2 loss: 0.5", "epoch 3 loss: 0.9"]], FROM_3,
+         [1, 1, 2, 3, 4, 4], "note: 3 rows that earlier attempts printed stand before them\n"),
+        ([["epoch 1 loss: 1.0", "epoch 2 loss: 0.8"], ["epoch 2 loss: 0.5", "epoch 3 loss: 0.4"]], FROM_3,
+         [1, 2, 3, 4, 4], "note: 2 rows that earlier attempts printed stand before them\n"),
+        ([["step 20: train loss 8.5", "step 30: train loss 8.1"]], BY_STEP,
+         [20, 30, 40], "note: 1 row that earlier attempts printed stands before them\n"),
+        ([["epoch 1 loss: 1.0", "epoch 2 loss: 0.8"]], FROM_1, [1, 2, 2], "what earlier attempts printed stands in "),
+        ([["loss: 1.0", "loss: 0.8"]], COUNTED, [1], "what earlier attempts printed stands in their logs alone"),
+        ([["other_loss: 1.0"]], COUNTED, [1], "what earlier attempts printed stands in their logs alone"),
+    ],
+)  # fmt: skip
+def test_what_attempts_printed_that_were_killed_stays_up_to_the_place_where_the_next_one_goes_on(
+    run: ScriptRun, killed: list[list[str]], again: str, steps: list[int], note: str
+) -> None:
+    run.write(again, torchrun=False)
+    for number, lines in enumerate(killed, 1):
+        log = run.path / "attempts" / str(number) / "node0.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("".join(f"0 | {line}\n1 | loss: 7.0\n- | epoch 9 loss: 7.0\n" for line in lines))
+    printed.keep(run.path, {number: 1.0 for number, _ in enumerate(killed, 1)})
+    said = run.start("python3", f"--log-dir={run.path}/ranks", env={"PACELINE_NODE": "k-2-ab:0"})
+    assert note in said
+    assert [step for step, _ in run.rows()] == steps
+    assert 7.0 not in [value for _, metrics in run.rows() for value in metrics.values()]
