@@ -15,7 +15,7 @@ from typing import get_type_hints
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
 from pipeline.cli.words import verb_flags
-from pipeline.config.groups import groups
+from pipeline.config.groups import groups, runs_dir
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from pipeline.core.specs import State
@@ -84,7 +84,7 @@ def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Itera
 
 def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> Iterator[str]:
     """``1``, or one of ``text|mermaid|dot``, or a state; of runs and sweeps those that there are."""
-    runs = root / typed_runs_dir(before)
+    runs = runs_dir(root, before) or root / typed_runs_dir(before)
     if name == "run":
         yield from (path.parent.name for path in runs.glob("*/key.json"))
     elif name == "sweep":

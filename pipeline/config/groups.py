@@ -1,4 +1,5 @@
-"""The groups that overrides choose from, with their options and a line about each, as conf/ and the schemas say.
+"""What conf/ says without Hydra: the groups that overrides choose from, with their options and a line about each, and
+where runs lie.
 
 Imports no Hydra: help and tab completion have to be quick.
 """
@@ -10,8 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.config import own_defaults
 from pipeline.core.places import ROOT, conf_dirs
 
+_QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
+_DEFAULT_RUNS = re.compile(r"^paths:\n(?:  .*\n)*?  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _CHOICES = {"cluster": "launcher", "tracking": "tracker"}
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
@@ -44,6 +48,18 @@ def config_file(folders: Sequence[Path]) -> Path:
     """config.yaml as Hydra finds it."""
     named = [folder / "config.yaml" for folder in folders]
     return next((path for path in named if path.is_file()), named[-1])
+
+
+def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
+    """Return the runs folder that these words set, without composing them; None if composing is needed."""
+    values = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
+    if values:
+        match = _QUOTED_PATH.fullmatch(values[-1])
+    else:
+        own = reversed(own_defaults.files(root).values())
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
+        match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
+    return root / match["path"] if match else None
 
 
 def _options(folders: Sequence[Path], group: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import own_defaults
-from pipeline.config.groups import choice_of, config_file
+from pipeline.config.groups import choice_of, config_file, runs_dir
 from pipeline.config.schema import OPTIONS, installed_programs
 from pipeline.core.cache import Remembered
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
@@ -25,8 +25,6 @@ from pipeline.core.places import code_of, conf_dirs
 from pipeline.core.redact import without_secrets
 from pipeline.keys.installed import version
 
-_QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
-_DEFAULT_RUNS = re.compile(r"^paths:\n(?:  .*\n)*?  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MAX_ENTRIES = 64
 _CODE = ("pipeline", "trainers", "hydra_plugins")
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
@@ -112,18 +110,6 @@ def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
             return True
     script = str((resolved.get("program") or {}).get("script") or "")
     return script.startswith("/") and script in installed_programs().values()
-
-
-def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
-    """Return the runs folder that these words set, without composing them; None if composing is needed."""
-    values = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
-    if values:
-        match = _QUOTED_PATH.fullmatch(values[-1])
-    else:
-        own = reversed(own_defaults.files(root).values())
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
-        match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
-    return root / match["path"] if match else None
 
 
 def _search_path(text: str) -> list[str] | None:

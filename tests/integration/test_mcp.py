@@ -36,6 +36,7 @@ def answers(calls: list[tuple[str, dict[str, Any]]], log: Path) -> tuple[dict[st
     return asyncio.run(asyncio.wait_for(ask(), HANG_S))
 
 
+@pytest.mark.ci
 def test_an_agent_trains_lists_compares_and_asks_what_failed(project: Project, tmp_path: Path) -> None:
     where = project.overrides[:2]
     calls: list[tuple[str, dict[str, Any]]] = [

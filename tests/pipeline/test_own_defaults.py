@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.candidates import candidates
 from pipeline.config import compose, memo, own_defaults
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError
@@ -101,6 +102,14 @@ def test_a_remembered_composition_is_forgotten_when_they_change_and_found_where_
         with path.open("a") as file:
             file.write("# more\n")
         assert memo.ComposeMemo(tmp_path, ()).recall() is None
+
+
+def test_keys_are_completed_from_where_they_put_the_runs(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "cf0848aa0011").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "cf0848aa0011" / "key.json").touch()
+    mine.write_text("paths:\n  runs: elsewhere\n")
+    assert candidates("doit status cf", tmp_path) == ["cf0848aa0011"]
+    assert candidates("doit status paths.runs=runs cf", tmp_path) == []
 
 
 def test_a_file_named_by_the_variable_stands_for_both(
