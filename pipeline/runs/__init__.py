@@ -1,4 +1,4 @@
-"""What is known of runs on disk: the run folder, its journal, result, provenance and state. Starts nothing.
+"""Runs on disk: the run folder, its journal, result, provenance and state. Starts nothing.
 
-Public face: ``folder.RunFolder``, ``index`` (all runs), ``status`` (how far one has come), ``result``, ``acceptance``.
+Entry points: ``folder.RunFolder``, ``index`` (all runs), ``status`` (the progress of one), ``result``, ``acceptance``.
 """

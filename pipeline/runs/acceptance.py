@@ -1,7 +1,7 @@
-"""A person's word that a finished run holds for another key as well: accepted, not proven, until it is reproduced.
+"""Acceptances: a user declares that a finished run holds for another key too. Accepted is not proven, until reproduced.
 
-accepted.json lies in the folder of the new key and names the finished run, what differs, who said so and when. It holds
-as long as that run is finished and intact; a training under the new key takes its place.
+accepted.json lies in the folder of the new key. It names the finished run, the differences, the user and the time. It
+holds while that run is finished and intact; a training under the new key replaces it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CARRIED = "accepted_result.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """``run`` is the key of the finished run, ``run_digest`` the whole of it; ``digest`` is that of the new key.
+    """``run`` is the key of the finished run, ``run_digest`` its full digest, ``digest`` that of the new key.
 
-    ``who`` is user@host, ``unix_time`` when they said so; ``proven``: made again since, with equal weights.
+    ``who`` is user@host, ``unix_time`` the time of the acceptance; ``proven``: repeated since, with equal weights.
     """
 
     digest: str
@@ -53,7 +53,7 @@ class Acceptance:
 
 
 def by_this_user(key: ContentKey, base: ContentKey, differences: Sequence[Difference]) -> Acceptance:
-    """What is accepted now."""
+    """Return an acceptance by the current user, made now."""
     return Acceptance(
         digest=key.digest,
         run=base.short,
@@ -65,24 +65,24 @@ def by_this_user(key: ContentKey, base: ContentKey, differences: Sequence[Differ
 
 
 def write(folder: RunFolder, acceptance: Acceptance) -> None:
-    """Into the folder of the new key, and into that of the run. Raises OSError."""
+    """Write the acceptance into the folders of the new key and of the run. Raises OSError."""
     documents.write_sealed(folder.path / FILE, asdict(acceptance))
     _note(folder, acceptance)
 
 
 def withdraw(folder: RunFolder, acceptance: Acceptance) -> None:
-    """Take it back. Raises OSError."""
+    """Remove the acceptance from both folders. Raises OSError."""
     (folder.path / FILE).unlink(missing_ok=True)
     _note(folder, acceptance, withdrawn=True)
 
 
 def base_of(folder: RunFolder, acceptance: Acceptance) -> RunFolder:
-    """The finished run that holds for the folder's key."""
+    """Return the finished run that holds for the folder's key."""
     return RunFolder(folder.path.with_name(acceptance.run))
 
 
 def read(folder: RunFolder) -> Acceptance | None:
-    """None where nothing was accepted. Raises AlteredError."""
+    """Read the acceptance; None if there is none. Raises AlteredError."""
     path = folder.path / FILE
     if not path.exists():
         return None
@@ -113,7 +113,7 @@ def _is_day(acceptance: Acceptance) -> bool:
 
 
 def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str | None:
-    """None while it holds; otherwise why not, in a few words."""
+    """Return why an acceptance no longer holds, in a few words; None while it holds."""
     if acceptance.digest != digest:
         return f"{FILE} belongs to another key"
     why = base_of(folder, acceptance).stale_because(acceptance.run_digest)
@@ -121,7 +121,7 @@ def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str
 
 
 def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
-    """The result that counts for the folder: its own, or while an acceptance holds that of its run.
+    """Return the folder's own result, or the accepted run's result while an acceptance holds.
 
     Raises AlteredError.
     """
@@ -137,7 +137,7 @@ def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
 
 
 def _carried(folder: RunFolder, accepted: Acceptance) -> Result:
-    """Of an unpacked archive. Raises AlteredError."""
+    """Read the acceptance in an unpacked archive. Raises AlteredError."""
     try:
         result = results.read(folder.path / CARRIED)
     except documents.DamagedError as error:
@@ -169,7 +169,7 @@ def _user() -> str:
 
 
 def accepted_for(run_dir: Path) -> dict[str, list[str]]:
-    """New key → what was said and what differs, of a run that was accepted for others."""
+    """Return new key → acceptance and differences, for a run that was accepted for other keys."""
     try:
         known = documents.read_sealed(run_dir / HELD)
     except (OSError, documents.DamagedError):

@@ -1,7 +1,7 @@
-"""What a run was computed with, beside what is here: another processor or GPU rounds otherwise.
+"""The hardware that a run was computed with, compared with the hardware here: other processors or GPUs round otherwise.
 
-The hardware is in no key, as the hosts of a run are not known when its key is computed. So it is noted for each attempt
-and compared when a finished run is used again.
+No key contains the hardware, because a run's hosts aren't known when its key is computed. So it is recorded for each
+attempt, and compared when a finished run is used again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Hardware = Mapping[str, Any]
 
 
 def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
-    """Keep what the hosts of an attempt are. Raises OSError."""
+    """Record the hardware of an attempt's hosts. Raises OSError."""
     write_json(run_dir / run_folder.ATTEMPTS / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
 
 
 def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
-    """For result.json: the device that computes (cpu or cuda), and of each attempt that is known its nodes."""
+    """Return the fields for result.json: the computing device (cpu or cuda), and the known nodes of each attempt."""
     hardware_by_attempt = []
     for path in sorted(run_dir.glob(f"attempts/*/{FILE}"), key=lambda path: (len(path.parent.name), path.parent.name)):
         try:
@@ -44,13 +44,14 @@ def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
 
 
 def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
-    """In what a finished run was computed otherwise than it would be now: ``AMD EPYC (…), here …``. None: in nothing
-    that is known.
+    """Describe how a finished run's hardware differs from the hardware of a new run: ``AMD EPYC (…), here …``. None: no
+    known
+    difference.
 
-    Of a run on hosts nobody can say what they are now without asking them; its own attempts are compared.
+    Hosts aren't asked. So for a run on hosts, only its own attempts are compared with each other.
 
     Args:
-        result: what result.json holds.
+        result: the content of result.json.
     """
     attempts, device = _attempts(result)
     if tuple(result.get("hosts") or ()) == _HERE:
@@ -68,7 +69,7 @@ def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
 
 
 def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """In what two results were computed otherwise, node by node; None: in nothing that is known."""
+    """Describe how the hardware of two results differs, node by node; None: no known difference."""
     attempts, device = _attempts(old)
     now = [nodes for _, nodes in _attempts(new)[0]]
     for _, nodes in attempts:
@@ -79,7 +80,7 @@ def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def described(hardware: Hardware, device: str, *, compared_with: Hardware | None = None) -> str:
-    """``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; where that of ``compared_with`` reads alike, with what differs."""
+    """Return ``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; with more details if ``compared_with`` would read the same."""
     if device == "cuda":
         known = hardware.get("gpu_models")
         models = [str(model) for model in known] if isinstance(known, list) else []
@@ -96,13 +97,13 @@ def described(hardware: Hardware, device: str, *, compared_with: Hardware | None
 
 
 def _differ(one: Hardware, other: Hardware, device: str) -> bool:
-    """Whether both say what they are, and not the same."""
+    """Whether both are known and differ."""
     fields = _FIELDS.get(device, ())
     return any(one.get(name) and other.get(name) and one[name] != other[name] for name in fields)
 
 
 def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]]], str]:
-    """Number and nodes of each attempt, and the device; none of a result that doesn't say."""
+    """Return number and nodes of each attempt, and the device; nothing for a result without them."""
     known = result.get("hardware")
     if not isinstance(known, Mapping):
         return [], ""

@@ -1,7 +1,7 @@
-"""Copies of a run's newest checkpoints behind an address, for the day on which the run folder is gone.
+"""Copies of a run's newest checkpoints at an address, in case the run folder is lost.
 
-A checkpoint there counts when its ``step-….json``, which is written last, is there and everything has the digests that
-it names: half of one is never taken for a whole one.
+A copy is complete if its ``step-….json``, which is written last, is there and all digests in it match. So an
+incomplete copy is never restored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _Mirror:
-    """Copies of the run with that key, in a folder of the key's name."""
+    """The copies of one run, in a folder named by its key."""
 
     def __init__(self, address: str, key: str) -> None:
         """Raises DataError: the address can't be used here."""
@@ -44,16 +44,16 @@ class _Mirror:
 
     @property
     def shown(self) -> str:
-        """Setting and address, without a login."""
+        """The setting and the address, without a login."""
         return self._store.shown
 
     def try_writing(self) -> None:
-        """Raises DataError: nothing can be written there."""
+        """Write and remove a test file. Raises DataError: nothing can be written there."""
         self._store.try_writing(f"{self._key}/.try")
 
 
 class CheckpointMirror(_Mirror):
-    """The built-in trainer's checkpoints, whose files have known names; the newest ones are kept."""
+    """Copies of the built-in trainer's checkpoints, whose file names are known; the newest ones are kept."""
 
     taken = "that of step {}"
 
@@ -67,10 +67,12 @@ class CheckpointMirror(_Mirror):
         return not newest_step(run_dir)
 
     def push(self, run_dir: Path) -> int:
-        """Copy the newest checkpoint of the run folder unless that was done; its step, 0 where nothing was copied.
+        """Copy the newest checkpoint of the run folder unless it was copied before. Return its step; 0 if nothing was
+        copied.
 
         Raises:
-            DataError: it can't be written there. FileNotFoundError: it was removed meanwhile, for a newer one.
+            DataError: it can't be written there.
+            FileNotFoundError: it was removed in the meantime, for a newer one.
         """
         folder = run_dir / run_folder.CHECKPOINTS
         for path in sorted(folder.glob("step-*.pt"), reverse=True):
@@ -94,10 +96,11 @@ class CheckpointMirror(_Mirror):
         return 0
 
     def _forget_old(self, newest: int) -> None:
-        """Also what has no file by which it counts: a command was killed while it copied.
+        """Remove old copies, and incomplete ones that a killed command left.
 
-        Those of higher steps than ``newest`` are no reason to let it go: the run, which takes the newest that is whole,
-        has begun below them, so they may be damaged. They go once it has passed them.
+        Copies of steps above ``newest`` stay until the run has passed them: the run took the newest complete checkpoint
+        and
+        began below them, so they may be damaged.
         """
         names = self._store.names(self._key)
         whole = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
@@ -107,24 +110,26 @@ class CheckpointMirror(_Mirror):
             self._forget(step, names)
 
     def _forget_torn(self, step: int) -> None:
-        """What a copy that failed has left: it would take the room of the next one on a disk that is full."""
+        """Remove what a failed copy left, because it takes the next one's room on a full disk."""
         with suppress(DataError):
             names = self._store.names(self._key)
             if f"step-{step:08d}.json" not in names:  # else a store that writes whole files has it from before
                 self._forget(step, names)
 
     def _forget(self, step: int, names: list[str]) -> None:
-        """First the file by which a checkpoint counts."""
+        """Remove a copy, first the file that makes it complete."""
         for name in (f"step-{step:08d}.json", f"step-{step:08d}.pt", f"shards-{step:08d}"):
             if name in names:
                 self._store.remove(f"{self._key}/{name}")
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
-        """Put the newest checkpoint that is whole there into the run folder; its step (0: there is none), and warnings
-        about those that aren't.
+        """Put the newest complete checkpoint into the run folder. Return its step (0: there is none), and warnings
+        about
+        incomplete ones.
 
         Raises:
-            DataError: one can't be read, so nobody knows whether it is whole. OSError: the run folder can't be written.
+            DataError: one can't be read, so its completeness is unknown.
+            OSError: the run folder can't be written.
         """
         steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
         warnings: list[str] = []
@@ -143,9 +148,9 @@ class CheckpointMirror(_Mirror):
         return 0, warnings
 
     def _fetch(self, name: str, folder: Path) -> str:
-        """A checkpoint, and the best weights where they are whole there; the id of the attempt that wrote it.
+        """Fetch a checkpoint, and the best weights if they are complete. Return the id of the attempt that wrote it.
 
-        Raises DataError, and as ``read_verified``.
+        Raises DataError, and what ``read_verified`` raises.
         """
         checkpoint = folder / name.replace(".json", ".pt")
         self._store.get(f"{self._key}/{name}", folder / name)
@@ -164,7 +169,7 @@ class CheckpointMirror(_Mirror):
 
 
 def _files(path: Path, side: dict[str, Any]) -> list[str]:
-    """What a checkpoint is beside its .json. Raises ValueError: a name that leads elsewhere."""
+    """Return a checkpoint's files besides its .json. Raises ValueError: a name that leads elsewhere."""
     shards = list(side.get("shards", {}))
     for name in shards:
         if not _OF_SHARDS.fullmatch(name):
@@ -173,7 +178,7 @@ def _files(path: Path, side: dict[str, Any]) -> list[str]:
 
 
 def _settle(source: Path, target: Path, last: str) -> None:
-    """Move everything, ``last`` at the end. Raises OSError."""
+    """Move all files into place, ``last`` at the end. Raises OSError."""
     target.mkdir(exist_ok=True)
     for path in sorted(source.iterdir(), key=lambda path: path.name == last):
         if path.is_dir():
@@ -186,11 +191,11 @@ def _number(name: str) -> int:
 
 
 class ScriptMirror(_Mirror):
-    """What a script keeps in its checkpoints.
+    """Copies of a script's checkpoints.
 
-    Nobody knows what its files are called, nor which of them it writes anew. So each content lies there once, under its
-    sha256, and a sealed list, written last, names the files that belong together, with their times: by these the newest
-    checkpoint is known.
+    The names of its files, and which of them change, are unknown. So each content is stored once, under its sha256. A
+    sealed list, written last, names the files that belong together, with their times, which decide the newest
+    checkpoint.
     """
 
     taken = "{} files that its script had left"
@@ -205,10 +210,11 @@ class ScriptMirror(_Mirror):
         return not _script_files(run_dir).keys() - {_METRICS}
 
     def push(self, run_dir: Path) -> int:
-        """Copy what is new, and the list; how many files it names, 0 where nothing has changed.
+        """Copy new files and the list. Return the number of files in the list; 0 if nothing has changed.
 
         Raises:
-            DataError: it can't be written there. FileNotFoundError: a file was removed, or written to, meanwhile.
+            DataError: it can't be written there.
+            FileNotFoundError: a file was removed or changed in the meantime.
         """
         stamps = {name: _stamp(path) for name, path in _script_files(run_dir).items()}
         if self.is_lost(run_dir) or stamps == self._pushed:
@@ -230,11 +236,13 @@ class ScriptMirror(_Mirror):
         return len(listed)
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
-        """Put all that the list names into the run folder; how many files (0: there is no list), and a warning where
-        it isn't whole.
+        """Put all files of the list into the run folder. Return their number (0: there is no list), and a warning if it
+        is
+        incomplete.
 
         Raises:
-            DataError: a copy can't be read. OSError: the run folder can't be written.
+            DataError: a copy can't be read.
+            OSError: the run folder can't be written.
         """
         if _LIST not in self._store.names(self._key):
             return 0, []
@@ -252,7 +260,7 @@ class ScriptMirror(_Mirror):
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _fetch(self, name: str, about: Mapping[str, Any], folder: Path) -> None:
-        """Raises DataError, and what ``DAMAGE`` has."""
+        """Fetch one file. Raises DataError, and the errors in ``DAMAGE``."""
         sha256, parts = str(about["sha256"]), PurePosixPath(name).parts
         if name != _METRICS and (not _is_checkpoint(parts) or ".." in parts):
             raise ValueError(f"{name!r} is no file of a checkpoint")
@@ -267,7 +275,7 @@ class ScriptMirror(_Mirror):
 
 
 def _script_files(run_dir: Path) -> dict[str, Path]:
-    """All files of every host's checkpoints, and the metrics until then, by their path in the run folder."""
+    """Return all files of every host's checkpoints, and the metrics so far, by their path in the run folder."""
     folders = [run_dir / _FOLDER, *run_dir.glob(f"{run_folder.NODES}/*/{_FOLDER}")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*"))]
     return {path.relative_to(run_dir).as_posix(): path for path in [*paths, run_dir / _METRICS] if path.is_file()}
@@ -284,7 +292,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _settle_tree(source: Path, run_dir: Path) -> None:
-    """Move everything. Raises OSError."""
+    """Move all files into place. Raises OSError."""
     for path in sorted(source.rglob("*")):
         target = run_dir / path.relative_to(source)
         if path.is_dir():

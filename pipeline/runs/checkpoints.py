@@ -1,6 +1,6 @@
-"""The checkpoints of a run folder as the controller sees them (no torch): which one the next attempt goes on from.
+"""The checkpoints of a run folder as the controller reads them, without torch: which one the next attempt resumes from.
 
-The trainer looks in the same way at the copy on its node; see trainers/checkpoint/files.py for what the files hold.
+The trainer does the same with the copy on its node; trainers/checkpoint/files.py describes the files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
-    """Leave the newest checkpoint that is whole as the newest one, and in metrics.jsonl the lines up to it.
+    """Make the newest complete checkpoint the newest file, and cut metrics.jsonl to the lines up to it.
 
-    What the trainer does to the copies on its node, so both sides stay byte for byte alike. Yields warnings about
-    what was damaged. Raises OSError.
+    The trainer does the same on its node, so both copies stay equal to the byte. Yields warnings about damage. Raises
+    OSError.
     """
     if not programs.of_run(run_dir).is_ours:  # trainers/script/metrics_file.py keeps what the script doesn't log again
         return
@@ -55,13 +55,13 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
 
 
 def script_goes_on(run_dir: Path) -> bool:
-    """Whether a script that starts now is told a checkpoint, as ``trainers.script.start`` sees it too."""
+    """Whether a script that starts now gets a checkpoint, by the same rules as ``trainers.script.start``."""
     settings = settings_of(run_dir)
     return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
 
 
 def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
-    """The newest checkpoint that a script could go on from, whether an argument names it or not. Raises OSError."""
+    """Return the newest checkpoint that a script could resume from, even if no argument names one. Raises OSError."""
     if not settings.resumes:
         folder = ["{checkpoints}"] if settings.names_checkpoints else []
         settings = replace(settings, args=["{resume}", *folder])
@@ -69,8 +69,10 @@ def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
 
 
 def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
-    """The override that would give a script the checkpoint that it has saved, by an option that its source has; ''
-    where an argument names it already, or there is none. Raises OSError."""
+    """Return the override that would give a script the checkpoint that it saved, by an option in its source.
+
+    '' if an argument names it already, or there is no checkpoint. Raises OSError.
+    """
     if settings.resumes or (newest := newest_of_script(run_dir, settings)) is None:
         return ""
     source = run_dir / run_folder.CODE / (settings.script or "")
@@ -83,13 +85,13 @@ def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
 
 
 def saved_by_script(run_dir: Path) -> str:
-    """Which checkpoints a script goes on from, and when they were written, as text to compare; '' without any."""
+    """Return the checkpoints that a script resumes from, and their times, as text to compare; '' without any."""
     settings = settings_of(run_dir)
     return "" if settings is None else workdir.checkpoints_stamp(settings, run_dir)
 
 
 def settings_of(run_dir: Path) -> ScriptConfig | None:
-    """Those of a script's run; None of another."""
+    """Return the settings of a script's run; None for the classifier."""
     section = (documents.read_or_none(run_dir / run_folder.CONFIG) or {}).get(programs.SECTION) or {}
     try:
         return ScriptConfig(**section)
@@ -98,8 +100,11 @@ def settings_of(run_dir: Path) -> ScriptConfig | None:
 
 
 def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
-    """Before a script begins anew on hosts with folders of their own: move what hosts had sent of earlier attempts out
-    of its way; where it is, in words (None: there was nothing, or it goes on from it). Raises OSError."""
+    """Move what hosts sent of earlier attempts out of the way of a script that starts over on hosts with their own
+    folders.
+
+    Return where it is, in words; None: there was nothing, or the script resumes from it. Raises OSError.
+    """
     settings = settings_of(run_dir)
     if settings is None or checkpoints_to_resume(settings, run_dir):
         return None
@@ -109,7 +114,7 @@ def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
 
 
 def resumes(section: Mapping[str, Any]) -> bool:
-    """Whether the section ``program`` of a run tells its script which checkpoint to go on from."""
+    """Whether the section ``program`` of a run names a checkpoint for its script."""
     try:
         return ScriptConfig(**section).resumes
     except (ConfigError, TypeError):
@@ -117,7 +122,7 @@ def resumes(section: Mapping[str, Any]) -> bool:
 
 
 def read_verified(path: Path) -> dict[str, Any]:
-    """What stands beside a checkpoint, whose files have the sha256 that it names.
+    """Read the .json beside a checkpoint, and check the sha256 of all files that it names.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
@@ -131,7 +136,7 @@ def read_verified(path: Path) -> dict[str, Any]:
 
 
 def read_side(path: Path) -> dict[str, Any]:
-    """What stands beside a checkpoint, without a look at the checkpoint. Raises as ``read_verified`` does."""
+    """Read the .json beside a checkpoint without checking the checkpoint. Raises as ``read_verified`` does."""
     side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     rest = {name: value for name, value in side.items() if name != "digest"}
     if side["digest"] != sha256_text(canonical_json(rest)):
@@ -140,13 +145,13 @@ def read_side(path: Path) -> dict[str, Any]:
 
 
 def newest_step(run_dir: Path) -> int:
-    """The step of the newest checkpoint that lies here, whole or not; 0 without one."""
+    """Return the step of the newest checkpoint in the folder, complete or not; 0 without one."""
     stems = [path.stem.removeprefix("step-") for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt")]
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
 def set_aside(path: Path) -> None:
-    """Rename a checkpoint and all that belongs to it to ``*.bad``: it counts no more. Raises OSError."""
+    """Rename a checkpoint and its files to ``*.bad``, so that it is ignored. Raises OSError."""
     for part in (path, path.with_suffix(".json"), path.with_name(path.stem.replace("step-", "shards-"))):
         with suppress(FileNotFoundError):
             part.replace(part.with_name(f"{part.name}.bad"))

@@ -1,4 +1,4 @@
-"""What key.json, config.json and plan.json tell of a run, from their contents alone; what is damaged is left out."""
+"""Facts about a run from the contents of key.json, config.json and plan.json; damaged parts are left out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
 
 def decides(word: str) -> bool:
-    """Whether an override can make another run, and says not only where it runs and who is told."""
+    """Whether an override can make another run, and doesn't only set where it runs or who is notified."""
     return re.split(r"[.=@]", word.lstrip("+~"), maxsplit=1)[0] not in _WHERE
 
 
 def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
+    """Return short labels: ``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
 
     Args:
-        words: overrides; those that say only where are left out, of two for one field the last counts.
-        config: the run's configuration: it tells groups, of which the option's name says enough, from fields.
+        words: overrides; those about places are left out, and of two for one field the last counts.
+        config: the run's configuration, which tells groups, shown by their option alone, from fields.
     """
     word_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
     last = Counter(name.rpartition(".")[2] for name in word_by_name)
@@ -49,7 +49,7 @@ def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> st
 
 
 def short_value(value: str) -> str:
-    """As a name shows it: four digits of a number that has more than four behind its point."""
+    """Shorten a value for a name: numbers to four digits after the point."""
     plain = printable(value.strip("'\""))
     if _LONG_NUMBER.fullmatch(plain):
         return f"{float(plain):.4g}"
@@ -106,16 +106,15 @@ def _joined(labels: Sequence[str]) -> str:
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:
-    """Whether key.json has a version that this code can't know. What is no number is no version: such a file is
-    damaged, and written again."""
+    """Whether a newer Paceline wrote key.json. A version that is no number means damage, and the file is rewritten."""
     version = key.get("version")
     return isinstance(version, int) and version > KEY_VERSION
 
 
 def what(config: Mapping[str, Any]) -> str:
-    """``digits small_cnn sgd``: a run in three words, once its configuration is written.
+    """Describe a run in three words: ``digits small_cnn sgd``.
 
-    What is of a person's own goes by its target (``my_package.nets:MyNet``).
+    User-defined parts are named by their target (``my_package.nets:MyNet``).
     """
     if not config:
         return "(no config.json yet)"
@@ -132,7 +131,7 @@ def _named(group: Mapping[str, Any]) -> str:
 
 
 def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
-    """Ranks of each node, from what key.json holds; with trainer.shards those of the last attempt, from plan.json."""
+    """Return the ranks of each node from key.json; with trainer.shards those of the last attempt, from plan.json."""
     topology = key.get("topology")
     counts = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
     if counts is None:
@@ -141,24 +140,25 @@ def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
 
 
 def hosts_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the nodes, from what plan.json holds."""
+    """Return the names of the nodes in plan.json."""
     return tuple(str(node["host"]) for node in nodes_of(plan) if "host" in node)
 
 
 def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes that plan.json holds; what is damaged is left out."""
+    """Return the nodes in plan.json without damaged entries."""
     nodes = plan.get("nodes")
     return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What a run read though its key lacks it, as the record of each node says: path → ``read``, or how it was looked
-    for."""
+    """Return what a run read although its key lacks it, from the nodes' records: path → ``read``, or how it was looked
+    up.
+    """
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}
 
 
 def python_path(config: Mapping[str, Any]) -> str:
-    """What the ranks of a run with this config.json had on PYTHONPATH behind their code."""
+    """Return the ranks' PYTHONPATH behind their code, by this config.json."""
     cluster: Any = config.get("cluster")
     return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")

@@ -1,4 +1,4 @@
-"""The run folder: where everything that is known of a run stands, and whether it is finished and intact."""
+"""The run folder: the paths of one run's files, and whether the run is finished and intact."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunFolder(NamedTuple):
 
     @property
     def program(self) -> Program:
-        """What ran, or was to run, in it."""
+        """The program that the run starts."""
         return programs.of_run(self.path)
 
     @property
@@ -80,7 +80,7 @@ class RunFolder(NamedTuple):
         return self.path.parent / f".{self.key}.lock"
 
     def refuse_newer(self) -> None:
-        """Raises UsageError for a folder that a newer Paceline wrote: nothing here may guess at it or write to it."""
+        """Refuse a folder that a newer Paceline wrote: it must not be guessed at or written to. Raises UsageError."""
         known = self.read_json(run_folder.KEY) or {}
         if is_newer(known):
             raise UsageError(
@@ -90,12 +90,12 @@ class RunFolder(NamedTuple):
             )
 
     def prepare(self, run: Description) -> None:
-        """Lay the folder out before a launch: key.json, configuration, code snapshot, data link. Raises OSError."""
+        """Write what a launch needs: key.json, configuration, code snapshot, data link. Raises OSError."""
         self._describe(run)
         layout.link_data(self.path, run.pack_path)
 
     def describe(self, run: Description, provenance: Mapping[str, Any], patch: bytes) -> None:
-        """The same without the data, for a key that another run was accepted for. Raises OSError."""
+        """Write the same without the data, for a key that another run was accepted for. Raises OSError."""
         self._describe(run)
         write_json(self.path / run_folder.PROVENANCE, provenance)
         write_atomic(self.path / run_folder.CHANGES, patch)
@@ -106,11 +106,11 @@ class RunFolder(NamedTuple):
         layout.write_code(self.path, run.sources)
 
     def set_aside_of_script(self, attempt: int) -> Path | None:
-        """Move what a script that had ended left in its folders out of the way of ``attempt``, which starts it anew;
-        where it is (None: nothing). Raises OSError.
+        """Move what an ended script left out of the way of ``attempt``, which starts it over.
 
-        It would go on from its last checkpoint and leave what it finds: nobody knows whether that is damaged, or made
-        of something that the key lacks.
+        Return where it is (None: nothing). Otherwise the script would resume from its last checkpoint and keep files
+        that
+        may be damaged, or made from something that the key lacks. Raises OSError.
         """
         names = (run_folder.METRICS, *self.program.folders)
         left = (path for name in names for path in _files_of(self.path / name))
@@ -126,7 +126,7 @@ class RunFolder(NamedTuple):
         return place
 
     def restore(self, run: Description) -> None:
-        """Write again what describes a finished training, where it was altered since. Raises OSError."""
+        """Rewrite altered descriptions of a finished training. Raises OSError."""
         layout.link_data(self.path, run.pack_path)
         recorded = self.recorded_files()
         altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
@@ -139,12 +139,15 @@ class RunFolder(NamedTuple):
             documents.write_sealed(self.summary, result.summary)
 
     def config_agrees(self, key: ContentKey) -> bool:
-        """Whether config.json is the configuration that the key was taken of."""
+        """Whether config.json is the configuration of the key."""
         return not self.config_altered(key)
 
     def config_altered(self, key: ContentKey) -> str:
-        """Why config.json isn't the configuration that the key was taken of, with the fields that differ, as words that
-        follow "it"; '' where it is."""
+        """Return why config.json isn't the configuration of the key, with the differing fields, as words that follow
+        "it".
+
+        '' if it is.
+        """
         config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
             return "can't be read"
@@ -160,17 +163,17 @@ class RunFolder(NamedTuple):
         return f"isn't the configuration that the key was taken of: {first_of(fields, _SHOWN)}"
 
     def refuse_altered_config(self) -> None:
-        """Raises AlteredError: key.json or config.json isn't what was written. Keys of older versions tell nothing."""
+        """Check key.json and config.json; keys of older versions can't be checked. Raises AlteredError."""
         key = self.read_key()
         if key is not None and key.parts.get("version") == KEY_VERSION and (why := self.config_altered(key)):
             raise self.altered(run_folder.CONFIG, why)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON object of the folder, or None where it is missing or damaged."""
+        """Read a JSON object of the folder; None if it is missing or damaged."""
         return documents.read_or_none(self.path / name)
 
     def read_key(self) -> ContentKey | None:
-        """What key.json holds; None where it is missing. Raises AlteredError: its parts give another key."""
+        """Read key.json; None if it is missing. Raises AlteredError: its parts give another key."""
         known = self.read_json(run_folder.KEY)
         if known is None and not (self.path / run_folder.KEY).exists():
             return None
@@ -180,14 +183,14 @@ class RunFolder(NamedTuple):
         return key
 
     def read_result(self) -> Result | None:
-        """None where the run isn't finished. Raises AlteredError: it isn't what was written, or is another run's."""
+        """Read the result; None if the run isn't finished. Raises AlteredError: altered, or another run's."""
         try:
             return self._result()
         except DamagedError as error:
             raise self.altered(run_folder.RESULT, str(error)) from error
 
     def _result(self) -> Result | None:
-        """The same. Raises DamagedError, for who tells it in other words."""
+        """Read the result for callers with their own message. Raises DamagedError."""
         try:
             result = results.read(self.result)
         except documents.UnsealedError:
@@ -199,7 +202,7 @@ class RunFolder(NamedTuple):
         return result
 
     def sweeps(self) -> list[dict[str, Any]]:
-        """The sweeps that the run is a trial of, the newest last: ``key``, ``name``, ``trial`` and ``overrides``."""
+        """The sweeps that the run is a trial of, newest last: ``key``, ``name``, ``trial`` and ``overrides``."""
         listed = (self.read_json(SWEEPS) or {}).get("sweeps")
         return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
@@ -208,12 +211,15 @@ class RunFolder(NamedTuple):
         return overrides_in(self.read_json(run_folder.PROVENANCE) or {})
 
     def short_name(self, config: Mapping[str, Any]) -> str:
-        """The run's name in MLflow without the digits of its key. ``config`` is what config.json holds."""
+        """Return the run's name in MLflow without the digits of its key; ``config`` is the content of config.json."""
         return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
-        """What the finished run read though its key lacks it: path → ``read``, or how it was looked for, of all nodes.
-        Nothing where its result was altered, which is said elsewhere."""
+        """Return what the finished run read on any node although its key lacks it: path → ``read``, or how it was
+        looked up.
+
+        Empty if the result was altered, which is reported elsewhere.
+        """
         try:
             result = self.read_result()
         except AlteredError:
@@ -223,12 +229,12 @@ class RunFolder(NamedTuple):
         return unkeyed([result.fields, *self.dependencies_of_other_nodes()])
 
     def dependencies_of_other_nodes(self) -> list[Mapping[str, Any]]:
-        """The dependency records of the other nodes of a script's run."""
+        """Return the dependency records of the other nodes of a script's run."""
         paths = sorted(self.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
         return [self.read_json(path.relative_to(self.path).as_posix()) or {} for path in paths]
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What the node half has come to; None before its end. Raises AlteredError."""
+        """Read the results of the node half; None before its end. Raises AlteredError."""
         try:
             try:
                 return documents.read_sealed(self.summary)
@@ -242,7 +248,7 @@ class RunFolder(NamedTuple):
             raise self.altered(run_folder.SUMMARY, str(error)) from error
 
     def altered(self, name: str, why: str) -> AlteredError:
-        """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
+        """Return the error for an altered file; ``why`` begins with a verb."""
         words = self._vouched_words()
         command = shell_line(["doit", "train", *words]) if words else "doit train with the words of the run"
         return AlteredError(
@@ -251,8 +257,10 @@ class RunFolder(NamedTuple):
         )
 
     def _vouched_words(self) -> list[str]:
-        """The words that the run was started with, where its result vouches for the file that has them; else none: a
-        command made of altered ones would train something else."""
+        """Return the words that started the run, if its result vouches for their file; else none, because altered words
+        would
+        train something else.
+        """
         try:
             result = self._result()
         except DamagedError:
@@ -265,7 +273,7 @@ class RunFolder(NamedTuple):
         return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
 
     def _is_older(self) -> bool:
-        """Whether a Paceline wrote the folder that sealed nothing."""
+        """Whether a Paceline without seals wrote the folder."""
         version = (self.read_json(run_folder.KEY) or {}).get("version")
         return isinstance(version, int) and version < _SEALED_SINCE
 
@@ -279,7 +287,8 @@ class RunFolder(NamedTuple):
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows.
+        """Write result.json last and atomically, with a fingerprint of each target and the facts that lists of runs
+        show.
 
         Raises:
             TrainingError: a target is missing.
@@ -310,29 +319,29 @@ class RunFolder(NamedTuple):
         )
 
     def _of_script(self) -> dict[str, Any]:
-        """What a result says of a script: nobody has made the run again yet."""
+        """Return a script's part of a result: unproven, until the run is repeated."""
         program = self.program
         return {} if program.is_ours else {"program": program.name, "proven": False}
 
     @property
     def _targets(self) -> tuple[str, ...]:
-        """The files whose digests its result holds."""
+        """Return the files whose digests the result holds."""
         return (*self.program.files(self.path), *DESCRIBED)
 
     def refuse_incomplete(self) -> None:
-        """Raises TrainingError where a target is missing: a result would record what nobody can look at."""
+        """Refuse a result whose targets are missing. Raises TrainingError."""
         for name in self._targets:
             if not (self.path / name).is_file():
                 raise removed(self.path / name)
 
     def prove(self) -> None:
-        """Note in the result of a script's run that it came out the same when it was made again. Raises OSError."""
+        """Record in the result of a script's run that its repetition came out equal. Raises OSError."""
         result = self.read_result()
         if result is not None and result.fields.get("proven") is False:
             results.write(self.result, {**result.fields, "proven": True})
 
     def refresh_fingerprints(self) -> None:
-        """Fingerprint the report anew after it was repeated; a run without a result has none."""
+        """Update the report's fingerprints after it was recreated; nothing to do without a result."""
         result = self.read_result()
         if result is not None:
             report = self._fingerprints(EVALUATED)
@@ -342,7 +351,7 @@ class RunFolder(NamedTuple):
         return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}
 
     def recorded_files(self) -> Mapping[str, results.Fingerprint]:
-        """The targets as result.json records them; none where it is missing or was altered."""
+        """Return the targets in result.json; none if it is missing or altered."""
         try:
             result = self._result()
             return result.files if result is not None else {}
@@ -350,11 +359,11 @@ class RunFolder(NamedTuple):
             return {}
 
     def training_done(self, key: ContentKey) -> bool:
-        """Whether the node half has ended well under this very key and its outputs are as it left them.
+        """Whether the node half ended well under this key and its outputs are unchanged.
 
-        True without a result, when the controller died after the training or the result was altered: what is left is
-        quickly done then. The summary is sealed by the node half and says what the other outputs were, of a script
-        all that lay in its folders.
+        True also without a result, if the controller died after the training or the result was altered: the rest is
+        quickly
+        done. The node half seals the summary, which lists all outputs, for a script all files in its folders.
         """
         result = self._intact(key)
         try:
@@ -379,7 +388,7 @@ class RunFolder(NamedTuple):
         )
 
     def _intact(self, key: ContentKey) -> Result | None:
-        """The result where it is this key's and as it was written."""
+        """Return the result if it belongs to this key and is unaltered."""
         try:
             result = self._result()
         except DamagedError:
@@ -387,7 +396,7 @@ class RunFolder(NamedTuple):
         return result if result is not None and result.sealed and result.digest == key.digest else None
 
     def stale_because(self, digest: str) -> str | None:
-        """None when the run of the key with this digest is finished and intact; otherwise the reason in a few words."""
+        """Return why the run with this digest isn't finished and intact, in a few words; None if it is."""
         try:
             result = self._result()
             files = result.files if result is not None else {}
@@ -410,12 +419,12 @@ class RunFolder(NamedTuple):
 
 
 def _files_of(path: Path) -> Iterator[Path]:
-    """A file itself, or the files below a folder."""
+    """Return a file itself, or the files below a folder."""
     yield from (one for one in (path, *path.rglob("*")) if one.is_file())
 
 
 def removed(path: Path | str | None) -> TrainingError:
-    """What a person is told when a file that the run has written isn't there any more."""
+    """Return the message for a file of the run that no longer exists."""
     return TrainingError(
         f"{path} is missing: it, or the whole folder, was removed while the run was going on",
         hint="the same command again",
@@ -426,14 +435,14 @@ _ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: 
 
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
-    """Configuration, code and origin against what the key and the result say of them.
+    """Check configuration, code and origin against the key and the result.
 
     Args:
-        result: None of a run that didn't finish.
-        root: the project, where what is known of sources lies.
+        result: None for a run that didn't finish.
+        root: the project, which holds the cache of sources.
 
     Raises:
-        AlteredError: one of them isn't what was written, or is missing; the text names it.
+        AlteredError: one of them was altered or is missing; the text names it.
     """
     if result is not None and result.digest not in ("", key.digest):
         raise folder.altered(run_folder.RESULT, "belongs to another key")
@@ -457,5 +466,5 @@ def _code_matches_key(folder: RunFolder, key: ContentKey, root: Path) -> bool:
 
 
 def _altered_history(path: Path, why: str) -> AlteredError:
-    """Of history, which no training can write again."""
+    """Return the error for altered history, which no training can write again."""
     return AlteredError(f"{path} was altered: it {why}", hint=_ANOTHER_COPY)

@@ -1,4 +1,4 @@
-"""The run folders taken together: finding one by its key, listing them all."""
+"""All run folders together: find one by its key, and list them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,16 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished, ``metrics`` are the
-    last values of a script's, ``figures`` all metrics of a finished run.
+    """One run in a list. ``accuracy`` is the test accuracy (0..1) of a finished run, ``metrics`` the last values of a
+    script,
+    ``figures`` all metrics of a finished run.
 
-    ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
-    training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
-    ``nonfinite`` names a script's metric that was NaN or infinite. ``hardware`` is what a finished run was computed
-    with, as result.json has it. ``error`` is the first line of what ended a failed or killed run.
+    ``nodes`` describes the ranks of each node, ``hosts`` names the nodes; ``train_s`` is the duration of a finished
+    training. ``note`` is a remark for the end of the line; ``nonfinite`` names a script's metric that was NaN or
+    infinite.
+    ``hardware`` is the hardware of a finished run as in result.json. ``error`` is the first line of the error of a
+    failed
+    or killed run.
     """
 
     key: str
@@ -76,9 +79,9 @@ class Row:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """The run whose key begins with ``named``, or that MLflow knows by this run id; ``last`` is the newest.
+    """Return the run whose key begins with ``named``, or with this MLflow run id; ``last`` is the newest.
 
-    Raises UsageError: no run does, several do, or a newer Paceline wrote it.
+    Raises UsageError: there is none, there are several, or a newer Paceline wrote it.
     """
     if named == LAST:
         return _newest(runs_dir)
@@ -102,7 +105,7 @@ def names_run(runs_dir: Path, word: str) -> bool:
 
 
 def _nearest(named: str, keys: Sequence[str]) -> str:
-    """The key whose beginning is most like ``named``, and what there is."""
+    """Return the key that begins most like ``named``, and the existing keys."""
     if len(keys) <= _MOST_NAMED:
         valid = f"valid: {', '.join(keys) if keys else '(none)'}"
     else:
@@ -122,18 +125,18 @@ def _newest(runs_dir: Path) -> RunFolder:
 
 
 def is_mlflow_id(named: str) -> bool:
-    """Whether it can be the id of an MLflow run: no key is that long."""
+    """Whether the text has the form of an MLflow run id; keys are shorter."""
     return _MLFLOW_ID.fullmatch(named) is not None
 
 
 def rows(runs_dir: Path) -> list[Row]:
-    """All runs, oldest first. Of a finished run one file is read, so that ten thousand are listed in a second."""
+    """Return all runs, oldest first. Reads one file per finished run, so ten thousand take a second."""
     candidates = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
     return sorted((item for item in candidates if item is not None), key=lambda item: item.unix_time)
 
 
 def _row_if_there(folder: RunFolder) -> Row | None:
-    """None: another command has removed it since its name was read."""
+    """Return the row; None if another command has removed the run since it was listed."""
     try:
         return row(folder)
     except FileNotFoundError:
@@ -143,7 +146,7 @@ def _row_if_there(folder: RunFolder) -> Row | None:
 
 
 def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
-    """key → what key.json holds, of every finished run that this version can read."""
+    """Return key → content of key.json for every finished run that this version can read."""
     parts = {}
     for key in _keys(runs_dir):
         known = RunFolder(runs_dir / key).read_json(run_folder.KEY)
@@ -155,10 +158,9 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
 def nearest(
     runs_dir: Path, finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]
 ) -> tuple[str, list[Difference]] | None:
-    """Of ``finished_parts`` the run with the fewest differing fields, and these.
+    """Return the run of ``finished_parts`` with the fewest differing fields, and these fields.
 
-    One that is altered may differ in what was edited afterwards, and one whose key is not complete in what it read:
-    they are passed over.
+    Skips altered runs, which may differ by the edit, and runs with incomplete keys, which may differ by what they read.
     """
     left = dict(finished)
     while (closest := content_key.nearest(left, new)) is not None:
@@ -171,7 +173,7 @@ def nearest(
 
 
 def is_run(folder: RunFolder) -> bool:
-    """Whether a list shows it."""
+    """Whether lists show the folder."""
     return any((folder.path / name).is_file() for name in _OF_A_RUN)
 
 
@@ -188,7 +190,7 @@ def _mlflow_run_id(folder: RunFolder) -> Any:
 
 
 def row(folder: RunFolder) -> Row:
-    """One run. Raises OSError: there is no such folder."""
+    """Return the row of one run. Raises OSError: there is no such folder."""
     result, accepted = None, None
     try:
         result, accepted = acceptance.standing(folder)
@@ -218,10 +220,11 @@ def row(folder: RunFolder) -> Row:
 
 
 def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] = ()) -> str:
-    """The first of these targets, or of all, that isn't what the result says of it, and why, or ''.
+    """Return the first altered one of these targets (or of all) with the reason; '' if all are intact.
 
-    Without ``names`` a file of the size and modification time that were recorded counts as intact, unless a list
-    chooses by it: a copied folder has other inodes, and a list doesn't hash its checkpoints.
+    Without ``names``, equal size and modification time count as intact unless a list chooses by the file: a copied
+    folder
+    has other inodes, and a list doesn't hash checkpoints.
     """
     if result is None or not result.sealed:
         return ""
@@ -253,7 +256,7 @@ def _note(result: Result) -> str:
 
 
 def _begins_newer(folder: RunFolder) -> bool:
-    """From the first bytes of key.json, where its version stands; a damaged one tells no version."""
+    """Read the version from the first bytes of key.json; a damaged file has none."""
     with (folder.path / run_folder.KEY).open("rb") as file:
         version = re.search(rb'"version": *([^,\s]+)', file.read(256))
     known = version is not None and version[1].isdigit() and int(version[1]) <= KEY_VERSION
@@ -261,7 +264,7 @@ def _begins_newer(folder: RunFolder) -> bool:
 
 
 def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
-    """Of what an altered run was made for certain: what key.json holds where that gives the run's key, else nothing."""
+    """Return the certain parts of an altered run: the content of key.json if it gives the run's key, else nothing."""
     try:
         key = folder.read_key()
     except AlteredError:
@@ -270,7 +273,7 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
-    """Of a run that has no result yet, or one that can't be believed: of that nothing is told which was edited."""
+    """Return the row of a run without a trustworthy result; edited parts are left out."""
     known: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
     newer = is_newer(known)
     if altered and not newer:

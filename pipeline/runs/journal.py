@@ -1,4 +1,4 @@
-"""The state changes of a run, one JSON object a line, appended and flushed to disk."""
+"""The state changes of a run: one JSON object per line, appended and flushed to disk."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from trainers.contract import run_folder
 
 
 def attempt_prefix(run_key: str, run_dir: Path) -> str:
-    """How the ids of all attempts of one run folder begin, whatever folder stood at its path before.
+    """Return the common beginning of the ids of all attempts in one run folder.
 
-    Two clones may train the same key on the same hosts: what is ended for one of them is not the other's.
+    It contains the folder's path, because two clones may train the same key on the same hosts, and ending one must not
+    end
+    the other.
     """
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 
 
 def new_attempt_id(run_key: str, run_dir: Path, attempt: int, nonce: str) -> str:
-    """A run id that no other start has; ``nonce`` sets the starts of one attempt apart."""
+    """Return a new run id; ``nonce`` distinguishes the starts of one attempt."""
     return f"{attempt_prefix(run_key, run_dir)}{attempt}-{nonce}"
 
 
 def prefix_of_attempt(run_id: str) -> str:
-    """The ``prefix`` that a run id was made with."""
+    """Return the ``attempt_prefix`` of a run id."""
     return run_id.rsplit("-", 2)[0] + "-"
 
 
 def attempt_number(run_id: str) -> int:
-    """Which attempt a run id is of."""
+    """Return the attempt number in a run id."""
     return int(run_id.rsplit("-", 2)[1])
 
 
 def known_attempts(run_dir: Path) -> list[str]:
-    """The run ids of all starts so far, the newest last; none where the file is missing or damaged."""
+    """Return the run ids of all starts so far, newest last; none if the file is missing or damaged."""
     try:
         value = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -50,20 +52,21 @@ def known_attempts(run_dir: Path) -> list[str]:
 
 
 def register_attempt(run_dir: Path, run_id: str) -> None:
-    """Make ``run_id`` the newest attempt: ranks of another one end when they see it. Raises OSError."""
+    """Make ``run_id`` the newest attempt; ranks of other attempts end when they read it. Raises OSError."""
     write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [*known_attempts(run_dir), run_id]})
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
-    """Count what ``run_id`` has written as this folder's own: an attempt of the run in a folder that was lost. Raises
-    OSError."""
+    """Treat what ``run_id`` wrote as this folder's own: an attempt of the run in a folder that was lost. Raises
+    OSError.
+    """
     if run_id not in known_attempts(run_dir):
         write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """``time`` is unix seconds; ``detail`` is one line for people."""
+    """``time`` is unix seconds; ``detail`` is text for users."""
 
     state: State
     attempt: int
@@ -72,17 +75,17 @@ class Entry:
 
     @property
     def first_line(self) -> str:
-        """That of the detail."""
+        """The first line of the detail."""
         return self.detail.strip().partition("\n")[0]
 
 
 def append(path: Path, entry: Entry) -> None:
-    """One write of one line (atomic under O_APPEND), then fsync. Raises OSError."""
+    """Write one line at once (atomic under O_APPEND), then fsync. Raises OSError."""
     append_lines(path, [{"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}])
 
 
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """The same of JSON objects, a line each. Raises OSError."""
+    """Append JSON objects, one per line. Raises OSError."""
     line = "".join(json.dumps(value) + "\n" for value in values)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
@@ -98,17 +101,17 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """All lines that make sense, in their order; one that was torn or altered is left out and costs no other."""
+    """Return all valid lines in order; a torn or altered line is left out."""
     return [entry for line in lines(path) if (entry := _parsed(line)) is not None]
 
 
 def torn(path: Path) -> list[tuple[int, str]]:
-    """The lines that ``read`` leaves out: their numbers (from 1) and what they say."""
+    """Return the lines that ``read`` leaves out: their numbers (from 1) and texts."""
     return [(number, line) for number, line in enumerate(lines(path), start=1) if line and _parsed(line) is None]
 
 
 def lines(path: Path) -> list[str]:
-    """Its text; none of a missing file, nor of a directory in its place. Raises OSError."""
+    """Return the lines; none for a missing file or a directory in its place. Raises OSError."""
     try:
         return documents.content(path).decode(errors="replace").splitlines()
     except (FileNotFoundError, documents.DamagedError):
@@ -141,5 +144,5 @@ def _time(value: Any) -> float:
 
 
 def attempts(path: Path) -> int:
-    """How many attempts have been started so far."""
+    """Return the number of attempts started so far."""
     return max((entry.attempt for entry in read(path)), default=0)

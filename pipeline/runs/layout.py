@@ -1,4 +1,4 @@
-"""What lies in a run's folder before it is launched: its key, configuration, code, and where its data are."""
+"""The contents of a run folder before a launch: key, configuration, code, and a link to the data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "w
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Before anything is written into the folder. Raises PacelineError: a link in it, but for that to the data, would
-    take what is written elsewhere."""
+    """Refuse links in the folder, except to the data, because writes would follow them. Raises PacelineError."""
     for path in (path for pattern in _WRITTEN_IN for path in sorted(run_dir.glob(f"{pattern}/*"))):
         if path.is_symlink() and path != run_dir / _LINK:
             raise PacelineError(
@@ -36,7 +35,7 @@ def refuse_links(run_dir: Path) -> None:
 
 
 def set_aside(run_dir: Path) -> Iterator[str]:
-    """Rename what is misplaced; yields a line about each. Raises OSError."""
+    """Rename misplaced files; yields a line about each. Raises OSError."""
     for path in _misplaced(run_dir):
         aside = _free_name(path)
         kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
@@ -45,13 +44,13 @@ def set_aside(run_dir: Path) -> Iterator[str]:
 
 
 def leads_out(path: Path, run_dir: Path) -> bool:
-    """Whether a link at ``path``, or on the way to it, leads out of the run folder; that to the data pack may."""
+    """Whether a link at ``path`` or above it leads out of the run folder; the link to the data pack may."""
     top = os.path.realpath(run_dir / _LINK if path.parent == run_dir / _LINK else run_dir)
     return not Path(os.path.realpath(path)).is_relative_to(top)
 
 
 def not_read(paths: Iterable[Path], run_dir: Path) -> str:
-    """What is said of files that ``leads_out`` holds for."""
+    """Return the message about files that ``leads_out`` is true for."""
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     return f"{names}: a link leads out of the run folder, so it is not read"
 
@@ -70,11 +69,11 @@ def _free_name(path: Path) -> Path:
 
 
 class Description(NamedTuple):
-    """What a run is made of, as its folder tells it.
+    """What a run is made of.
 
-    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are the files of its code by
-    their paths in the snapshot, and nothing else: what is not in the key cannot be imported. ``pack_path`` is where its
-    data lies.
+    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are exactly the files of its
+    code by
+    their paths in the snapshot, so nothing outside of the key can be imported. ``pack_path`` is the place of its data.
     """
 
     key: ContentKey
@@ -85,25 +84,25 @@ class Description(NamedTuple):
 
 
 def write_key(folder: Path, key: ContentKey) -> None:
-    """key.json, which holds all that the key was taken of. Raises OSError."""
+    """Write key.json, with everything that the key was computed from. Raises OSError."""
     write_json(folder / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
 
 
 def write_config(folder: Path, run: Description) -> None:
-    """The resolved configuration, for ranks (config.json) and for people (config.yaml). Raises OSError."""
+    """Write the resolved configuration for ranks (config.json) and for users (config.yaml). Raises OSError."""
     write_json(folder / run_folder.CONFIG, run.config)
     write_atomic(folder / run_folder.CONFIG_YAML, run.config_yaml)
 
 
 def write_code(folder: Path, sources: Mapping[str, Path]) -> None:
-    """The code snapshot: these files and no other. Raises OSError."""
+    """Write the code snapshot: exactly these files. Raises OSError."""
     shutil.rmtree(folder / run_folder.CODE, ignore_errors=True)
     for name, source in sources.items():
         write_atomic(folder / run_folder.CODE / name, source.read_bytes())
 
 
 def link_data(folder: Path, pack_path: Path | None) -> None:
-    """A link to the data pack, where the run has one. Raises OSError."""
+    """Link to the data pack, if the run has one. Raises OSError."""
     if pack_path is None:
         return
     link, target = folder / "data", pack_path.resolve()

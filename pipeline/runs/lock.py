@@ -22,14 +22,14 @@ _WRITTEN_IN = ("evaluation", "checkpoints")
 
 
 class RunLock(FileLock):
-    """The lock of a run's folder: it lies beside the folder, so that who removes the folder of runs removes it too."""
+    """The lock of a run's folder. It lies beside the folder, so removing the folder of runs removes it too."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(folder.lock)
         self._folder = folder
 
     def take(self) -> bool:
-        """False: another command holds it. Raises OSError, PacelineError: a directory is in its place."""
+        """Take the lock; False if another command holds it. Raises OSError, PacelineError: it is a directory."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return super().take()
@@ -40,7 +40,7 @@ class RunLock(FileLock):
             ) from None
 
     def check(self) -> None:
-        """Raises TrainingError when nothing more may be written: another command may be at work there."""
+        """Check that this command may still write: another one may have taken over. Raises TrainingError."""
         if self.lost():
             raise TrainingError(
                 f"{self.path}, the lock of run {self._folder.key}, was removed while the run was going on "
@@ -51,11 +51,11 @@ class RunLock(FileLock):
 
 @contextmanager
 def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = None) -> Iterator[RunLock]:
-    """The only one to write into the folder; waits for another command. What killed ones left half written is removed.
+    """Hold the run's lock, and wait for another command first. Removes what killed commands left half written.
 
     Raises:
         UsageError: a newer Paceline wrote the folder.
-        Killed: ``stop`` was told meanwhile.
+        Killed: ``stop`` was called during the wait.
         PacelineError: a directory is in the place of the lock.
         OSError: the folder of runs can't be written.
     """
@@ -86,7 +86,7 @@ def _heed(stop: Stop | None) -> None:
 
 
 def ask_to_stop(folder: RunFolder) -> None:
-    """Let a command that is attached to the run know that its next bad end was meant. Raises OSError, PacelineError."""
+    """Tell a command attached to the run that its next failure is intended. Raises OSError, PacelineError."""
     layout.refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():
@@ -96,9 +96,9 @@ def ask_to_stop(folder: RunFolder) -> None:
 
 
 def note_stopped(folder: RunFolder) -> bool:
-    """KILLED into the journal of a run that was ended while no command was attached, which would have written it.
+    """Write KILLED into the journal of a run that ended while no command was attached to write it.
 
-    False: it has an end already, or a command is attached. Raises OSError.
+    Returns False if it has ended already, or a command is attached. Raises OSError.
     """
     lock = RunLock(folder)
     if not lock.take():

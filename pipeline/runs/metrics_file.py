@@ -1,4 +1,4 @@
-"""metrics.jsonl as the controller reads it: lines that make sense, and which ones don't."""
+"""metrics.jsonl as the controller reads it: valid lines, and the numbers of invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MB = 1e6
 
 
 class SystemMetrics:
-    """Hears the beats of an attempt's hosts, and writes the mean of what each told, every EVERY_S a line."""
+    """Record how busy an attempt's hosts are: the mean of their heartbeats, one line every EVERY_S seconds."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / run_folder.SYSTEM_METRICS
@@ -30,7 +30,7 @@ class SystemMetrics:
         self._due: dict[str, float] = {}
 
     def heard(self, beat: NodeBeat, unix_time: float) -> None:
-        """A full disk, or a folder that was removed, is told elsewhere."""
+        """Take a heartbeat. A full disk or a removed folder is reported elsewhere."""
         if beat.usage is None:
             return
         self._first.setdefault(beat.host, beat.usage)
@@ -54,7 +54,7 @@ class SystemMetrics:
 
 
 def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, float]:
-    """The mean of what a host told; of what only grows, the last since ``first``. MLflow's megabytes are 1e6 bytes."""
+    """Return the mean of a host's samples; for counters, growth since ``first``. MLflow's megabytes are 1e6 bytes."""
     last = samples[-1]
     by_name = {
         "cpu_utilization_percentage": 100 * fmean(one.cpu for one in samples),
@@ -77,7 +77,7 @@ def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, floa
 
 
 def _samples(path: Path) -> Counter[str]:
-    """Host → how many lines it has."""
+    """Return host → number of its lines."""
     counts: Counter[str] = Counter()
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -92,8 +92,10 @@ _LATEST_S = 1 << 53  # nor later milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1 (None: a script's, which
-    told none); ``attempt`` wrote it and was ``doing`` that from then on."""
+    """One line. ``time_s`` is unix seconds, ``step`` counts finished steps, ``epoch`` counts from 1 (None: unknown, for
+    a
+    script). ``attempt`` wrote the line and was ``doing`` this from then on.
+    """
 
     time_s: float
     step: int
@@ -104,7 +106,7 @@ class MetricsRow:
 
 
 def parse(line: bytes) -> MetricsRow | None:
-    """A whole line, or None where it is torn, altered or something else. A metric that is no number is left out."""
+    """Parse a line; None if it is torn, altered or something else. Metrics that aren't numbers are left out."""
     try:
         raw = json.loads(line)
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
@@ -118,13 +120,13 @@ def parse(line: bytes) -> MetricsRow | None:
 
 
 def last_step(path: Path) -> int:
-    """The highest step of its rows; 0 without any. Raises OSError."""
+    """Return the highest step of all rows; 0 without any. Raises OSError."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return max((row.step for line in lines if (row := parse(line)) is not None), default=0)
 
 
 def bad_lines(path: Path) -> list[int]:
-    """Numbers (from 1) of the whole lines that ``parse`` refuses. Raises OSError."""
+    """Return the numbers (from 1) of the complete lines that ``parse`` refuses. Raises OSError."""
     with path.open("rb") as file:
         numbered = enumerate(file, start=1)
         return [number for number, line in numbered if line.endswith(b"\n") and parse(line) is None]
@@ -135,7 +137,7 @@ def _is_number(value: object) -> bool:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off a last line whose writer died in the midst of it. Raises OSError."""
+    """Remove an incomplete last line, whose writer died. Raises OSError."""
     if path.exists():
         data = path.read_bytes()
         os.truncate(path, data.rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""Where a run comes from: commit, uncommitted changes, command line, lock, data, and what each host had installed."""
+"""The origin of a run: commit, uncommitted changes, command line, lock, data, and each host's environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STEADY = {"core.safecrlf": "false", "submodule.recurse": "false", "diff.orderFi
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """``patch`` turns the commit into the checkout but for ``left_out``, each a name and why: ``big.bin: 9 MB …``."""
+    """``patch`` turns the commit into the checkout, except ``left_out``: names with reasons (``big.bin: 9 MB …``)."""
 
     patch: bytes
     left_out: tuple[str, ...]
@@ -39,12 +39,12 @@ class Changes:
 def uncommitted(
     root: Path, outputs: Sequence[str], secrets: Collection[str] = (), imported: Collection[Path] = ()
 ) -> Changes:
-    """What the checkout at ``root`` has besides its commit. Its index and objects stay as they are.
+    """Return the changes of the checkout at ``root`` against its commit. Its index and objects stay unchanged.
 
     Args:
-        outputs: folders of results, relative to ``root``: no sources.
-        secrets: texts that may stand in no file: a changed file that holds one is left out.
-        imported: sources of the run; those of the repository count that lie outside of ``root``, too.
+        outputs: folders of results, relative to ``root``, which are no sources.
+        secrets: texts that must not be stored; a changed file that contains one is left out.
+        imported: sources of the run; those in the repository count even outside of ``root``.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as folder:
@@ -62,7 +62,7 @@ def uncommitted(
 
 
 class _Index:
-    """A throw-away index that begins as the commit: marks in the user's own (assume-unchanged, …) hide nothing."""
+    """A temporary index that begins as the commit, so marks in the user's own (assume-unchanged, …) hide nothing."""
 
     def __init__(self, root: Path, env: Mapping[str, str], imported: Collection[Path]) -> None:
         self._env = env
@@ -88,7 +88,7 @@ class _Index:
         return Changes(patch=patch, left_out=tuple(named))
 
     def _never_checked_out(self) -> set[str]:
-        """Files that a sparse checkout leaves away: they were not deleted."""
+        """Return the files that a sparse checkout omits: they were not deleted."""
         listed = git.git(self._top, "ls-files", "-t", "-z", errors="surrogateescape") if self._sparse else None
         rows = listed.stdout.split("\0") if listed is not None and listed.code == 0 else []
         return {row[2:] for row in rows if row.startswith("S ") and not (self._top / row[2:]).exists()}
@@ -124,7 +124,7 @@ class _Index:
             self._left_out |= {name: f"git can't take it ({done})" for name in taken if name not in there}
 
     def _name_submodules(self) -> None:
-        """Their commits and changes are of repositories of their own."""
+        """Name submodules, whose commits and changes belong to their own repositories."""
         for row in self._names("ls-tree", "-r", "-z", "HEAD"):
             about, _, name = row.partition("\t")
             mode, _, commit = about.split()
@@ -139,7 +139,7 @@ class _Index:
                 self._left_out[name] = "a submodule with changes of its own"
 
     def _secret(self, changed: Sequence[str], secrets: Collection[str]) -> Iterator[str]:
-        """Changed files with a secret of the run in them."""
+        """Return the changed files that contain a secret of the run."""
         if not secrets:
             return
         for name in changed:
@@ -152,7 +152,7 @@ class _Index:
                 yield name
 
     def _reset(self, names: Sequence[str]) -> None:
-        """Put entries back to what the commit has."""
+        """Reset entries to the commit."""
         for name in names:
             row = self._git("ls-tree", "-z", "HEAD", "--", name).rstrip("\0")
             zero = f"0 {'0' * len(self._git('rev-parse', 'HEAD').strip())}\t{name}"
@@ -169,7 +169,7 @@ class _Index:
         return done.stdout
 
     def _try(self, *arguments: str, input_: bytes | None = None) -> str | None:
-        """None, or the first line of why it (partly) failed."""
+        """Run git; return None, or the first line of the reason why it (partly) failed."""
         try:
             self._git(*arguments, input_=input_)
         except PacelineError as error:
@@ -183,7 +183,7 @@ def _line(root: Path, about: str) -> str:
 
 
 def _imported_siblings(root: Path, top: Path, sources: Collection[Path]) -> Iterator[str]:
-    """The names of those that are the repository's and lie outside of the project's folder in it."""
+    """Return imported sources in the repository but outside of the project's folder."""
     for source in sources:
         path = source.resolve()
         if path.is_relative_to(top) and not path.is_relative_to(root):
@@ -191,7 +191,7 @@ def _imported_siblings(root: Path, top: Path, sources: Collection[Path]) -> Iter
 
 
 def _unfit(path: Path) -> str | None:
-    """Why an untracked file can't be in the patch."""
+    """Return why an untracked file can't be in the patch."""
     if str(path).endswith("/") or (path.is_dir() and not path.is_symlink()):
         return "a repository of its own"
     try:
@@ -216,12 +216,12 @@ LOCK = "requirements.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What provenance.json holds. Without git, ``git_commit`` is None and ``git_dirty`` too.
+    """The content of provenance.json. Without git, ``git_commit`` and ``git_dirty`` are None.
 
-    ``git_prefix`` is the project's folder inside the repository ('' as a rule), ``lock_sha256`` that of
-    requirements.lock (None: there is none). ``defaults`` are the person's own that the configuration was composed with
-    (conf/local.yaml and the file for all projects, as one). ``environments`` maps each host to what its probe told; it
-    is filled in when the hosts have been asked.
+    ``git_prefix`` is the project's folder inside the repository (usually ''), ``lock_sha256`` the digest of
+    requirements.lock (None: there is none). ``defaults`` are the user's own defaults in this composition
+    (conf/local.yaml
+    and the file for all projects, merged). ``environments`` maps each host to its probe's facts, once hosts were asked.
     """
 
     git_commit: str | None
@@ -246,8 +246,9 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """What the provenance tells of one run besides its checkout. ``hosts`` are their labels, ``defaults`` the person's
-    own, without secrets."""
+    """The parts of a provenance besides the checkout. ``hosts`` are labels, ``defaults`` the user's own without
+    secrets.
+    """
 
     overrides: Sequence[str]
     hosts: Sequence[str]
@@ -265,11 +266,10 @@ def collect(
     secrets: Collection[str] = (),
     imported: Collection[Path] = (),
 ) -> tuple[Provenance, bytes]:
-    """The provenance and the binary patch (untracked files included) that turns the commit into this tree.
+    """Return the provenance and the binary patch (with untracked files) that turns the commit into this tree.
 
-    ``outputs`` are folders of results: what lies there is no source. What no patch can keep, and files in which one of
-    ``secrets`` stands, are named in ``left_out``. Of a larger repository the project's folder counts, and what lies
-    outside of it of ``imported``.
+    ``outputs`` are folders of results, which are no sources. ``left_out`` names what a patch can't hold, and files that
+    contain one of ``secrets``. In a larger repository, the project's folder counts, and ``imported`` sources outside.
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
@@ -295,8 +295,9 @@ def collect(
 
 
 def _without_commit(root: Path) -> Changes:
-    """Outside of a repository nothing is promised; one before its first commit, or that git refuses to read, looks as
-    if it could be kept."""
+    """Return no changes; ``left_out`` says so if a commit could be expected: in a repository before its first commit,
+    or in one that git refuses to read.
+    """
     why = git.refusal(root)
     if why is None and git.answer(root, "rev-parse", "--is-inside-work-tree") == "true\n":
         why = "the repository has no commit yet"
@@ -304,7 +305,7 @@ def _without_commit(root: Path) -> Changes:
 
 
 def of_another(origin: Provenance, run: RunDetails) -> Provenance:
-    """The provenance of another run of the same command and code."""
+    """Return the provenance of another run of the same command and code."""
     words, hosts = tuple(_without_secrets(run.overrides)), tuple(run.hosts)
     return replace(
         origin,
@@ -317,7 +318,7 @@ def of_another(origin: Provenance, run: RunDetails) -> Provenance:
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:
-    """What a host's probe told of its software and hardware: what provenance.json keeps of it."""
+    """Return the facts of a host's probe that provenance.json keeps: software and hardware."""
     hardware = fact.extra.get("hardware") or {}
     return {
         "hostname": fact.hostname,
@@ -332,7 +333,7 @@ def environment(fact: NodeFacts) -> dict[str, Any]:
 
 
 def keep_lock(root: Path, run_dir: Path) -> None:
-    """requirements.lock into the run folder. The folders of one lock share one file: it is large beside a small run."""
+    """Copy requirements.lock into the run folder, as a link to one shared file per lock, because it is large."""
     source, target = root / LOCK, run_dir / LOCK
     target.unlink(missing_ok=True)
     if not source.is_file():

@@ -1,4 +1,4 @@
-"""A run folder, or its checkpoints, removed while nobody else works on it. What is killed midway leaves no half run."""
+"""Remove a run folder, or its checkpoints, while no other command uses it. A kill midway leaves no partial run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainers.contract import run_folder
 
 
 class Usage(NamedTuple):
-    """``bytes`` are those that its removal frees; ``newest`` is when a file in it was last written (unix seconds)."""
+    """``bytes`` are freed by the removal; ``newest`` is the time of the last write to a file in it (unix seconds)."""
 
     bytes: int
     newest: float
 
 
 def measured(place: Path) -> Usage:
-    """Of a file, or of all files below a folder. One that has another name elsewhere (a hard link) counts 0.
+    """Measure a file, or all files below a folder. A file with another hard link elsewhere counts 0.
 
-    What vanishes or can't be read meanwhile is left out.
+    Files that vanish or can't be read are left out.
     """
     total, newest = 0, 0.0
     for status in _files(place):
@@ -56,23 +56,24 @@ Objection = Callable[[], str]
 
 
 def remove_run(folder: RunFolder, objection: Objection) -> str:
-    """Remove the folder; why it stays, or ''. Raises OSError, PacelineError.
+    """Remove the folder. Return why it stays, or ''. Raises OSError, PacelineError.
 
-    It gets the name of a temporary file first: from then on there is no such run, and if this process is killed, the
-    next command removes what is left.
+    It is renamed to a temporary name first. Then the run no longer exists, and if this process is killed, the next
+    command
+    removes the rest.
     """
     return _alone(folder, objection, _remove_folder)
 
 
 def remove_checkpoints(folder: RunFolder, objection: Objection) -> str:
-    """Remove what a training goes on from, of a run that is finished; why it stays, or ''. Raises as ``remove_run``."""
+    """Remove a finished run's checkpoints. Return why they stay, or ''. Raises as ``remove_run``."""
     return _alone(folder, objection, _remove_checkpoints)
 
 
 def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
-    """What a training goes on from: files and folders of shards. final.pt and best.pt are none of them.
+    """Return the files and folders that a training resumes from, without final.pt and best.pt.
 
-    A .json comes last: a checkpoint without its own would be taken for a damaged one.
+    Each .json comes last: a checkpoint without its own would count as damaged.
     """
     for pattern in ("step-*.pt", "shards-*", "step-*.bad", "step-*.json"):
         yield from sorted((folder.path / run_folder.CHECKPOINTS).glob(pattern))

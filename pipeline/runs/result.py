@@ -1,4 +1,4 @@
-"""result.json: what a finished run came to, read in one place, with its seal and its types checked."""
+"""result.json: the results of a finished run, read in one place, with its seal and its types checked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ FILE = "stamps.json"
 
 
 class Stamps:
-    """Those of one run folder; ``keep`` writes down what ``changed`` had to hash."""
+    """The known digests of a run folder's files by stamp; ``keep`` stores the files that ``changed`` had to hash."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._fresh: dict[str, list[Any]] = {}
 
     def changed(self, name: str, expected: Fingerprint) -> str | None:
-        """What happened to a target since its fingerprint was taken, or None."""
+        """Return what happened to a target since its fingerprint, or None.
+
+        Compares the size first, then the bytes unless the stamp is equal: hashing 90 MB on every call would be slow.
+        """
         path = self._run_dir / name
         seen = stamp(path)
         if seen is None or seen == expected.stamp:
@@ -41,7 +44,7 @@ class Stamps:
         return why
 
     def keep(self) -> None:
-        """A folder that can't be written does without."""
+        """Store new stamps, unless the folder can't be written."""
         if self._fresh and self._run_dir.is_dir():  # one that was removed meanwhile stays removed
             with suppress(OSError):
                 documents.write_sealed(self._run_dir / FILE, {"targets": {**self._known, **self._fresh}})
@@ -64,12 +67,14 @@ _T = TypeVar("_T")
 
 
 class AlteredError(PacelineError):
-    """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the fix."""
+    """A file of a run folder was altered; the text names it, the problem, and the fix."""
 
 
 class Fingerprint(NamedTuple):
-    """A target as it was when result.json was written. ``stamp`` is its modification time, inode and change time
-    (unix times in ns): what tells that nobody wrote to it since, also not with the old modification time."""
+    """A target's state when result.json was written. ``stamp`` is its modification time, inode and change time (unix
+    ns),
+    which shows later writes even if the modification time was reset.
+    """
 
     sha256: str
     bytes: int
@@ -77,11 +82,10 @@ class Fingerprint(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What result.json holds; ``fields`` is all of it.
+    """The content of result.json; ``fields`` holds all of it.
 
-    ``key`` and ``digest`` are the run's, ``origin_sha256`` is where it comes from. ``metrics`` are flat, with
-    ``test/accuracy`` in 0..1. ``sealed`` is False of a file that an older Paceline wrote: nobody can say whether it
-    was altered.
+    ``key`` and ``digest`` are the run's, ``origin_sha256`` is the digest of its origin. ``metrics`` are flat, with
+    ``test/accuracy`` in 0..1. ``sealed`` is False for a file by an older Paceline, whose integrity is unknown.
     """
 
     key: str
@@ -102,14 +106,16 @@ class Result(NamedTuple):
 
     @property
     def files(self) -> dict[str, Fingerprint]:
-        """The targets by name; made when asked for, as a list of ten thousand runs needs none. Raises DamagedError."""
+        """The targets by name, parsed on first use, because lists of ten thousand runs don't need them. Raises
+        DamagedError.
+        """
         try:
             return {name: _fingerprint(value) for name, value in _a(dict, self.fields["files"]).items()}
         except (KeyError, TypeError) as error:
             raise DamagedError(f"names no files: {error}") from error
 
     def file(self, name: str) -> Fingerprint | None:
-        """One of the targets, without making the others; None where it is none. Raises DamagedError."""
+        """Return one target without parsing the others; None if there is none of this name. Raises DamagedError."""
         try:
             known = self.fields["files"].get(name)
             return None if known is None else _fingerprint(known)
@@ -118,7 +124,7 @@ class Result(NamedTuple):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What of it the node half has told: summary.json."""
+        """The fields that the node half reported in summary.json."""
         return {name: value for name, value in self.fields.items() if name not in _OF_THE_CONTROLLER}
 
 
@@ -128,13 +134,13 @@ def write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, *, unsealed: bool = False) -> Result | None:
-    """None where there is no such file.
+    """Read result.json; None if it doesn't exist.
 
     Args:
-        unsealed: take one without a seal, as older versions wrote it.
+        unsealed: accept one without a seal, as older versions wrote it.
 
     Raises:
-        DamagedError: it was altered, cut off, or doesn't hold a result.
+        DamagedError: it was altered or cut off, or holds no result.
     """
     try:
         data = documents.content(path)
@@ -151,7 +157,7 @@ def read(path: Path, *, unsealed: bool = False) -> Result | None:
 
 
 def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
-    """Raises DamagedError: a field is missing or of another type."""
+    """Check fields and types. Raises DamagedError."""
     try:
         return Result(
             key=_a(str, raw["key"]),
@@ -192,7 +198,7 @@ def _a(kind: type[_T], value: Any) -> _T:
 
 
 def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Metric → ``NaN at step 4, 37 times``: the values of a script that were no finite numbers, which no curve has."""
+    """Return metric → ``NaN at step 4, 37 times``: a script's values that were not finite, which curves lack."""
     shown_by_metric = {}
     noted = summary.get("nonfinite")
     for name, value in noted.items() if isinstance(noted, Mapping) else ():
@@ -204,21 +210,20 @@ def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def nonfinite_note(summary: Mapping[str, Any]) -> str:
-    """The first of them for a line, and how many more metrics have some; '' where all was finite."""
+    """Return the first of them for a line, and how many more metrics have some; '' if all were finite."""
     shown_by_metric = nonfinite(summary)
     more = f" (and {counted(len(shown_by_metric) - 1, 'more metric')})" if len(shown_by_metric) > 1 else ""
     return next((f"{name} was {what}{more}" for name, what in shown_by_metric.items()), "")
 
 
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
-    """Of a script, whose metrics have names of their own: ``loss 0.25`` for each of the first few by name, and how many
-    more there are."""
+    """Return ``loss 0.25`` for the first few metrics of a script by name, and how many more there are."""
     shown = [f"{name} {quantity(name, value)}" for name, value in sorted(metrics.items())]
     return [*shown[:most], *([f"{len(shown) - most} more metrics"] if len(shown) > most else [])]
 
 
 def number(value: Any) -> float:
-    """A JSON number as a float (NaN is one). Raises TypeError, OverflowError."""
+    """Convert a JSON number to a float (NaN included). Raises TypeError, OverflowError."""
     if type(value) is not float and type(value) is not int:
         raise TypeError(f"{str(value)[:40]!r} is no number")
     return float(value)
@@ -229,7 +234,7 @@ def _optional_number(value: Any) -> float | None:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """As it stands in ``files``. Raises OSError."""
+    """Return the fingerprint of a file, as ``files`` holds it. Raises OSError."""
     status = path.stat()
     return {"sha256": sha256_file(path), "bytes": status.st_size, **dict(zip(_STAMP, _stamp(status), strict=True))}
 
@@ -239,7 +244,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 def stamp(path: Path) -> tuple[int, ...] | None:
-    """That of a file now; None where there is none."""
+    """Return the stamp of a file; None if there is none."""
     try:
         return _stamp(path.stat())
     except OSError:
@@ -247,9 +252,9 @@ def stamp(path: Path) -> tuple[int, ...] | None:
 
 
 def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> bool:
-    """Whether it is as it was when its fingerprint was taken, by its stamp alone: for lists of ten thousand runs.
+    """Whether a file is unchanged since its fingerprint, by its stamp alone, for lists of ten thousand runs.
 
-    ``copied``: a file of that size and modification time is enough, whatever its inode.
+    ``copied``: equal size and modification time are enough, whatever the inode.
     """
     try:
         status = os.stat(path)  # noqa: PTH116  (a Path costs more than the question)

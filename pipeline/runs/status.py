@@ -1,4 +1,4 @@
-"""How far a run has come and what its hosts said, as its folder tells it. Reads only."""
+"""The progress of a run and the output of its hosts, read from its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Words that follow "still": for whom the others wait and why, as far as it is known; None once all have come."""
+    """Return words that follow "still": the host that the others wait for, and why, if known; None once all joined."""
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:
@@ -47,7 +47,7 @@ def hosts_awaited(folder: RunFolder) -> str | None:
 
 
 def _why(host: str, text: str, where: str, *, first: str) -> str | None:
-    """What keeps the host, by the newest line that says so."""
+    """Return what keeps the host, from the newest line about it."""
     own = re.findall(rf"no answer from {re.escape(where)}, where the hosts meet, for (\d+ s)", text)
     torch = _TORCH.findall(text)
     if own:
@@ -76,7 +76,7 @@ IDLE_S = 5.0  # for which a script's rank did nothing: less is a wait between tw
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank: its step (from 1), what it is at and since when, the seconds of its own work on its steps."""
+    """One rank: its step (from 1), its activity and since when, and the seconds of its own work."""
 
     rank: int
     host: str
@@ -87,7 +87,7 @@ class RankRow:
 
 
 def rank_rows(beats: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
-    """Of what each rank told last, with its host, in the order of the ranks."""
+    """Return the last reports of all ranks, with their hosts, in the order of the ranks."""
     rows = [
         RankRow(rank=beat.rank, host=host, step=beat.step, phase=beat.phase, for_s=beat.for_s, own_s=beat.own_s)
         for host, beat in beats
@@ -98,7 +98,7 @@ def rank_rows(beats: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
 def write_rank_rows(
     folder: Path, rows: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
 ) -> None:
-    """Put it where ``doit status`` looks. ``hosts``: how busy each is, as far as it told. Raises OSError."""
+    """Write the ranks' states for ``doit status``; ``hosts``: how busy each is, if known. Raises OSError."""
     temporary = folder / f".{FILE}.tmp"
     value = {
         "ranks": [asdict(row) for row in rows],
@@ -110,7 +110,7 @@ def write_rank_rows(
 
 
 def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
-    """The ranks and the notes on them; none where nothing readable is there."""
+    """Read the ranks' states and the notes about them; nothing if the file is unreadable."""
     try:
         value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
@@ -119,7 +119,7 @@ def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
 
 
 def usages(folder: Path) -> dict[str, Usage]:
-    """How busy each host is; none where nothing readable is there."""
+    """Read how busy each host is; nothing if the file is unreadable."""
     try:
         value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
@@ -128,8 +128,10 @@ def usages(folder: Path) -> dict[str, Usage]:
 
 
 def lagging(rows: Sequence[RankRow]) -> str:
-    """``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``; of a script
-    ``2 at work``, or which do nothing."""
+    """Return ``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``; for a
+    script
+    ``2 at work``, or the idle ranks.
+    """
     if not rows:
         return ""
     if any(row.phase == Phase.RUNNING_A_SCRIPT for row in rows):
@@ -156,7 +158,7 @@ def _of_script(rows: Sequence[RankRow]) -> str:
 
 
 def slow_ranks(rows: Sequence[RankRow]) -> list[str]:
-    """A sentence for each rank whose own work took more than a fifth longer than the median's."""
+    """Return a sentence for each rank whose own work took a fifth longer than the median's."""
     if len(rows) < 2:
         return []
     usual_s = median_low([row.own_s for row in rows])
@@ -176,7 +178,7 @@ _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 
 
 def status(folder: RunFolder) -> str:
-    """State, attempt, hosts, step, last metrics, a line each."""
+    """Return lines: state, attempt, hosts, step, last metrics."""
     entries = journal.read(folder.journal)
     config, plan = folder.read_json(run_folder.CONFIG) or {}, folder.read_json(run_folder.PLAN) or {}
     last = entries[-1] if entries else None
@@ -216,15 +218,15 @@ def status(folder: RunFolder) -> str:
 
 
 def added(folder: RunFolder) -> list[str]:
-    """Files among those of a script's run that came when it was finished: nobody's outputs."""
+    """Return files in a script's outputs that appeared after it finished."""
     recorded = folder.recorded_files()
     return [name for name in folder.program.files(folder.path) if name not in recorded] if recorded else []
 
 
 def under_way(folder: RunFolder) -> str:
-    """What the ranks of the newest attempt are at, as rank 0's last metrics tell: words that follow "still".
+    """Return the activity of the newest attempt's ranks by rank 0's last metrics, as words that follow "still".
 
-    Until they have written any, the metrics are those of an attempt before, perhaps of later steps than its checkpoint.
+    Until the attempt writes metrics, those of an earlier one count, which may be later than its checkpoint.
     """
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
@@ -241,7 +243,7 @@ def under_way(folder: RunFolder) -> str:
 
 
 def _no_metric(folder: RunFolder) -> str:
-    """What shows that a script goes on before it has logged a metric, which it may never do: its newest line."""
+    """Return the age of the newest line, for a script that has logged no metric and may never log one."""
     numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
     logs = folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log")
     ages_s = [time.time() - seen.st_mtime for path in logs if (seen := path.stat()).st_size]
@@ -250,7 +252,7 @@ def _no_metric(folder: RunFolder) -> str:
 
 
 def outlived(folder: RunFolder) -> Iterator[str]:
-    """``node1: process 12 (…)``: of each host what a script had started and had to be ended after its good end."""
+    """Yield ``node1: process 12 (…)`` for each host's processes that outlived their script and had to be ended."""
     attempt = f"{run_folder.ATTEMPTS}/{journal.attempts(folder.journal)}"
     for path in sorted(folder.path.glob(f"{attempt}/*.exit.json")):
         end = folder.read_json(f"{attempt}/{path.name}") or {}
@@ -259,14 +261,14 @@ def outlived(folder: RunFolder) -> Iterator[str]:
 
 
 def altered(folder: RunFolder) -> str:
-    """What of a run that no command is at isn't what was written, or ''."""
+    """Return which part of an idle run was altered, or ''."""
     if locks.is_held(folder.lock):
         return ""
     return next((line.strip() for line in [*_accepted(folder)[1], *_unreadable(folder)]), "")
 
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
-    """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
+    """Yield the lines of every attempt's logs, each under a heading. Raises UsageError: no logs, or no such host."""
     attempts = folder.path / run_folder.ATTEMPTS
     log_files = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not log_files:
@@ -296,8 +298,7 @@ def _without_logs(folder: RunFolder) -> UsageError:
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """By whose word another run holds for this one; and what is said where that word, the result or a file that it
-    names was altered."""
+    """Return whose acceptance holds for this run, and the message about an altered acceptance, result or file."""
     try:
         result, accepted = acceptance.standing(folder)
     except AlteredError as error:
@@ -309,7 +310,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 
 
 def _curves_altered(folder: RunFolder) -> bool:
-    """Of a finished run; one that is under way writes them."""
+    """Check the curves of a finished run; a running one still writes them."""
     try:
         return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
     except AlteredError:  # nothing vouches for them, and the result's own line says so
@@ -317,7 +318,7 @@ def _curves_altered(folder: RunFolder) -> bool:
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """``node0 (2), node1 (2), pssh``; before there is a plan, what the configuration says of them."""
+    """Return ``node0 (2), node1 (2), pssh``; before there is a plan, what the configuration says."""
     hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes_of(plan)]
     if hosts:
         return f"{', '.join(hosts)}, {plan.get('launcher', '-')}"
@@ -327,7 +328,7 @@ def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _unreadable(folder: RunFolder) -> list[str]:
-    """The files of which this Paceline knows that they aren't what was written."""
+    """Yield messages about altered files."""
     lines = []
     for read in (folder.read_key, folder.read_summary, folder.read_result):
         try:
@@ -343,7 +344,7 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
 
 
 def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
-    """Step and epoch of the last line, and the newest value of each metric among the last lines."""
+    """Return step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
         first = "the ranks import torch and read the data" if folder.program.is_ours else _no_metric(folder)
@@ -357,7 +358,7 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
-    """Where the ranks are while they train, and who held them up."""
+    """Yield lines about ranks that train, and about slow ones."""
     rows, notes = read_rank_rows(folder.path / run_folder.ATTEMPTS / str(attempt))
     lines = [f"  ranks    {lagging(rows)}"] if rows and training else []
     return lines + [f"  {note}" for note in notes]

@@ -1,6 +1,6 @@
-"""Runs of this project whose commands wait until nobody else computes on their hosts (cluster.when_busy=wait).
+"""Runs of this project whose commands wait until their hosts are free (cluster.when_busy=wait).
 
-Nothing is held on the hosts meanwhile, so only the run's folder knows.
+Nothing is kept on the hosts during the wait, so only the run's folder records it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Wait:
 
 
 class Waiting:
-    """The wait of one run, as others are told of it. A folder that can't be written says nothing."""
+    """The record of one run's wait, for other commands. Without a writable folder nothing is recorded."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._since = run_dir / FILE, time.time()
@@ -44,7 +44,7 @@ class Waiting:
 
 
 def under_way(runs_dir: Path) -> list[Wait]:
-    """Those whose commands live, the longest first."""
+    """Return the waits whose commands live, the longest first."""
     found = []
     for path in runs_dir.glob(f"*/{FILE}"):
         with suppress(documents.DamagedError, OSError, TypeError):
