@@ -1,4 +1,4 @@
-"""The attempts of a run: one after another until one ends well, or the one that is under way already."""
+"""The attempts of a run: one after another until one ends well, or the attempt already under way."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_SHOWN = 2000  # characters of a line on the terminal
 
 
 def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
-    """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
+    """Return the newest attempt and its hosts. Raises UsageError: it is over, or on other hosts."""
     cluster, plan = run.config.cluster, earlier.unfinished_plan(run.folder.path)
     if launchers.capabilities(cluster).hosts_are_granted:  # a job may also wait, or be over
         raise UsageError(
@@ -66,9 +66,9 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
 
 
 def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:
-    """The newest attempt and its hosts, where a command that is gone has left it running there, or it has ended well.
+    """Return the newest attempt and its hosts, if it outlived its command and still runs, or has ended well.
 
-    Raises HostError: one of the hosts can't be asked, and no other may take its place.
+    Raises HostError: a host can't be asked, and no other may take its place.
     """
     try:
         plan, cluster = left_running(work.run)
@@ -85,7 +85,7 @@ def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:
 
 
 def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
-    """Take up an attempt where it is; where it fails, start again as the command that began it would have."""
+    """Follow an attempt under way; if it fails, restart as the command that began it would have."""
     run = work.run
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     watchers = _watchers(work, plan.attempt, notes=False)
@@ -109,7 +109,7 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
 
 
 def run_attempts(work: Work) -> None:
-    """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
+    """Make attempts, each from the last checkpoint, until one ends well or none is left."""
     run, say = work.run, work.say
     if work.mirror is not None:
         say.doing(f"waiting for {work.mirror.shown} to answer")
@@ -142,7 +142,7 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
 
 
 def _keep_printed(run: Run) -> None:
-    """For a script whose metrics will be read from what it prints: what earlier attempts have printed."""
+    """Keep the lines that earlier attempts printed, for a script whose metrics are read from its output."""
     settings = checkpoints.settings_of(run.folder.path)
     if settings is None or settings.metrics == "off" or settings.metrics_pattern is not None:
         return
@@ -152,8 +152,10 @@ def _keep_printed(run: Run) -> None:
 
 
 def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
-    """With the word that takes a file along which a rank looked for in vain and the project has; of a script its seal
-    says so."""
+    """Add the override that takes a missing file along, if a rank looked for it and the project has it.
+
+    For a script, its seal names such files.
+    """
     match = _ABSENT.search(error.what)
     if match is None or error.hint is not None or run.config.script is not None:
         return error
@@ -166,7 +168,7 @@ def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
 
 
 def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
-    """Say that another attempt begins, and on which hosts. Raises ``error`` where none may."""
+    """Announce another attempt and its hosts. Raises ``error`` if none may follow."""
     run = work.run
     gone = work.lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
     if number == last or gone or (run.folder.path / run_folder.STOP).exists():
@@ -179,8 +181,10 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
 
 
 def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
-    """One attempt; where one of a run that has begun finds hosts silent, spares take their places, or they are waited
-    for. Raises HostError: neither helps."""
+    """Make one attempt. If hosts of a run that has begun are silent, spares replace them, or they are waited for.
+
+    Raises HostError: neither helps.
+    """
     services, watchers = work.services, _watchers(work, number, notes=notes)
     # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
     waits = Waits(restarts.cluster.restart_wait_s) if restarts.begun and services.hosts is None else Waits(0.0)
@@ -212,7 +216,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
 
 
 def _last_step(run: Run, number: int) -> int:
-    """The last step of which anything was heard in an attempt; of a script the last one that it has logged."""
+    """Return the last known step of an attempt; for a script, the last one that it logged."""
     if run.config.script is not None:
         return metrics_file.last_step(run.folder.path / run_folder.METRICS)
     rows, _ = status.read_rank_rows(run.folder.path / run_folder.ATTEMPTS / str(number))
@@ -220,7 +224,7 @@ def _last_step(run: Run, number: int) -> int:
 
 
 def _or_without_it(error: HostError, run: Run) -> HostError:
-    """With trainer.shards a run needs none of the hosts that it began on."""
+    """Change the error's hint: with trainer.shards, a run may continue on other hosts."""
     shards, cluster = run.config.train.trainer.shards, run.config.cluster
     if not shards or cluster.nnodes == 1:
         return error
@@ -250,7 +254,7 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
 
 
 def _outputs_of_script(run: Run) -> Outputs:
-    """What one goes on from is brought whatever its size."""
+    """Return what is fetched from a script's host; its checkpoints are fetched whatever their size."""
     settings = ScriptConfig(**run.config.resolved["program"])
     if settings.resumes:
         return SCRIPT_OUTPUTS
@@ -259,14 +263,14 @@ def _outputs_of_script(run: Run) -> Outputs:
 
 
 def shown(line: LogLine) -> str:
-    """A line of a rank as the terminal gets it: of an array or an error that fills pages only the beginning."""
+    """Format a rank's line for the terminal; only the beginning of an array or error that fills pages."""
     left = len(line.text) - _MOST_SHOWN
     text = f"{line.text[:_MOST_SHOWN]}… (cut: {left:,} more characters are in the log)" if left > 0 else line.text
     return f"{line.host}:{'-' if line.rank is None else line.rank} | {text}"
 
 
 def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
-    """``notes``: say what is remarkable about the hosts (once a run)."""
+    """``notes``: report remarkable facts about the hosts (once per run)."""
     say = work.say
     return Watchers(
         on_line=lambda line: say(shown(line)),
@@ -283,7 +287,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
 
 
 def _on_event(work: Work) -> Callable[[Progress], None]:
-    """The view's, and with tracking.system_metrics what the hosts tell of how busy they are goes to a file."""
+    """Pass an event to the view; with tracking.system_metrics, also write how busy the hosts are."""
     view = work.services.on_event
     if not work.run.config.tracking.system_metrics:
         return view
@@ -311,8 +315,10 @@ def _on_end(work: Work) -> None:
 
 
 def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
-    """Write which hosts these are, and what each has installed, into provenance.json; their hardware beside the
-    attempt, as the next one may be elsewhere."""
+    """Write the hosts and their environments into provenance.json, and their hardware beside the attempt, because the
+    next
+    attempt may run elsewhere.
+    """
     work.lock.check()
     folder = work.run.folder
     known = folder.read_json(run_folder.PROVENANCE) or {}

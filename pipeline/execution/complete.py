@@ -1,4 +1,4 @@
-"""A run brought to result.json: launch, attempts, evaluation, record."""
+"""Bring a run to result.json: launch, attempts, evaluation, record."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from trainers.contract import run_folder
 
 
 def bring_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
-    """Bring the weights that the run starts from here, if they aren't; of a run before it everything that it needs.
+    """Fetch the weights that the run starts from; for a parent run, train it first.
 
-    Two commands that need the same run share it: the second waits for the first.
+    Two commands that need the same parent share it: the second one waits.
 
     Raises:
         DataError: an address gives nothing.
-        TrainingError: the run before failed.
+        TrainingError: the parent run failed.
         Killed: stopped by Ctrl-C or a signal.
     """
     start = start_of(config, root)
@@ -65,7 +65,7 @@ def bring_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Sa
 
 
 def fetch_weights(config: RunConfig, start: starting.Start) -> None:
-    """Get the file from its address, if it has one. Raises DataError."""
+    """Download the file from its address, if it has one. Raises DataError."""
     if start.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
         weights.fetch(start.url, config.data_dir, setting=start.said, hash_in_name=is_torchvisions)
@@ -88,7 +88,7 @@ _SHOWN = 5  # names in a message
 
 
 def alone() -> RunServices:
-    """The services of a run that is no part of a sweep."""
+    """Return the services of a run outside of a sweep."""
     return RunServices(evaluate=evaluate_in_child, recorder=own_recorder, provenance=collect_provenance)
 
 
@@ -97,16 +97,15 @@ def train(
 ) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
-    An attempt that a command which is gone has left running, or that has ended well since, is taken up.
-    ``attach``: nothing else is wanted.
+    An attempt that outlived its command is followed, or its result taken. ``attach``: do nothing else.
 
     Raises:
         UsageError: there is none to attach to.
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
-        Pruned: ended early because a file ``prune`` came into the run folder.
-        PacelineError: the run folder can't be written, the evaluation failed.
+        Pruned: ended early because a file ``prune`` appeared in the run folder.
+        PacelineError: the run folder can't be written, or the evaluation failed.
     """
     services = services or alone()
     with Heartbeat(say, on_wait=services.on_wait) as heartbeat, _folder_errors_explained(run):
@@ -115,7 +114,7 @@ def train(
 
 @contextmanager
 def _folder_errors_explained(run: Run) -> Iterator[None]:
-    """What the controller writes during a run lies in its folder: a full or read-only disk has to be told there."""
+    """Turn errors of writing the run folder (full or read-only disk) into messages about it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -128,7 +127,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 
 
 def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
-    """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
+    """Hold the lock of the run's key, and train unless another command has finished the run in the meantime."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
@@ -160,7 +159,7 @@ def _mirror(run: Run, say: Say) -> mirroring.Mirroring | None:
 
 
 def _finish(work: Work) -> None:
-    """Bring the run to result.json. Whatever ends that early stands in the journal and in the record."""
+    """Bring the run to result.json. An early end is written to the journal and to the record."""
     with Interruptible(work.services.stop) as signals:
         try:
             _launch_unless_done(work)
@@ -180,14 +179,14 @@ def _finish(work: Work) -> None:
 
 
 def _stopped(work: Work, error: BaseException) -> Killed | None:
-    """What a bad end is that `doit stop` has made in another terminal; None: it is what it seems."""
+    """Return the error for a failure that `doit stop` in another terminal caused; None: it is a real failure."""
     if isinstance(error, TrainingError | HostError) and (work.run.folder.path / run_folder.STOP).exists():
         return Killed("stopped by doit stop")
     return None
 
 
 def _launch_unless_done(work: Work) -> None:
-    """Train; where an earlier command has, only restore the files that describe the run."""
+    """Train; if an earlier command did, only restore the files that describe the run."""
     run, services = work.run, work.services
     if run.key_lacks is None and not _summary_lacks(run) and run.folder.training_done(run.key):
         if run.unread_log:
@@ -213,7 +212,7 @@ def _launch_unless_done(work: Work) -> None:
 
 
 def _search_log(work: Work) -> None:
-    """Metrics that program.metrics_pattern finds in the log of a script that has ended. Raises PacelineError."""
+    """Return the metrics that program.metrics_pattern finds in the log of an ended script. Raises PacelineError."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
@@ -226,7 +225,7 @@ def _search_log(work: Work) -> None:
 
 
 def _notes(run: Run) -> list[str]:
-    """What a user should know of a script's key before hours of training."""
+    """Return remarks about a script's key, to be shown before hours of training."""
     said = [*run.config.notes]
     ranks = run.config.cluster.world_size
     if (
@@ -262,13 +261,13 @@ def _notes(run: Run) -> list[str]:
 
 
 def _summary_lacks(run: Run) -> bool:
-    """Whether a script that has ended read what its key lacks: it is not finished by that, and starts anew."""
+    """Whether an ended script read something that its key lacks: then the run isn't finished, and starts over."""
     nodes = [run.folder.read_json(run_folder.SUMMARY) or {}, *run.folder.dependencies_of_other_nodes()]
     return run.sealed and unkeyed(nodes) is not None
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
-    """What follows the training: report, last state, record, result.json."""
+    """Do what follows the training: report, last state, record, result.json."""
     run, say = work.run, work.say
     work.lock.check()
     summary = run.folder.read_summary()
@@ -298,8 +297,9 @@ def _complete(work: Work, signals: Interruptible) -> None:
 
 
 def _note_end(work: Work, error: BaseException) -> None:
-    """Note in the journal and in MLflow how the run ended. A full disk must not hide what went wrong, nor a recorder
-    that takes its time."""
+    """Write the end of the run to the journal and to MLflow. Neither a full disk nor a slow recorder may hide its
+    cause.
+    """
     work.say.doing("recording how it ended")
     run = work.run
     with suppress(OSError), _shown_meanwhile(work, error):
@@ -313,7 +313,7 @@ def _note_end(work: Work, error: BaseException) -> None:
 
 @contextmanager
 def _shown_meanwhile(work: Work, error: BaseException) -> Iterator[None]:
-    """Say what went wrong before the block ends, where that takes a while."""
+    """Show the error before the block ends, if that takes a while."""
 
     def show() -> None:
         if isinstance(error, PacelineError) and not isinstance(error, Killed):
@@ -328,7 +328,7 @@ def _shown_meanwhile(work: Work, error: BaseException) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """A line for the journal: of a training's error the first, which has host, rank and message."""
+    """Return a line for the journal: of a training's error the first one, with host, rank and message."""
     if isinstance(error, TrainingError):
         return error.what.partition("\n")[0]
     if isinstance(error, PacelineError):
@@ -337,21 +337,23 @@ def _reason(error: BaseException) -> str:
 
 
 def _goes_on(run: Run) -> str:
-    """The hint after a signal: what the same command does next."""
+    """Return the hint after a signal: what the same command does next."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
     return f"the same command again; it starts {next_start(run)}"
 
 
 def _hosts(run: Run) -> list[str]:
-    """Where it was trained: this command may name others, when only the result is made again."""
+    """Return the hosts of the training; this command may name others if only the result is made again."""
     known = (run.folder.read_json(run_folder.PROVENANCE) or {}).get("hosts")
     return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
 
 
 def _duration_s(run: Run, started: float) -> float:
-    """Seconds of the last attempt until its report was made; those between an earlier command and this one, which
-    ``started`` at that unix time, don't count."""
+    """Return the seconds of the last attempt until its report.
+
+    The time between an earlier command and this one, ``started`` at that unix time, doesn't count.
+    """
     entries = journal.read(run.folder.journal)
     last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
     finished = next(entry.time for entry in last if entry.state is State.FINISHED)
@@ -395,18 +397,18 @@ def _lay_out(work: Work) -> None:
 
 
 def _set_by(run: Run) -> set[str]:
-    """The variables that the configuration sets: what counts of them is in the key."""
+    """Return the variables that the configuration sets; those that matter are in the key."""
     program = run.config.resolved.get("program") or {}
     return {*(program.get("env") or {}), *(name for host in run.config.cluster.hosts for name in host.env)}
 
 
 def own_recorder(run: Run) -> Recorder:
-    """A recorder process for this run."""
+    """Return a recorder process for this run."""
     return Recorder(run.folder.path, run.config, run.root)
 
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
-    """Where the run comes from, and the patch; says what of the checkout neither of them can keep."""
+    """Return the origin of the run, and the patch; reports changes of the checkout that neither can hold."""
     weights = starting.file_of(run.config, run.root)
     origin, patch = provenance.collect(
         run.root,
@@ -423,7 +425,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
 
 
 def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
-    """Where rank 0 ended early because it was asked to: note that in the journal and in MLflow. Raises Pruned."""
+    """If rank 0 ended early on request, write that to the journal and to MLflow. Raises Pruned."""
     pruned = run.folder.read_json(run_folder.PRUNED)
     if pruned is None:
         return
@@ -436,7 +438,7 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
 
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:
-    """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
+    """Make the scikit-learn report in a separate process, so the controller stays small. Raises PacelineError."""
     made_of = report_key.made_of_run(folder, root)
     argv = [sys.executable, "-m", report_key.PROGRAM, str(folder.path), json.dumps(made_of)]
     done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
@@ -446,7 +448,7 @@ def evaluate_in_child(folder: RunFolder, root: Path) -> None:
 
 
 def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
-    """Make a run's report unless it is there, intact and up to date. Raises PacelineError."""
+    """Make a run's report unless it exists, intact and up to date. Raises PacelineError."""
     if not folder.program.evaluated:
         raise UsageError(f"{folder.key} is the run of a script, of which no report is made", hint="doit ui")
     if not (folder.path / TRAINED[2]).exists():

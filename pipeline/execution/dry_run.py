@@ -1,6 +1,6 @@
-"""What a command would do, without doing it: the steps with their reasons, and the exact command of each host.
+"""What a command would do: the steps with their reasons, and the exact command of each host. Nothing is started.
 
-No host is asked, so what only its probe can tell stands as a named placeholder: ``<python of node0>``.
+No host is asked, so facts from its probe are named placeholders: ``<python of node0>``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _OWN = "step "  # begins the name of a step of one's own
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One task of a run: whether it is done, and why (not), in a few words. ``needs``: tasks before it, of a person's
-    own step; any other needs the one before."""
+    """One task of a run: whether it is done, and why (not), in a few words.
+
+    ``needs``: earlier tasks of a user-defined step; any other task needs the one before it.
+    """
 
     name: str
     done: bool
@@ -49,10 +51,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched.
+    """One configuration: its steps, and what would be launched. ``key`` is None until its data is fetched.
 
-    ``chosen`` are those of the overrides that a sweep chose for it; ``accepted`` says by whose word a run of another
-    key holds for it.
+    ``chosen`` are the overrides that a sweep chose; ``accepted`` names the user who accepted a run of another key.
     """
 
     key: str | None
@@ -70,7 +71,7 @@ class PlannedRun:
 def planned(
     config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()
 ) -> PlannedRun:
-    """Plan one configuration. Looks at files here; asks no host, starts nothing. Raises UsageError."""
+    """Plan one configuration from local files; asks no host and starts nothing. Raises UsageError."""
     return PlannedRun(
         key=run.key.short if run else None,
         chosen=chosen,
@@ -87,19 +88,19 @@ def _accepted(run: Run | None) -> str | None:
 
 # ------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
-    """A person's own steps that the data comes from, then ``tasks``."""
+    """Return the user-defined steps that make the data, then ``tasks``."""
     own = [of_state(state) for state in config.step.standings()] if config.step is not None else []
     return (*own, *tasks(config, pack, run, root=root))
 
 
 def of_state(state: StepState) -> Step:
-    """A step of one's own among the tasks of a run."""
+    """Return a user-defined step as a task of a run."""
     needs = tuple(f"step {name}" for name in state.needs)
     return Step(name=f"{_OWN}{state.name}", done=state.made, why=state.why, needs=needs)
 
 
 def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
-    """fetch, train, evaluate and record, each decided by its own key; init before train where weights aren't fresh."""
+    """Return fetch, train, evaluate and record, each decided by its own key; init before train for given weights."""
     first = (_fetch(config, pack), *_init(start_of(config, root)))
     if run is None:
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
@@ -173,7 +174,7 @@ def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -
 
 # ---------------------------------------------------------------------------------------- commands
 def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
-    """The next attempt's plan, rendered by the same function as the launch itself."""
+    """Render the next attempt's plan with the function that the launch uses."""
     cluster = config.cluster
     key = run.key.short if run else "<key>"
     run_dir = config.runs_dir.absolute() / key
@@ -203,7 +204,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
 
 
 def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
-    """What is known of a host that was not asked: its configuration, else a placeholder's name."""
+    """Return a host's fact from its configuration, else a placeholder with the fact's name."""
     local = launchers.capabilities(cluster).is_this_computer  # what this process knows needs no placeholder
     return NodeFacts(
         host=host.label,
@@ -232,7 +233,7 @@ def _with_cpus_unknown(node: Any, host: Host) -> Any:
 
 
 def commands(plan: LaunchPlan) -> str:
-    """Each host's command as a shell would take it, placeholders quoted; before them what a scheduler is given."""
+    """Return each host's shell command with quoted placeholders, and before them what a scheduler gets."""
     rows = [plan.submission] if plan.submission else []
     for node in plan.nodes:
         env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
@@ -242,7 +243,7 @@ def commands(plan: LaunchPlan) -> str:
 
 # ------------------------------------------------------------------------------------------- shown
 def text(trials: Sequence[PlannedRun]) -> str:
-    """For a terminal: one trial with every step, or a line a trial; then the commands of the first one to run."""
+    """Format for a terminal: one trial with every step, or a line per trial; then the commands of the first open one."""
     lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
     launched = next(
         (item for item in trials if any(step.name == "train" and not step.done for step in item.steps)), None
@@ -257,7 +258,7 @@ def text(trials: Sequence[PlannedRun]) -> str:
 
 
 def _names_of_granted(plan: LaunchPlan) -> list[str]:
-    """What the names of the nodes are worth where a scheduler chooses the hosts."""
+    """Return a note about node names if a scheduler chooses the hosts."""
     if not launchers.LAUNCHERS.settings(plan.launcher).capabilities.hosts_are_granted:
         return []
     first, last = plan.nodes[0].host, plan.nodes[-1].host
@@ -283,7 +284,7 @@ def _many(trials: Sequence[PlannedRun]) -> list[str]:
 
 # --------------------------------------------------------------------------------------------- DAG
 def mermaid(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
-    """The tasks as a Mermaid flow chart, left to right; what is to do is dashed. ``others``: steps of no trial."""
+    """Return the tasks as a Mermaid flow chart, left to right, open tasks dashed. ``others``: steps of no trial."""
     nodes, edges = _graph(trials, others)
     lines = ["flowchart LR"]
     lines += [f'  {name}["{_escaped(label)}"]{"" if done else ":::todo"}' for name, (label, done) in nodes.items()]
@@ -292,7 +293,7 @@ def mermaid(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
 
 
 def dot(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
-    """The same graph for Graphviz."""
+    """Return the same graph for Graphviz."""
     nodes, edges = _graph(trials, others)
     lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
     for name, (label, done) in nodes.items():
@@ -305,7 +306,7 @@ def dot(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
 def _graph(
     trials: Sequence[PlannedRun], others: Sequence[Step]
 ) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
-    """Node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
+    """Return node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
     nodes: dict[str, tuple[str, bool]] = {}
     edges: dict[tuple[str, str], None] = {}
     shared: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Whether a run folder holds the finished run of a key. Looks, and starts nothing."""
+"""Whether a run folder holds the finished run of a key. Starts nothing."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _UNKEYED_SHOWN = 3
 def stale_because(
     folder: RunFolder, key: ContentKey, root: Path, *, sealed: bool = True, metrics_pattern: str | None = None
 ) -> str | None:
-    """Why the run must be made, or None where it is finished and intact.
+    """Return why the run must be made; None if it is finished and intact.
 
     Args:
         root: the project.
-        sealed: a run that read what its key lacks doesn't count (program.seal).
+        sealed: a run that read something outside of its key doesn't count (program.seal).
         metrics_pattern: its log must have been searched for program.metrics_pattern.
 
     Raises:
@@ -50,7 +50,7 @@ def stale_because(
 
 
 def acceptance_of(folder: RunFolder) -> Acceptance | None:
-    """The user's word that another run holds for this key, which has no result of its own."""
+    """Return the acceptance of another run for this key, if it has no result of its own."""
     if folder.result.exists():
         return None
     try:
@@ -60,21 +60,21 @@ def acceptance_of(folder: RunFolder) -> Acceptance | None:
 
 
 def unread_log(folder: RunFolder, metrics_pattern: str | None) -> str | None:
-    """That the log of the finished run wasn't searched for the metrics that are wanted now; None: it was."""
+    """Return why the finished run's log must be searched for the current metrics; None if it was."""
     if metrics_pattern is None or metrics_pattern == pattern_before(folder):
         return None
     return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
 
 
 def pattern_before(folder: RunFolder) -> str | None:
-    """The program.metrics_pattern by which the run's metrics were read."""
+    """Return the program.metrics_pattern by which the run's metrics were read."""
     return _program(folder).get("metrics_pattern")
 
 
 def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
-    """What the finished run read though its key doesn't hold it, and isn't as it was, in words; None: nothing.
+    """Return what the finished run read outside of its key and has changed since, in words; None: nothing.
 
-    None too where its result was altered: ``stale_because`` says so.
+    None too if its result was altered, which ``stale_because`` reports.
     """
     try:
         result = folder.read_result()
@@ -96,16 +96,16 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:
-    """The section ``program`` that the run was made with."""
+    """Return the section ``program`` of the run."""
     return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
 
 
 def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
-    """That the key is not complete, as summary.json and the records of other nodes say; None where it is.
+    """Return that the key is incomplete, by summary.json and the records of other nodes; None if it is complete.
 
     Args:
-        nodes: of each node the record, whose ``unkeyed`` is path → ``read`` or how it was looked for.
-        field: where the paths belong.
+        nodes: the record of each node, whose ``unkeyed`` is path → ``read`` or how it was looked up.
+        field: the field that the paths belong in.
     """
     kinds = contents.unkeyed(nodes)
     if not kinds:

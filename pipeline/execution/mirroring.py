@@ -1,4 +1,4 @@
-"""cluster.checkpoint_mirror during a run: what is copied there, and what a run without checkpoints takes from there."""
+"""cluster.checkpoint_mirror during a run: copy checkpoints there, and restore them for a run without any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.runs.folder import RunFolder
 
 
 class Mirroring:
-    """The mirror of one run, and whom to tell."""
+    """The mirror of one run, and where its messages go."""
 
     def __init__(self, mirror: CheckpointMirror | ScriptMirror, run_dir: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._run_dir, self._say = mirror, run_dir, say
@@ -19,18 +19,18 @@ class Mirroring:
 
     @property
     def shown(self) -> str:
-        """Setting and address, without a login."""
+        """The setting and the address, without a login."""
         return self._mirror.shown
 
     def try_writing(self) -> None:
-        """At the start, so that nobody relies on copies for hours which can't be made; told as ``push`` tells it."""
+        """Test the mirror at the start, so nobody relies on it in vain; failures are reported as by ``push``."""
         try:
             self._mirror.try_writing()
         except DataError as error:
             self._tell(error)
 
     def push(self) -> None:
-        """Copy the newest checkpoint; a mirror that fails doesn't end the training, and is told once."""
+        """Copy the newest checkpoint. A failing mirror doesn't end the training, and is reported once."""
         try:
             self._mirror.push(self._run_dir)
             self._failed = False
@@ -48,7 +48,7 @@ class Mirroring:
         self._failed = True
 
     def restore(self) -> None:
-        """Where the run folder has no checkpoint. Raises DataError: whether the mirror has one can't be told."""
+        """Restore a checkpoint if the run folder has none. Raises DataError: unknown whether the mirror has one."""
         if not self._mirror.is_lost(self._run_dir):
             return
         try:
@@ -64,7 +64,7 @@ class Mirroring:
 
 
 def of(address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool) -> Mirroring | None:
-    """None without an address. Raises DataError: it can't be used here."""
+    """Return the mirror; None without an address. Raises DataError: it can't be used here."""
     if address is None:
         return None
     mirror = ScriptMirror(address, folder.key) if of_script else CheckpointMirror(address, folder.key)

@@ -1,4 +1,4 @@
-"""Where an attempt of a run would begin now, in words for a person."""
+"""Where the next attempt of a run would begin, in words for users."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
 
 
 def next_start(run: Run) -> str:
-    """Words that follow "it starts": ``from the checkpoint of step 40``, or from the beginning, and why."""
+    """Return words that follow "it starts": ``from the checkpoint of step 40``, or from the beginning, and why."""
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
     return of_folder(run.folder.path, script)
 
 
 def of_folder(run_dir: Path, script: ScriptConfig | None) -> str:
-    """The same for a run folder. ``script``: None where Paceline's own trainer runs."""
+    """Return the same for a run folder. ``script``: None for Paceline's own trainer."""
     left = earlier.unfinished_plan(run_dir)
     if script is not None:
         return _of_script(run_dir, script, left)
@@ -36,12 +36,12 @@ def of_folder(run_dir: Path, script: ScriptConfig | None) -> str:
 
 
 def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:
-    """Whether rank 0's node of an attempt wrote into the run folder itself, and not into one of its own."""
+    """Whether rank 0's node of an attempt wrote into the run folder itself, not into one of its own."""
     return Path(left.nodes[0].run_dir) == run_dir.resolve()
 
 
 def _of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
-    """``left``: the newest attempt, if its hosts may have files that aren't here yet."""
+    """``left``: the newest attempt, if its hosts may hold files that aren't here yet."""
     saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
     elsewhere = ""
     if left is not None and not saved and not _wrote_here(left, run_dir):

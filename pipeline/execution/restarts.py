@@ -1,4 +1,4 @@
-"""Whether another attempt may end otherwise than the last one, and on which hosts it runs."""
+"""Whether another attempt could end differently, and on which hosts it runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 
 
 class Restarts:
-    """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
+    """The attempts of one command: the current hosts of the cluster, and how the last attempt ended."""
 
     def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, goes_on: bool = False) -> None:
-        """``keeps_hosts``: they are a sweep's, which deals them out, so no other takes the place of one. ``goes_on``: a
-        command before this one has begun the run, and may have been killed after a host was gone."""
+        """``keeps_hosts``: the hosts are assigned by a sweep, so none is replaced. ``goes_on``: an earlier command
+        began the run,
+        and may have been killed after a host was lost.
+        """
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
         self.begun = False
@@ -27,12 +29,15 @@ class Restarts:
         self._gone: dict[str, float] = {}  # hosts that could not be asked to stop → unix time at which their lease ends
 
     def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
-        """An attempt has failed. Raises TrainingError where the next one would fail in the same way: for a value of the
-        configuration, or at the same step with the same message (numbers in it don't count), for a reason that is no
-        host's; where somebody has ended it by the scheduler; or where it ended well and can't be brought here yet.
+        """Note that an attempt has failed.
+
+        Raises TrainingError if the next one would fail too: a bad value in the configuration; the same message at the
+        same
+        step (numbers aside) for a reason other than a host; a cancelled job; or a good end whose outputs can't be
+        fetched yet.
 
         Args:
-            saved: what a script goes on from; where it is another checkpoint than before, the script has advanced.
+            saved: the checkpoint that a script resumes from; a new one means that the script has advanced.
         """
         if error.cause in ("config", "cancelled", "outputs"):
             raise error
@@ -48,15 +53,18 @@ class Restarts:
         self._gone |= dict.fromkeys(error.gone, now + self.cluster.lease_s)
 
     def may_still_run(self, now: float) -> str:
-        """Where an earlier attempt may have left ranks, as the end of a sentence that there are none; '': nowhere."""
+        """Return where earlier attempts may have left ranks, as the end of a sentence; '': nowhere."""
         late = [f"{host} until {clock(ends)}" for host, ends in self._gone.items() if ends > now]
         if not late:
             return ""
         return f", but perhaps on {', '.join(late)} (cluster.lease_s={self.cluster.lease_s:g}), which couldn't be asked"
 
     def replace(self, gone: Sequence[str]) -> list[str]:
-        """Let spares take the places of the hosts ``gone``, or go on without them where trainer.shards and
-        cluster.min_nodes allow; lines that say so. None where nothing does: the same hosts are asked again."""
+        """Replace the hosts ``gone`` by spares, or continue without them if trainer.shards and cluster.min_nodes allow
+        it.
+
+        Return lines that report it; None: neither is possible, and the same hosts are asked again.
+        """
         if not gone or self._keeps_hosts:
             return []
         replaced = spares.replace(self.cluster, gone)
@@ -68,12 +76,12 @@ class Restarts:
         return lines
 
     def passed_over(self, gone: Sequence[str]) -> list[str]:
-        """Why spares stay idle though the hosts ``gone`` have none in their place, a line for each."""
+        """Return a line for each spare that stays idle although hosts are ``gone``, with the reason."""
         return [] if self._keeps_hosts else spares.passed_over(self.cluster, gone)
 
 
 class Waits:
-    """The pauses between tries of hosts that don't answer: longer and longer ones, for ``limit_s`` together."""
+    """Pauses between requests to silent hosts: increasing, and ``limit_s`` in total."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.doing = limit_s, ""
@@ -81,7 +89,7 @@ class Waits:
         self._ends: float | None = None
 
     def next(self, now: float) -> float | None:
-        """Seconds until the next try; None: none is left. ``now`` is of a clock that only goes forward."""
+        """Return the seconds until the next try; None: none is left. ``now`` comes from a monotonic clock."""
         self._ends = now + self.limit_s if self._ends is None else self._ends
         if now >= self._ends:
             return None
@@ -90,5 +98,5 @@ class Waits:
 
 
 def clock(unix_time: float) -> str:
-    """``13:45:12``, of this computer."""
+    """Return ``13:45:12``, by this computer's clock."""
     return time.strftime("%H:%M:%S", time.localtime(unix_time))

@@ -1,4 +1,4 @@
-"""A configured run with its key, its folder, its data and the weights that it starts from."""
+"""A configured run with its key, its folder, its data and its initial weights."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training is started from, and what a finished one is looked up by.
+    """A run to train, or to look up when it is finished.
 
-    ``code`` is all that the run imports, ``pack`` its data, ``start`` the weights that it starts from (None: fresh
-    ones); ``root`` is the project.
+    ``code`` is everything that the run imports, ``pack`` its data, ``start`` its initial weights (None: fresh ones);
+    ``root`` is the project.
     """
 
     config: RunConfig
@@ -55,38 +55,40 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        """Return why the run must be made; None if it is finished and intact. Raises UsageError: a newer Paceline wrote
+        it.
+        """
         return finished.stale_because(
             self.folder, self.key, self.root, sealed=self.sealed, metrics_pattern=self.metrics_pattern
         )
 
     @property
     def sealed(self) -> bool:
-        """True if a run that read what its key lacks isn't finished (program.seal)."""
+        """True if a run that read something outside of its key isn't finished (program.seal)."""
         return self._program.get("seal") != "off"
 
     @property
     def metrics_pattern(self) -> str | None:
-        """The program.metrics_pattern that its metrics are to be read by."""
+        """The program.metrics_pattern that its metrics are read by."""
         return self._program.get("metrics_pattern")
 
     @property
     def key_lacks(self) -> str | None:
-        """What the finished run read though its key doesn't hold it, in words; None: nothing, or it isn't sealed."""
+        """What the finished run read outside of its key, in words; None: nothing, or the run isn't sealed."""
         return finished.key_lacks(self.folder, self.key) if self.sealed else None
 
     @property
     def unread_log(self) -> str | None:
-        """That the log of the finished run wasn't searched for the metrics that are wanted now; None: it was."""
+        """Why the finished run's log must be searched for the current metrics; None if it was."""
         return finished.unread_log(self.folder, self.metrics_pattern)
 
     @property
     def accepted(self) -> Acceptance | None:
-        """The user's word that another run holds for this key, which has no result of its own."""
+        """The acceptance of another run for this key, which has no result of its own."""
         return finished.acceptance_of(self.folder)
 
     def standing(self) -> tuple[Result | None, Acceptance | None]:
-        """The result that counts: its own, or while an acceptance holds that of another run. Raises AlteredError."""
+        """The valid result: its own, or while an acceptance holds that of another run. Raises AlteredError."""
         own = self.folder.read_result()
         return (own, None) if own is not None else acceptance.standing(self.folder)
 
@@ -95,7 +97,7 @@ class Run:
         return self.config.resolved.get(programs.SECTION) or {}
 
     def description(self, sources: Mapping[str, Path] | None = None) -> Description:
-        """What its folder says of it. ``sources``: copies of its code's files (None: the files themselves)."""
+        """Return the content of its folder. ``sources``: copies of its code's files (None: the files themselves)."""
         from pipeline.config import compose  # it imports Hydra
 
         resolved = self.config.resolved
@@ -108,7 +110,7 @@ class Run:
         )
 
     def details(self, unix_time: float) -> RunDetails:
-        """What its provenance says besides the checkout. ``unix_time``: when the command began, seconds."""
+        """Return its provenance besides the checkout. ``unix_time``: when the command began, seconds."""
         hosts = [host.label for host in self.config.cluster.hosts]
         return RunDetails(
             overrides=self.config.overrides,
@@ -120,7 +122,7 @@ class Run:
 
     @property
     def pack_source(self) -> PackSource | None:
-        """The data as a launcher takes it; None: it needs none."""
+        """The data in the form that launchers take; None if there is none."""
         if self.pack.path is None:
             return None
         inside = self.pack.inside if isinstance(self.pack, Tree) else ()
@@ -128,7 +130,7 @@ class Run:
 
 
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:
-    """The run with its key; None while the weights that it starts from aren't known. Starts nothing, imports no torch.
+    """Return the run with its key; None while its initial weights are unknown. Starts nothing and imports no torch.
 
     Args:
         root: the project.
@@ -136,7 +138,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
         read: a ``code_reader`` that several runs share.
 
     Raises:
-        UsageError: the settings don't fit its data, or nothing can give the weights.
+        UsageError: the settings don't fit the data, or nothing provides the weights.
     """
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
@@ -160,7 +162,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
 
 # ----------------------------------------------------------------------------------- the code and its versions
 def code_reader(root: Path) -> CodeReader:
-    """A reader of import closures with a cache: the runs of one sweep read the same files."""
+    """Return a reader of import closures with a cache, because the runs of a sweep read the same files."""
 
     @cache
     def read(chosen: tuple[str, ...], python_path: tuple[str, ...]) -> Closure:
@@ -172,13 +174,13 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """All that the run imports, and of a script the files that it says it reads.
+    """Return everything that the run imports, and the inputs that a script declares.
 
     Args:
         rank_modules: modules that read its data pack.
 
     Raises:
-        UsageError: a file isn't there, or can't be parsed.
+        UsageError: a file doesn't exist or can't be parsed.
     """
     python_path = config.cluster.python_path
     if config.script is not None:
@@ -188,7 +190,7 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """The key's part ``environment``. With ``cluster.environment=hosts`` the hosts are asked for it.
+    """Return the part ``environment`` of the key. With ``cluster.environment=hosts`` the hosts are asked for it.
 
     Raises:
         HostError: a host can't be asked, or the hosts differ.
@@ -215,10 +217,10 @@ def _asked(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
-    """The controller's versions (``here``), replaced where ``cluster.environment`` has those of the hosts.
+    """Return the controller's versions (``here``), replaced by the hosts' in ``cluster.environment``.
 
     Raises:
-        UsageError: it names what the run doesn't import.
+        UsageError: it names something that the run doesn't import.
     """
     for name in of_cluster:
         if name not in here:
@@ -229,16 +231,16 @@ def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str
 
 # ----------------------------------------------------------------------------------- the weights it starts from
 def start_of(config: RunConfig, root: Path) -> Start | None:
-    """The weights that a configuration starts from; None where they are fresh. Looks, and starts nothing.
+    """Return the initial weights of a configuration; None for fresh ones. Starts nothing.
 
     Raises:
-        UsageError: nothing can give them, or they have another digest than init.sha256 says.
+        UsageError: nothing provides them, or their digest differs from init.sha256.
     """
     return starting.of(config, root, partial(_final_weights_of, root))
 
 
 def _final_weights_of(root: Path, parent: RunConfig, said: str) -> Start:
-    """Those of the run that ``init.run`` names, which may have to be trained first."""
+    """Return the final weights of the run that ``init.run`` names, which may have to be trained first."""
     pack = store.find(parent.train.dataset, parent.data_dir)
     run = prepare(parent, root, pack) if pack is not None else None
     if run is None:
@@ -250,7 +252,7 @@ def _final_weights_of(root: Path, parent: RunConfig, said: str) -> Start:
 
 
 def refuse_misfits(train: TrainConfig, data: Manifest) -> None:
-    """Raises UsageError: the ranks would find that these settings don't fit the data."""
+    """Refuse settings that don't fit the data, before the ranks find out. Raises UsageError."""
     weights = train.trainer.class_weights
     if isinstance(weights, list) and len(weights) != data.num_classes:
         raise UsageError(

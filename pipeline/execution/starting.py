@@ -1,6 +1,6 @@
-"""The weights that a run starts from: what names them, their digest, and what is still to be done for them.
+"""The initial weights of a run: the setting that names them, their digest, and what has to be done to get them.
 
-``init.weights`` and ``init.run`` say where they come from; in the key their digest counts alone.
+``init.weights`` and ``init.run`` name them; in the key only their digest counts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 
 class Start(NamedTuple):
-    """What a configuration starts from, as data.
+    """The initial weights of a configuration, as data.
 
-    ``said`` is the setting. ``run`` is the key of the run whose final weights they are, as soon as it is known. Without
-    ``sha256`` they aren't known yet, and without ``path`` they aren't here; ``waits`` says what is to be done first.
-    ``url`` is where they are to be fetched from.
+    ``said`` is the setting. ``run`` is the key of the run whose final weights they are, once it is known. Without
+    ``sha256`` the weights are still unknown, and without ``path`` they aren't here; ``waits`` says what comes first.
+    ``url`` is their address.
     """
 
     said: str
@@ -45,15 +45,16 @@ class Start(NamedTuple):
 
 
 def of(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], Start]) -> Start | None:
-    """None where the weights are fresh. Looks, and starts nothing.
+    """Return the initial weights; None for fresh ones. Starts nothing.
 
     Args:
         root: the project.
-        of_parent: the final weights of the run that ``init.run`` names, by its configuration and the setting's words.
+        of_parent: finds the final weights of the run that ``init.run`` names, by its configuration and the setting's
+        words.
 
     Raises:
-        UsageError: no such run, file or published weights, a file that can't hold any, or one with another digest than
-            init.sha256 says.
+        UsageError: no such run, file or published weights, a file that can't hold any, or another digest than
+        init.sha256.
     """
     init = config.train.init
     if config.script is not None or not init.said:
@@ -73,7 +74,7 @@ def of(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], Star
 
 
 def file_of(config: RunConfig, root: Path) -> Path | None:
-    """The file of this computer that ``init.weights`` names; None: it names none. The run keeps a copy of it."""
+    """Return the local file that ``init.weights`` names; None if it names none. The run keeps a copy of it."""
     text = config.train.init.weights
     if config.script is not None or text is None:
         return None
@@ -82,13 +83,13 @@ def file_of(config: RunConfig, root: Path) -> Path | None:
 
 
 def with_digest(config: RunConfig, start: Start) -> RunConfig:
-    """The configuration with the digest that its key holds."""
+    """Return the configuration with the digest of the weights, as the key holds it."""
     init = {**(config.resolved.get("init") or {}), "sha256": start.sha256}
     return dataclasses.replace(config, resolved={**config.resolved, "init": init})
 
 
 def lay_down(start: Start, folder: Path, data_dir: Path) -> None:
-    """Put the weights into a run folder, and what they are beside them.
+    """Put the weights into a run folder, with a description beside them.
 
     Raises:
         PacelineError: they aren't here.
@@ -107,7 +108,7 @@ def lay_down(start: Start, folder: Path, data_dir: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name of the kept copy, which nobody writes to; a copy where the file system has none."""
+    """Hard-link the stored copy, which is never written to; copy it on file systems without links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
@@ -117,7 +118,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def of_run(folder: RunFolder, said: str) -> Start:
-    """The final weights of a finished run. ``said``: the setting, for messages. Raises UsageError: it has none."""
+    """Return the final weights of a finished run. ``said``: the setting, for messages. Raises UsageError: it has none."""
     result = folder.read_result()
     if result is None:
         raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status {folder.key}")
@@ -135,7 +136,7 @@ def of_run(folder: RunFolder, said: str) -> Start:
 
 # -------------------------------------------------------------------------------------- init.weights
 def _named(config: RunConfig, root: Path) -> Start:
-    """What ``init.weights`` names: an address, a file, published weights or a run."""
+    """Return what ``init.weights`` names: an address, a file, published weights or a run."""
     init = config.train.init
     text = str(init.weights)
     if scheme(text) and local_path(text) is None:

@@ -1,4 +1,4 @@
-"""What is known of a cluster before a host is asked: that it can't work, or that it will be slow."""
+"""Checks of a cluster before a host is asked: whether it can't work, or will be slow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RANK_BYTES = 100_000_000  # that a rank has to itself once it has imported torc
 
 
 def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
-    """A warning, or ''. Asks no host.
+    """Return a warning, or ''. Asks no host.
 
     Raises:
-        UsageError: ranks of this computer that it can't have, or hosts of a lab that isn't up.
+        UsageError: more ranks than this computer can have, or hosts of a lab that isn't up.
     """
     if not capabilities(cluster).is_this_computer:
         refuse_without_lab(cluster, root)
@@ -49,7 +49,7 @@ def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
 
 
 def refuse_without_lab(cluster: Cluster, root: Path) -> None:
-    """Raises UsageError: its hosts are those of this project's lab, which isn't up."""
+    """Refuse hosts of this project's lab while it isn't up. Raises UsageError."""
     config = cluster.ssh_config
     if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
         return
@@ -64,5 +64,5 @@ def refuse_without_lab(cluster: Cluster, root: Path) -> None:
 
 
 def _cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""One command's work on one run, and what its caller gives it."""
+"""One command's work on one run, and the services of its caller."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunServices:
-    """What a run is given by its caller: a single run has helper processes of its own, a sweep's trials share them.
+    """What the caller provides: a single run has its own helper processes, a sweep's trials share them.
 
-    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
-    called when the hosts are free again, before outputs, report and record are complete (never where another command
-    has finished the run meanwhile); ``code`` are the files that
-    the snapshot is copied from (None: the run's own); ``hosts`` and ``stop`` are those of
-    run_attempt. ``on_event`` is told each event of an attempt and its plan, ``on_wait`` each second what is waited for
-    and since when (in place of a line now and then): both for a view, and neither may wait for anything.
+    ``evaluate`` makes the report of a run folder with the project's code (raises PacelineError). ``on_trained`` is
+    called
+    when the hosts are free again, before outputs, report and record are complete; never if another command finished the
+    run. ``code`` are the files that the snapshot is copied from (None: the run's own). ``hosts`` and ``stop`` are those
+    of
+    run_attempt. ``on_event`` gets each event of an attempt and its plan; ``on_wait`` gets each second what is waited
+    for
+    and since when, instead of a line now and then. Both feed a view, and must not block.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
@@ -61,6 +63,6 @@ class Work:
 
 
 def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
-    """A line in the run's journal. Raises OSError."""
+    """Write a line into the run's journal. Raises OSError."""
     entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
     journal.append(run.folder.journal, entry)
