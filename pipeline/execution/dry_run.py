@@ -243,7 +243,7 @@ def commands(plan: LaunchPlan) -> str:
 
 # ------------------------------------------------------------------------------------------- shown
 def text(trials: Sequence[PlannedRun]) -> str:
-    """Format for a terminal: one trial with every step, or a line per trial; then the commands of the first open one."""
+    """Format for a terminal: a trial with every step, or a line per trial; then the commands of the first open one."""
     lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
     launched = next(
         (item for item in trials if any(step.name == "train" and not step.done for step in item.steps)), None

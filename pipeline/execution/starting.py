@@ -118,7 +118,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def of_run(folder: RunFolder, said: str) -> Start:
-    """Return the final weights of a finished run. ``said``: the setting, for messages. Raises UsageError: it has none."""
+    """Return a finished run's final weights. ``said``: the setting, for messages. Raises UsageError: there are none."""
     result = folder.read_result()
     if result is None:
         raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status {folder.key}")
