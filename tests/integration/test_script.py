@@ -218,6 +218,42 @@ def test_a_script_that_advances_before_each_failure_is_started_again(project: Pr
     assert "attempt 3 failed; starting attempt 4 of 4" in done.stdout
 
 
+PRINTS_AND_IS_KILLED = """
+import os, pathlib, signal, sys
+saved = pathlib.Path(sys.argv[1], "epoch.txt")
+first = int(saved.read_text()) + 1 if saved.exists() else 1
+for epoch in range(first, 6):
+    print(f"epoch {epoch} loss: {1 / epoch:.3f}", flush=True)
+    if epoch == 2:
+        saved.write_text("2")
+    if epoch == 4 and first == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("host", ["", pytest.param("node0", marks=[pytest.mark.lab, *IN_CI])])
+def test_what_a_killed_attempt_printed_is_recorded_up_to_where_the_next_one_goes_on(
+    project: Project, host: str, request: pytest.FixtureRequest
+) -> None:
+    (project.folder / "my scripts/train.py").write_text(PRINTS_AND_IS_KILLED)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    words = ["program.args=['{checkpoints}']", "cluster.nproc_per_node=1", "cluster.max_restarts=1"]
+    if host:
+        lab: Lab = request.getfixturevalue("lab")
+        words += ["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", f"cluster.hosts=[{host}]"]
+    done = project.doit("train", *words)
+    assert done.returncode == 0, done.stdout
+    assert "paceline: note: 2 rows that earlier attempts printed stand before them" in done.stdout
+    rows = rows_of(project.only_run() / "metrics.jsonl")
+    assert [(row["step"], row["metrics"]["loss"]) for row in rows] == [
+        (1, 1),
+        (2, 0.5),
+        (3, 0.333),
+        (4, 0.25),
+        (5, 0.2),
+    ]
+
+
 def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(project: Project) -> None:
     done = project.doit("train", "program.args.lr=0.5", "cluster.max_restarts=3")
     assert done.returncode == 1

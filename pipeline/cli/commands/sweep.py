@@ -243,7 +243,8 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     about = folder.begun()
-    if left := about.total - len({entry.number for entry in folder.entries()[0] if entry.state in _ENDS}):
+    done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
+    if left := about.total - sum(trial.key in done for trial in about.trials):
         say(f"  left     {counted(left, 'trial')} of {about.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
     error = _of_failed(results)
