@@ -43,11 +43,9 @@ class RunConfig:
 
     ``sweep`` and ``search`` are settings of a sweep over such runs. They are no part of the run, so ``resolved`` lacks
     them. ``resolved`` and ``overrides`` hold placeholders for secrets, and ``secrets`` are the secret texts, to be
-    masked
-    in messages and in the patch. ``train`` is unused if there is a ``script``. ``step`` makes the run's data:
+    masked in messages and in the patch. ``train`` is unused if there is a ``script``. ``step`` makes the run's data:
     ``train`` and ``script`` hold the path of its output, ``resolved`` the words that name the step. ``parent`` is the
-    run
-    that ``init.run`` names.
+    run that ``init.run`` names.
     """
 
     train: node.TrainConfig

@@ -54,8 +54,8 @@ class ComposeMemo:
         """Store a composition, unless it holds a secret or depends on anything besides the files in the entry's name.
 
         Also not stored: compositions whose runs folder differs from what the words show, because a later call would
-        look in
-        the wrong folder, and options and programs of other installed packages, whose files are not part of the name.
+        look in the wrong folder, and options and programs of other installed packages, whose files are not part of the
+        name.
         """
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return

@@ -129,8 +129,7 @@ def says_something(resolved: Mapping[str, Any]) -> bool:
 
 def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """Return the configuration with the file of ``program.module`` as its script, and one rank for ``auto`` if the
-    script
-    uses no process group.
+    script uses no process group.
 
     Raises:
         UsageError: there is no such module.

@@ -316,8 +316,7 @@ def _on_end(work: Work) -> None:
 
 def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     """Write the hosts and their environments into provenance.json, and their hardware beside the attempt, because the
-    next
-    attempt may run elsewhere.
+    next attempt may run elsewhere.
     """
     work.lock.check()
     folder = work.run.folder

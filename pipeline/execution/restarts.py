@@ -18,8 +18,7 @@ class Restarts:
 
     def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, goes_on: bool = False) -> None:
         """``keeps_hosts``: the hosts are assigned by a sweep, so none is replaced. ``goes_on``: an earlier command
-        began the run,
-        and may have been killed after a host was lost.
+        began the run, and may have been killed after a host was lost.
         """
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
@@ -32,8 +31,7 @@ class Restarts:
         """Note that an attempt has failed.
 
         Raises TrainingError if the next one would fail too: a bad value in the configuration; the same message at the
-        same
-        step (numbers aside) for a reason other than a host; a cancelled job; or a good end whose outputs can't be
+        same step (numbers aside) for a reason other than a host; a cancelled job; or a good end whose outputs can't be
         fetched yet.
 
         Args:

@@ -27,13 +27,10 @@ class RunServices:
     """What the caller provides: a single run has its own helper processes, a sweep's trials share them.
 
     ``evaluate`` makes the report of a run folder with the project's code (raises PacelineError). ``on_trained`` is
-    called
-    when the hosts are free again, before outputs, report and record are complete; never if another command finished the
-    run. ``code`` are the files that the snapshot is copied from (None: the run's own). ``hosts`` and ``stop`` are those
-    of
-    run_attempt. ``on_event`` gets each event of an attempt and its plan; ``on_wait`` gets each second what is waited
-    for
-    and since when, instead of a line now and then. Both feed a view, and must not block.
+    called when the hosts are free again, before outputs, report and record are complete; never if another command
+    finished the run. ``code`` are the files that the snapshot is copied from (None: the run's own). ``hosts`` and
+    ``stop`` are those of run_attempt. ``on_event`` gets each event of an attempt and its plan; ``on_wait`` gets each
+    second what is waited for and since when, instead of a line now and then. Both feed a view, and must not block.
     """
 
     evaluate: Callable[[RunFolder, Path], None]

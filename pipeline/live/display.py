@@ -1,4 +1,4 @@
-"""A view on a terminal's stderr below the lines that are written there, by rich."""
+"""Draw a view on a terminal's stderr below the lines written there, with rich."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Drawn = Callable[[float, int, int], RenderableType]
 
 
 class Display:
-    """Within, the view is there; at the end it is gone. Raises OSError where the terminal takes nothing."""
+    """Show the view within the context; remove it at the end. Raises OSError: the terminal is gone."""
 
     def __init__(self, drawn: Drawn, color_system: Literal["auto"] | None) -> None:
         self._console = Console(
@@ -40,20 +40,20 @@ class Display:
 
     @property
     def width(self) -> int:
-        """In columns, as it is now."""
+        """The current width in columns."""
         return self._console.width
 
     def print(self, lines: Iterable[str]) -> None:
-        """Above the view, which is drawn anew: without what would move the cursor off it."""
+        """Write lines above the view, without sequences that would move the cursor, and redraw the view."""
         self._console.print(Text("\n").join(Text.from_ansi(line) for line in lines))
 
     def refresh(self) -> None:
-        """Draw the view anew."""
+        """Redraw the view."""
         self._live.refresh()
 
 
 class _View:
-    """What rich's live display holds: the view as it is at the moment."""
+    """The current view, for rich's live display."""
 
     def __init__(self, drawn: Drawn) -> None:
         self._drawn = drawn

@@ -1,4 +1,4 @@
-"""Notices of a run's or a sweep's end: a command of the person's own, an address of theirs. Nothing waits for them."""
+"""Notices of the end of a run or a sweep: to the user's command and address. Nothing waits for them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _FIGURES = ("test/accuracy", "val/accuracy")  # of a script that has neither: as
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """What is told. ``kind`` is run or sweep, ``name`` what it is called, ``error`` the first line of what went wrong,
-    ``minutes`` how long this command was at it."""
+    """The content of a notice. ``kind`` is run or sweep, ``name`` its name, ``error`` the first line of the error,
+    ``minutes`` how long this command worked on it.
+    """
 
     kind: str
     state: str
@@ -51,7 +52,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """One line for users."""
         named = [name for name in _FIGURES if name in self.metrics] or [*self.metrics][: len(_FIGURES)]
         figures = [f"{name} {quantity(name, self.metrics[name], '.4g')}" for name in named]
         said = ": ".join([f"{self.state} {self.kind} {self.key} ({self.name})", *([self.error] if self.error else [])])
@@ -59,13 +60,15 @@ class Notice:
 
 
 def as_json(notice: Notice) -> str:
-    """The notice with its ``text``, as a chat's webhook takes it; a metric that is no number is null."""
+    """Return the notice with its ``text``, as chat webhooks take it; metrics that are no numbers are null."""
     fields = {**asdict(notice), "hosts": list(notice.hosts), "metrics": _metrics(notice)}
     return json.dumps({"text": notice.text, **fields}, ensure_ascii=False)
 
 
 def as_environment(notice: Notice) -> dict[str, str]:
-    """The same as variables for a command: PACELINE_STATE, PACELINE_KEY and so on; without one that is too long."""
+    """Return the notice as variables for a command: PACELINE_STATE, PACELINE_KEY, …; variables that are too long are
+    left out.
+    """
     fields = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
     fields |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
     texts = {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in fields.items()}
@@ -77,10 +80,10 @@ def _metrics(notice: Notice) -> dict[str, float | None]:
 
 
 class Notices:
-    """Sends each notice in a thread of its own; at the end of the ``with`` those under way have LIMIT_S.
+    """Send each notice in its own thread; at the end of the ``with``, those under way have LIMIT_S.
 
     Args:
-        say: takes the warning about a notice that couldn't be sent; it is told once for the command and the address.
+        say: takes the warning about a failed notice, once for the command and once for the address.
     """
 
     def __init__(self, config: NotifyConfig, say: Callable[[str], None]) -> None:
@@ -93,7 +96,7 @@ class Notices:
             self._tell("notify.command", f"{program} is not there, or not executable")
 
     def send(self, notice: Notice) -> None:
-        """Doesn't wait."""
+        """Send a notice. Doesn't wait."""
         ways = {"notify.command": self._config.command and self._call, "notify.url": self._config.url and self._post}
         for name, way in ways.items():
             if way:
@@ -102,7 +105,7 @@ class Notices:
                 threads.start(self._try, name, way, notice, through, name=name, on_error=on_error)
 
     def wait(self) -> None:
-        """For those under way, at most LIMIT_S. Ctrl-C ends them alone: what they tell of is over."""
+        """Wait for notices under way, at most LIMIT_S. Ctrl-C ends only the notices."""
         try:
             with Interruptible():
                 self._wait()
@@ -116,7 +119,7 @@ class Notices:
         self._under_way = []
 
     def _wait(self) -> None:
-        """Not by ``Thread.join``: one that a signal has interrupted takes the thread for ended."""
+        """Wait for a thread without ``Thread.join``, which takes it for ended after a signal."""
         end = time.monotonic() + LIMIT_S + 1
         for name, through in self._under_way:
             if not through.wait(max(0.0, end - time.monotonic())):
@@ -168,12 +171,12 @@ class Notices:
 
 
 class Notifier:
-    """Sends the notices of one run or sweep: when its ranks stop moving, and at the end of the ``with`` how it ended.
+    """Send the notices of one run or sweep: when its ranks stop moving, and how it ended, at the end of the ``with``.
 
     Args:
         kind: run or sweep.
         key: of the run, or the sweep's name.
-        name: what it is called.
+        name: its name for users.
     """
 
     def __init__(self, notices: Notices, *, kind: str, key: str, name: str) -> None:
@@ -181,8 +184,9 @@ class Notifier:
         self._began = time.monotonic()
 
     def hear(self, event: Any) -> None:
-        """Of an attempt: on which hosts it is; that its ranks don't move any more. A trial's come in a pair with its
-        number, and the latter alone counts. Doesn't wait."""
+        """Take events of an attempt: its hosts, and that its ranks stopped moving. A trial's events come in pairs with
+        its number, and only stalls count. Doesn't wait.
+        """
         if isinstance(event, LaunchPlan):
             self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
         trial, of_attempt = event if type(event) is tuple else (None, event)  # records are tuples too
@@ -190,7 +194,7 @@ class Notifier:
             self._send(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
 
     def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
-        """The work is done; ``error``: of a sweep, in which trials have failed."""
+        """Note the end of the work; ``error``: of a sweep with failed trials."""
         state = State.FAILED if error else State.FINISHED
         self._notice = replace(self._notice, state=state, metrics=metrics, error=error)
 
@@ -198,7 +202,7 @@ class Notifier:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Sends the last notice, and waits for those under way, for a few seconds at most."""
+        """Send the last notice, and wait a few seconds at most for those under way."""
         state, line = self._notice.state, self._notice.error
         if error is not None:
             what = error.what if isinstance(error, PacelineError) else type(error).__name__
@@ -213,10 +217,10 @@ class Notifier:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """urllib would follow with a GET that says nothing, and give the login to whichever host it leads to."""
+    """Refuse redirects: urllib would follow with an empty GET, and give the login to any host."""
 
     def redirect_request(self, *_: object) -> None:
-        """None: the redirect is the answer, and told as one that fails."""
+        """Return None: the redirect is the answer, and is reported as a failure."""
 
 
 def _authorization(netloc: str) -> dict[str, str]:
@@ -226,7 +230,7 @@ def _authorization(netloc: str) -> dict[str, str]:
 
 
 def _host(url: str) -> str:
-    """What of an address may be shown."""
+    """Return the part of an address that may be shown."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

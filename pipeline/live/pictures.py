@@ -1,4 +1,4 @@
-"""The views of a run and of a sweep as a screen draws them: events from the command, the rest from run folders."""
+"""The views of a run and of a sweep on a screen: events from the command, the rest from run folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KNOWN = get_args(RunEvent)
 
 
 def first_state(key: str, config: Mapping[str, Any]) -> RunState:
-    """Of a run of which nothing is known yet. ``config``: what its config.json holds, or will."""
+    """Return the state of a run before any event; ``config`` is the content of its config.json."""
     trainer = config.get("trainer")
     is_ours = programs.of(config).is_ours
     settings: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) and is_ours else {}
@@ -38,14 +38,14 @@ def first_state(key: str, config: Mapping[str, Any]) -> RunState:
 
 
 class GrowingFile:
-    """Whole lines that are added to a file. Of one with more than ``most_bytes`` at first its end alone is read."""
+    """Read lines that are added to a file. Of a file above ``most_bytes``, only the end is read at first."""
 
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self._path, self._most_bytes = path, most_bytes
         self._at: int | None = None
 
     def lines(self) -> list[bytes]:
-        """Those since the last call; none where it can't be read right now. A file that was cut back goes on there."""
+        """Return the lines since the last call; none if the file can't be read now. Follows a file that was cut."""
         with suppress(OSError), self._path.open("rb") as file:
             size = file.seek(0, 2)
             start = max(0, size - self._most_bytes) if self._most_bytes else 0
@@ -59,14 +59,14 @@ class GrowingFile:
 
 
 class FolderNews:
-    """New lines of a run's metrics.jsonl and new checkpoints, each once. Reads only."""
+    """Read new lines of a run's metrics.jsonl and new checkpoints, each once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._metrics = run_dir, GrowingFile(run_dir / run_folder.METRICS)
         self._saved = 0
 
     def look(self) -> Iterator[MetricsRow | Saved]:
-        """What came since the last call."""
+        """Take what has arrived since the last call."""
         yield from filter(None, map(metrics_file.parse, self._metrics.lines()))
         with suppress(OSError):
             newest = checkpoints.newest_step(self._run_dir)
@@ -76,14 +76,14 @@ class FolderNews:
 
 
 class RunPicture:
-    """The state of a run whose events ``take`` gets; metrics and checkpoints are read from ``run_dir``."""
+    """The state of a run from events (``take``), and from metrics and checkpoints in ``run_dir``."""
 
     def __init__(self, state: RunState, run_dir: Path) -> None:
         self.state = state
         self._news = FolderNews(run_dir)
 
     def take(self, event: Any, now: float) -> None:
-        """One that the view doesn't show changes nothing."""
+        """Take an event; events without effect on the view are ignored."""
         if isinstance(event, _KNOWN):
             self.state = after(self.state, event, now)
 
@@ -96,7 +96,7 @@ class RunPicture:
 
 
 class SweepPicture:
-    """The state of a sweep. ``take`` gets events of the sweep, and pairs of a trial's number and an event of its."""
+    """The state of a sweep from events (``take``): the sweep's, and pairs of a trial's number and its event."""
 
     def __init__(self, state: SweepState, runs_dir: Path) -> None:
         self.state = state
@@ -104,7 +104,7 @@ class SweepPicture:
         self._news = {number: FolderNews(runs_dir / trial.run.key) for number, trial in state.running.items()}
 
     def take(self, event: Any, now: float) -> None:
-        """One that the view doesn't show changes nothing."""
+        """Take an event; events without effect on the view are ignored."""
         if isinstance(event, TrialBegan):
             self._news[event.number] = FolderNews(self._runs_dir / event.key)
         if isinstance(event, TrialEnded):

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: a state, and what each event makes of it. Pure: times are passed in."""
+"""The state of a run under way, and its change by each event. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A line for people: the command's own, or a rank's with its host in front, which came as a LogLine already."""
+    """A line for users: the command's own, or a rank's with its host, which came as a LogLine before."""
 
     text: str
 
@@ -38,8 +38,9 @@ RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | NodeSilent | 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host. ``step`` is the last that all of its ranks have begun (0: none); ``doing`` is that of the rank which
-    holds the others up, ``for_s`` seconds long. ``steps_per_s`` is None until two looks lie far enough apart."""
+    """One host. ``step`` is the last one that all of its ranks have begun (0: none). ``doing`` and ``for_s`` describe
+    the rank that holds the others up. ``steps_per_s`` is None until two reports lie far enough apart.
+    """
 
     ranks: int
     step: int = 0
@@ -56,9 +57,9 @@ LOST = "lost"  # a host that may come back
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """A run. Steps and epochs are 0 where they aren't known; times are in seconds of one clock.
+    """The state of a run. Unknown steps and epochs are 0; times are in seconds of one clock.
 
-    ``left_s`` is what the rest takes at the speed of this attempt, as of ``left_at``.
+    ``left_s`` is the estimated remaining time at this attempt's speed, as of ``left_at``.
     """
 
     key: str
@@ -87,26 +88,26 @@ class RunState:
 
     @property
     def done(self) -> float:
-        """The part of the steps that is behind, from 0 to 1; 0 where it isn't known."""
+        """The finished part of the steps, from 0 to 1; 0 if unknown."""
         return min(1.0, self.current_step / self.steps) if self.steps else 0.0
 
     @property
     def current_step(self) -> int:
-        """Finished steps: the hosts tell each second, rank 0's metrics only now and then."""
+        """Finished steps: hosts report each second, rank 0's metrics come less often."""
         begun = min((host.step for host in self.hosts.values() if not host.over), default=0)
         return max(self.step, begun - 1)
 
     @property
     def loss(self) -> float | None:
-        """The newest; None where none was told yet."""
+        """The newest loss; None before the first."""
         return next((self.metrics[name] for name in LOSSES if name in self.metrics), None)
 
 
 def after(state: RunState, event: RunEvent, now: float) -> RunState:
-    """The state once ``event`` was heard.
+    """Return the state after ``event``.
 
     Args:
-        now: seconds of a clock that only goes forward.
+        now: seconds of a monotonic clock.
     """
     match event:
         case NodeBeat():
@@ -177,7 +178,7 @@ def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
 
 
 def holds_up(ranks: tuple[RankBeat, ...]) -> RankBeat:
-    """The rank that the others of its host wait for: the furthest behind, and of several one that doesn't wait."""
+    """Return the rank that its host's other ranks wait for: the furthest behind, preferably one that isn't waiting."""
     return min(ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
 
 

@@ -1,7 +1,7 @@
-"""The thread that writes how work goes on to stderr: lines, and below them a view that is drawn anew each second.
+"""The thread that writes progress to stderr: lines, and below them a view that is redrawn each second.
 
-Whoever has something to say puts it down here and goes on: a terminal that takes nothing (Ctrl-S), or a pager that
-nobody moves on, holds up this thread alone.
+Other threads only leave their lines here. So a terminal that accepts nothing (Ctrl-S, a pager) blocks this thread
+alone.
 """
 
 from __future__ import annotations
@@ -40,35 +40,37 @@ _DUMB = ("dumb", "unknown")
 
 
 def color_system() -> Literal["auto"] | None:
-    """What rich is to write styles to stderr with: NO_COLOR takes bold and dim along with the colours."""
+    """Return rich's colour system for stderr; NO_COLOR turns off bold and dim too."""
     return "auto" if takes_colours(sys.stderr, os.environ) else None
 
 
 class Picture(Protocol):
-    """What a view is drawn of: it takes events, looks for itself where nobody tells it, and is drawn."""
+    """The content of a view: takes events, looks for news itself, and is drawn."""
 
     def take(self, event: Any, now: float) -> None:
-        """An event has come."""
+        """Take an event."""
         ...
 
     def look(self, now: float) -> None:
-        """Before each frame."""
+        """Take news; called before each frame."""
         ...
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        """As rich draws it."""
+        """Return the view for rich."""
         ...
 
 
 def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether a view can be drawn there: a terminal that moves its cursor, and no CI, whose log keeps each frame."""
+    """Whether a view can be drawn: on a terminal that moves its cursor, but not in CI, whose log keeps each frame."""
     term = environment.get("TERM", "")
     return stream.isatty() and bool(term) and term not in _DUMB and not environment.get("CI")
 
 
 def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
-    """In how many columns lines are to be folded: those of a terminal, where COLUMNS says nothing else; None: not at
-    all, as what goes into a file or a program is searched and copied by lines."""
+    """Return the width in columns at which lines are folded: the terminal's, unless COLUMNS is set.
+
+    None: not at all, because lines in files and programs are searched and copied whole.
+    """
     if not stream.isatty():
         return None
     columns = environment.get("COLUMNS", "")
@@ -82,8 +84,9 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 
 @dataclass
 class _News:
-    """What waits to be written. What comes each second is kept but for the newest: a terminal may stand still for
-    hours."""
+    """Lines and events to be written. Of events that come each second only the newest is kept, as a terminal may be
+    stopped for hours.
+    """
 
     texts: deque[str] = field(default_factory=deque)
     events: deque[Any] = field(default_factory=deque)
@@ -91,12 +94,12 @@ class _News:
 
 
 class Screen:
-    """Used as a context manager around the work; it ends when all that was said is written.
+    """A context manager around the work; its end waits until all lines are written.
 
     Args:
         picture: what is drawn below the lines, folded at the terminal's width; None: lines alone, folded at ``width``.
-        wanted: which lines are shown.
-        named: a line with its commands as the person types them.
+        wanted: decides which lines are shown.
+        named: returns a line with its commands as the user types them.
     """
 
     def __init__(
@@ -119,14 +122,14 @@ class Screen:
         return self._picture is not None
 
     def say(self, text: str) -> None:
-        """A line, or several. Never waits for the terminal."""
+        """Write a line, or several. Never waits for the terminal."""
         if self._wanted(text) and not self._broken:
             with self._lock:
                 self._news.texts.append(self._named(text))
             self._woken.set()
 
     def tell(self, event: Any) -> None:
-        """An event for the view, of a trial in a pair with its number. Never waits."""
+        """Pass an event to the view; of a trial, in a pair with its number. Never waits."""
         if self._picture is None or self._broken:
             return
         of, bare = event if type(event) is tuple else (None, event)  # records are tuples too
@@ -181,13 +184,13 @@ class Screen:
                 self._wait(over)
 
     def _wait(self, over: bool) -> None:
-        """At most a frame each FRAME_S, however much is said."""
+        """Wait, so that there is at most one frame per FRAME_S."""
         until = time.monotonic() + FRAME_S
         while not (over or self._over) and (rest := until - time.monotonic()) > 0:
             time.sleep(min(rest, 0.05))
 
     def _frame(self, display: Display, picture: Picture, news: _News, now: float, drawn: float) -> float:
-        """Write the lines, and the view anew where that or a second's passing asks for it; when it was drawn last."""
+        """Write the lines, and redraw the view after news or a second. Return the time of the last drawing."""
         for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
             picture.take(event, now)
         if not (news.texts or now - drawn >= _STILL_S):
@@ -200,14 +203,14 @@ class Screen:
         return now
 
     def _failed(self, why: str) -> None:
-        """Nothing can be written any more: the work goes on, and the logs have its lines."""
+        """Stop writing: stderr is gone. The work continues, and the logs have its lines."""
         self._broken = True
         with suppress(OSError, ValueError):
             print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
 
 
 def _shown(text: str, width: int | None) -> str:
-    """As stderr gets it. ``width``: None where it is no terminal."""
+    """Format lines for stderr. ``width``: None if it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
     text = program_lines(without_host(text), terminal=width is not None, colours=colours)
     if width is None:
@@ -217,7 +220,7 @@ def _shown(text: str, width: int | None) -> str:
 
 
 def epoch_fitted(line: str, width: int) -> str:
-    """A line of a rank about an epoch, without what it can do without where it is wider than the terminal."""
+    """Drop dispensable parts of a rank's line about an epoch if it is wider than the terminal."""
     if not _EPOCH.match(line):
         return line
     parts = line.split("  ")

@@ -1,4 +1,4 @@
-"""What is known of a sweep while it goes on: a state, and what each event makes of it. Pure: times are passed in."""
+"""The state of a sweep under way, and its change by each event. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pipeline.sweep.trial import TrialBegan, TrialEnded, named
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """A trial under way. ``words`` set it apart: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so
-    far (NaN: none was told)."""
+    """A running trial. ``words`` distinguish it: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so
+    far (NaN: none).
+    """
 
     words: str
     began: float
@@ -26,7 +27,7 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedTrial:
-    """A trial that has ended, perhaps before this command. ``epochs`` as far as it came (0: nobody saw it)."""
+    """An ended trial, perhaps from an earlier command. ``epochs``: how far it came (0: unknown)."""
 
     words: str
     state: State
@@ -36,7 +37,7 @@ class EndedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best value so far, and which trial has it."""
+    """The best value so far, and its trial."""
 
     words: str
     value: float
@@ -44,8 +45,9 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """A sweep. ``running`` and ``ended`` are by a trial's number; ``took_s``: seconds of those that were run to their
-    end."""
+    """The state of a sweep. ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that
+    ran to their end.
+    """
 
     name: str
     total: int
@@ -59,15 +61,15 @@ class SweepState:
 
     @property
     def done(self) -> int:
-        """Trials that have ended, however."""
+        """The number of ended trials, whatever their end."""
         return len(self.ended)
 
 
 def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: float) -> SweepState:
-    """The state once a trial has begun or ended.
+    """Return the state after a trial has begun or ended.
 
     Args:
-        now: seconds of a clock that only goes forward.
+        now: seconds of a monotonic clock.
     """
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
@@ -93,7 +95,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
 
 
 def after_run_event(state: SweepState, number: int, event: RunEvent, now: float) -> SweepState:
-    """The state after an event of a trial that is under way; events of one that is over change nothing."""
+    """Return the state after an event of a running trial; events of ended trials change nothing."""
     trial = state.running.get(number)
     if trial is None:
         return state
@@ -103,7 +105,7 @@ def after_run_event(state: SweepState, number: int, event: RunEvent, now: float)
 
 
 def left_s(state: SweepState, now: float) -> float | None:
-    """Seconds until the last trial ends, if those to come take as long as those before; None: nobody can say yet."""
+    """Return the estimated seconds until the last trial ends, by the durations so far; None: unknown yet."""
     part = {number: trial.run.done for number, trial in state.running.items()}
     times = [*state.took_s] or [
         (now - trial.began) / part[number] for number, trial in state.running.items() if part[number] >= 0.05

@@ -44,12 +44,12 @@ _BAD = (State.FAILED, State.KILLED, State.PRUNED)
 
 # ----------------------------------------------------------------------------------------------- parts
 def _line(parts: Iterable[Part]) -> Text:
-    """One line, cut where it is longer than the view. Nothing in it is taken for rich's markup."""
+    """Return one line, cut at the view's width. Its text is never parsed as rich's markup."""
     return Text.assemble(*((printable(text), style) for text, style in parts), no_wrap=True, overflow="ellipsis")
 
 
 def _table(columns: Mapping[str, int | None], rows: Iterable[Iterable[Text]]) -> Table:
-    """Title → its width, None: that of its cells; a cell that is longer is cut."""
+    """Return a table; title → column width, None: that of the longest cell. Longer cells are cut."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for title, width in columns.items():
         table.add_column(Text(title), width=width, no_wrap=True, overflow="ellipsis")
@@ -59,13 +59,13 @@ def _table(columns: Mapping[str, int | None], rows: Iterable[Iterable[Text]]) ->
 
 
 def _bar(done: float, width: int) -> list[Part]:
-    """``done`` from 0 to 1."""
+    """Return a progress bar; ``done`` from 0 to 1."""
     full = round(done * width)
     return [(_FULL * full, "green"), (_EMPTY * (width - full), "dim")]
 
 
 def _time_left(seconds: float) -> str:
-    """``about 25 min left``: as exact as it can be known."""
+    """Return ``about 25 min left``, rounded to the known precision."""
     if seconds < 90:
         return f"{max(0, round(seconds))} s left"
     minutes = round(seconds / 60)
@@ -75,14 +75,14 @@ def _time_left(seconds: float) -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
+    """Return ``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
     short = abs(value) >= 1000 or 0 < abs(value) < 1e-3
     return f"{_NAMES.get(name, name)} {quantity(name, value, '.4g' if short else '.4f')}".strip()
 
 
 # --------------------------------------------------------------------------------------------- a run
 def run_view(state: RunState, now: float, *, width: int, height: int) -> RenderableType:
-    """The view of one run, not larger than the terminal.
+    """Return the view of one run, not larger than the terminal.
 
     Args:
         now: by the clock of the state's times.
@@ -106,8 +106,10 @@ def _headline(state: RunState) -> Iterator[Part]:
 
 
 def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
-    """The bar over all epochs; before the first step, after the last, or of unknown many, what is waited for, which may
-    take several lines."""
+    """Return the bar over all epochs.
+
+    Before the first step, after the last, or for an unknown number of steps: what is waited for, in one or more lines.
+    """
     epoch, step = f"epoch {_epoch(state)} ", f" step {state.current_step:,}/{state.steps:,}  "
     if not (state.steps and state.hosts):
         return _waited(state, f"step {state.current_step:,}  " if state.current_step else "", width)
@@ -120,7 +122,7 @@ def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
 
 
 def _waited(state: RunState, position: str, width: int) -> list[list[Part]]:
-    """What is waited for and how long, behind the position or below it."""
+    """Return what is waited for and how long, behind the position or below it."""
     doing = f"{state.doing.what} ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else state.doing.what
     if cell_len(position) + cell_len(doing) <= width:
         return [[(position, ""), (doing, "cyan")]]
@@ -129,7 +131,7 @@ def _waited(state: RunState, position: str, width: int) -> list[list[Part]]:
 
 
 def _epoch(state: RunState) -> str:
-    """``3/20``: the epoch that is under way."""
+    """Return the current epoch: ``3/20``."""
     epoch = state.epoch
     if state.steps_per_epoch:
         epoch = min(state.current_step, state.steps - 1) // state.steps_per_epoch + 1
@@ -138,7 +140,7 @@ def _epoch(state: RunState) -> str:
 
 
 def _figures(state: RunState) -> Iterator[Part]:
-    """Loss, accuracy and speed; of a script its first metrics."""
+    """Return loss, accuracy and speed; for a script its first metrics."""
     shown = {name: value for name, value in state.metrics.items() if name in ("train/loss", "val/accuracy")}
     if not shown:
         shown = dict(sorted(state.metrics.items())[:4])
@@ -159,7 +161,7 @@ def _notes(state: RunState, now: float) -> Iterator[Part]:
 
 
 def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
-    """A line for each host; where not all have room, those that are furthest behind."""
+    """Return a line for each host; if there isn't room for all, those furthest behind."""
     if not state.hosts:
         return
     names = [*state.hosts]
@@ -179,7 +181,7 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
 
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
-    """Title → columns of what the terminal has room for behind a host's name."""
+    """Return title → width of the columns that fit behind a host's name."""
     room, shown = width - name_width - 2 - _STATE, set[str]()
     for title in _COLUMNS:  # which are shown first where not all have room
         if room < 2 + _COLUMNS[title]:
@@ -190,7 +192,7 @@ def _columns(width: int, name_width: int) -> dict[str, int]:
 
 
 def _cells(state: RunState, host: HostState) -> dict[str, Text]:
-    """Column → what stands in it."""
+    """Return column → cell."""
     usage = host.usage
     network = f"{file_size(round(usage.received_per_s))}/s / {file_size(round(usage.sent_per_s))}/s" if usage else "-"
     return {
@@ -202,7 +204,7 @@ def _cells(state: RunState, host: HostState) -> dict[str, Text]:
 
 
 def _behind(state: RunState, host: HostState) -> int:
-    """Steps that the host is behind the one that is furthest, 0 if that is what reports a second apart come to."""
+    """Return how many steps the host is behind the first one; 0 if reporting a second apart explains it."""
     if host.over or host.steps_per_s is None:
         return 0
     furthest = max(other.step for other in state.hosts.values())
@@ -225,7 +227,7 @@ def _busy(usage: Usage) -> str:
 
 
 def _memory(usage: Usage) -> str:
-    """Of the GPUs, all together, where there are any."""
+    """Return the memory use of the GPUs together, or of the host without any."""
     parts = usage.gpus or (usage,)
     used, total = sum(part.memory_bytes for part in parts), sum(part.memory_total_bytes for part in parts)
     return f"{file_size(used)} of {total / 1e9:.0f} GB"
@@ -233,7 +235,7 @@ def _memory(usage: Usage) -> str:
 
 # ------------------------------------------------------------------------------------------- a sweep
 def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> RenderableType:
-    """The view of a sweep, not larger than the terminal: a table of trials, with those under way in any case.
+    """Return the view of a sweep, not larger than the terminal: a table of trials, always with those that run.
 
     Args:
         now: by the clock of the state's times.
@@ -262,7 +264,7 @@ def _counts(state: SweepState, now: float) -> Iterator[Part]:
 
 
 def _trials(state: SweepState, width: int, most: int) -> Iterator[RenderableType]:
-    """A head and a line a trial: all that are under way, then as many of those that ended last as there is room for."""
+    """Return a head and a line per trial: all running ones, then the last ended ones that fit."""
     running = sorted(state.running)[: max(1, most - 2)] if len(state.running) > most - 1 else sorted(state.running)
     room = max(0, most - 1 - len(running) - (len(state.ended) + len(state.running) > most - 1))
     shown = sorted([*running, *([*state.ended][-room:] if room else [])])
@@ -284,7 +286,7 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[RenderableType
 
 
 def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
-    """``room``: columns for what a trial under way does."""
+    """``room``: columns for a running trial's activity."""
     if (trial := state.running.get(number)) is not None:
         how, epoch, value = Text("running", "cyan"), _epoch(trial.run), trial.best
         standing = _line(_standing(trial.run, room) if room >= _LEAST_FIGURE else ())
@@ -299,7 +301,7 @@ def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
 
 
 def _standing(run: RunState, room: int) -> Iterator[Part]:
-    """What there is room for: what matters most first; before the first step and after the last what is waited for."""
+    """Return what fits, the most important first; before the first step and after the last, what is waited for."""
     if not (run.steps and run.current_step) or run.step >= run.steps:
         yield run.doing.what, "cyan"
         return

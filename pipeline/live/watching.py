@@ -1,4 +1,4 @@
-"""A run or a sweep that another command works on, followed by what its files tell. Reads only."""
+"""Follow a run or a sweep of another command by its files. Reads only."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LAST_BYTES = 1 << 16  # of a log that was long before it was watched
 
 
 def is_under_way(folder: RunFolder | SweepFolder) -> bool:
-    """Whether a command works on it now. One that was killed doesn't, whatever the journal says."""
+    """Whether a command works on it now; not if it was killed, whatever the journal says."""
     return locks.is_held(folder.lock)
 
 
 # ---------------------------------------------------------------------------------------------- a run
 def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Until no command works on the run any more: tell the screen what its files tell, and say its ranks' lines."""
+    """Follow a run until no command works on it: pass news from its files to the screen, and its ranks' lines."""
     files = AttemptFiles(folder)
     since = time.monotonic()
     while True:
@@ -57,7 +57,7 @@ def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None]
 
 
 class AttemptFiles:
-    """``look`` yields what the files of the newest attempt tell since the last one."""
+    """``look`` yields the news in the files of the newest attempt since the last call."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class AttemptFiles:
 
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
-    """The line with the numbers of steps, which stands at the beginning of a log whose end alone is read."""
+    """Return the line with the numbers of steps from the beginning of a log whose end alone is read."""
     with suppress(OSError), path.open("rb") as file:
         if file.seek(0, 2) <= _LAST_BYTES:
             return
@@ -97,7 +97,7 @@ def _totals(host: str, path: Path) -> Iterator[LogLine]:
 
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
-    """The last report of each host, from the file that the command rewrites every other second."""
+    """Return the last report of each host, from the file that the command rewrites every other second."""
     rows, _ = status.read_rank_rows(attempt)
     usages = status.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
@@ -116,10 +116,10 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
 def follow_sweep(
     folder: SweepFolder, files: SweepFiles, screen: Screen, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Until no command runs the sweep any more: tell the screen what its files tell, and say its trials' lines.
+    """Follow a sweep until no command runs it: pass news from its files to the screen, and its trials' lines.
 
     Args:
-        files: those that the screen's first state was made of.
+        files: those that the screen's first state came from.
     """
     while True:
         over = not is_under_way(folder)
@@ -133,8 +133,9 @@ def follow_sweep(
 
 
 class SweepFiles:
-    """``look`` yields what came since the last one: trials that began and ended, and with its number in front what
-    each trial under way reports. What was there at first is in ``so_far``."""
+    """``look`` yields the news since the last call: trials that began and ended, and reports of running trials with
+    their numbers. ``so_far`` is what was there at first.
+    """
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder, self._runs_dir = folder, folder.path.parent.parent
@@ -144,10 +145,10 @@ class SweepFiles:
         self._total = 0
 
     def so_far(self, unix_now: float, now: float) -> SweepState:
-        """The sweep as its journal has it.
+        """Return the sweep as its journal describes it.
 
         Args:
-            unix_now, now: the same moment, in seconds since 1970 and by the clock of the state's times.
+            unix_now, now: the same moment, in unix seconds and by the clock of the state's times.
         """
         about = self._folder.begun()
         self._total = about.total
@@ -168,7 +169,7 @@ class SweepFiles:
             yield from ((number, event) for event in files.look())
 
     def lines(self, event: Any) -> Iterator[str]:
-        """What the sweep's own terminal says of an event."""
+        """Return an event's line on the sweep's own terminal."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = event.state is State.FAILED
             how = f"FAILED: {event.detail}" if failed else event.detail or event.state
@@ -177,7 +178,7 @@ class SweepFiles:
             yield f"{label(event[0], self._total)} | {shown(event[1])}"
 
     def _entries(self) -> list[TrialEntry]:
-        """Those that were added; a journal that can't be read right now has none."""
+        """Return the new journal entries; none if the journal can't be read now."""
         with suppress(OSError):
             entries, _ = self._folder.entries()
             new, self._seen = entries[self._seen :], len(entries)
@@ -197,7 +198,7 @@ class SweepFiles:
         )
 
     def _words(self, number: int) -> tuple[str, ...]:
-        """What sets a trial apart; a search writes it down before it starts one."""
+        """Return what distinguishes a trial; a search writes it down before it starts one."""
         if number not in self._chosen:
             with suppress(UsageError, OSError):
                 self._chosen = {trial.number: trial.chosen for trial in self._folder.begun().trials}

@@ -99,8 +99,7 @@ class CheckpointMirror(_Mirror):
         """Remove old copies, and incomplete ones that a killed command left.
 
         Copies of steps above ``newest`` stay until the run has passed them: the run took the newest complete checkpoint
-        and
-        began below them, so they may be damaged.
+        and began below them, so they may be damaged.
         """
         names = self._store.names(self._key)
         whole = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
@@ -124,8 +123,7 @@ class CheckpointMirror(_Mirror):
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
         """Put the newest complete checkpoint into the run folder. Return its step (0: there is none), and warnings
-        about
-        incomplete ones.
+        about incomplete ones.
 
         Raises:
             DataError: one can't be read, so its completeness is unknown.
@@ -237,8 +235,7 @@ class ScriptMirror(_Mirror):
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
         """Put all files of the list into the run folder. Return their number (0: there is no list), and a warning if it
-        is
-        incomplete.
+        is incomplete.
 
         Raises:
             DataError: a copy can't be read.

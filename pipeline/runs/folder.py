@@ -109,8 +109,7 @@ class RunFolder(NamedTuple):
         """Move what an ended script left out of the way of ``attempt``, which starts it over.
 
         Return where it is (None: nothing). Otherwise the script would resume from its last checkpoint and keep files
-        that
-        may be damaged, or made from something that the key lacks. Raises OSError.
+        that may be damaged, or made from something that the key lacks. Raises OSError.
         """
         names = (run_folder.METRICS, *self.program.folders)
         left = (path for name in names for path in _files_of(self.path / name))
@@ -258,8 +257,7 @@ class RunFolder(NamedTuple):
 
     def _vouched_words(self) -> list[str]:
         """Return the words that started the run, if its result vouches for their file; else none, because altered words
-        would
-        train something else.
+        would train something else.
         """
         try:
             result = self._result()
@@ -362,8 +360,7 @@ class RunFolder(NamedTuple):
         """Whether the node half ended well under this key and its outputs are unchanged.
 
         True also without a result, if the controller died after the training or the result was altered: the rest is
-        quickly
-        done. The node half seals the summary, which lists all outputs, for a script all files in its folders.
+        quickly done. The node half seals the summary, which lists all outputs, for a script all files in its folders.
         """
         result = self._intact(key)
         try:

@@ -50,15 +50,12 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One run in a list. ``accuracy`` is the test accuracy (0..1) of a finished run, ``metrics`` the last values of a
-    script,
-    ``figures`` all metrics of a finished run.
+    script, ``figures`` all metrics of a finished run.
 
     ``nodes`` describes the ranks of each node, ``hosts`` names the nodes; ``train_s`` is the duration of a finished
     training. ``note`` is a remark for the end of the line; ``nonfinite`` names a script's metric that was NaN or
-    infinite.
-    ``hardware`` is the hardware of a finished run as in result.json. ``error`` is the first line of the error of a
-    failed
-    or killed run.
+    infinite. ``hardware`` is the hardware of a finished run as in result.json. ``error`` is the first line of the error
+    of a failed or killed run.
     """
 
     key: str
@@ -223,8 +220,7 @@ def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str
     """Return the first altered one of these targets (or of all) with the reason; '' if all are intact.
 
     Without ``names``, equal size and modification time count as intact unless a list chooses by the file: a copied
-    folder
-    has other inodes, and a list doesn't hash checkpoints.
+    folder has other inodes, and a list doesn't hash checkpoints.
     """
     if result is None or not result.sealed:
         return ""

@@ -21,8 +21,7 @@ def attempt_prefix(run_key: str, run_dir: Path) -> str:
     """Return the common beginning of the ids of all attempts in one run folder.
 
     It contains the folder's path, because two clones may train the same key on the same hosts, and ending one must not
-    end
-    the other.
+    end the other.
     """
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 

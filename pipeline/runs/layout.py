@@ -72,8 +72,8 @@ class Description(NamedTuple):
     """What a run is made of.
 
     ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are exactly the files of its
-    code by
-    their paths in the snapshot, so nothing outside of the key can be imported. ``pack_path`` is the place of its data.
+    code by their paths in the snapshot, so nothing outside of the key can be imported. ``pack_path`` is the place of
+    its data.
     """
 
     key: ContentKey

@@ -220,8 +220,8 @@ class Provenance:
 
     ``git_prefix`` is the project's folder inside the repository (usually ''), ``lock_sha256`` the digest of
     requirements.lock (None: there is none). ``defaults`` are the user's own defaults in this composition
-    (conf/local.yaml
-    and the file for all projects, merged). ``environments`` maps each host to its probe's facts, once hosts were asked.
+    (conf/local.yaml and the file for all projects, merged). ``environments`` maps each host to its probe's facts, once
+    hosts were asked.
     """
 
     git_commit: str | None

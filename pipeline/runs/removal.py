@@ -59,8 +59,7 @@ def remove_run(folder: RunFolder, objection: Objection) -> str:
     """Remove the folder. Return why it stays, or ''. Raises OSError, PacelineError.
 
     It is renamed to a temporary name first. Then the run no longer exists, and if this process is killed, the next
-    command
-    removes the rest.
+    command removes the rest.
     """
     return _alone(folder, objection, _remove_folder)
 

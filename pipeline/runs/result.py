@@ -72,8 +72,7 @@ class AlteredError(PacelineError):
 
 class Fingerprint(NamedTuple):
     """A target's state when result.json was written. ``stamp`` is its modification time, inode and change time (unix
-    ns),
-    which shows later writes even if the modification time was reset.
+    ns), which shows later writes even if the modification time was reset.
     """
 
     sha256: str
