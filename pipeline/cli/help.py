@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import re
 import textwrap
 import tomllib
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 
@@ -16,13 +18,14 @@ from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.cli.words import verb_flags
-from pipeline.config.group_texts import about, installed
-from pipeline.config.groups import groups
+from pipeline.config.groups import Group, groups
+from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 
 _WIDTH = 110
 _FLAGS = ("-h", "--help")
+_RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 
 
 def requested(argv: Sequence[str]) -> str | None:
@@ -132,11 +135,25 @@ def _groups() -> Iterator[str]:
     for group in groups():
         if set(group.options) == {group.default}:
             continue
-        yield f"  {group.name}=  {about(group)}"
-        options = {**installed(group), **group.options}
+        yield f"  {group.name}=  {group_summary(group)}"
+        options = {**installed_options(group), **group.options}
         yield from _table([(f"{'*' if name == group.default else ' '} {name}", options[name]) for name in options])
     yield "and FIELD=VALUE, such as trainer.epochs=3 or seed=1."
     yield ""
+
+
+def group_summary(group: Group) -> str:
+    """Return the first sentence of the docstring of the group's settings class."""
+    settings = typing.get_type_hints(RootConfig).get(group.name)
+    text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
+    return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
+
+
+def installed_options(group: Group) -> dict[str, str]:
+    """Describe the options that other installed packages add to a group, by name."""
+    modules = OPTIONS[group.name].installed() if group.name in OPTIONS else {}
+    modules = installed_programs() if group.name == "program" else modules
+    return {name: f"Of an installed package ({module})." for name, module in modules.items()}
 
 
 def _examples(examples: Iterable[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Hydra configuration: schemas, composition and the checks whose messages a person can act on."""
+"""Hydra configuration: schemas, composition, and checks whose messages say how to correct a mistake."""

@@ -123,7 +123,7 @@ def build(
     shares_batch: bool = True,
     must_exist: bool = True,
     steps: Steps | None = None,
-    above: tuple[str, ...] = (),
+    children: tuple[str, ...] = (),
 ) -> RunConfig:
     """Check a resolved configuration (plain containers, as ``compose.resolve`` returns them) and give it types.
 
@@ -133,6 +133,7 @@ def build(
         shares_batch: refuse a global batch that the ranks can't share; False for what doesn't train.
         must_exist: refuse a script whose files are missing; False to look up runs whose files may have moved.
         steps: finds the step that the data comes from.
+        children: ``init.run`` of the runs that start from this one.
 
     Raises:
         UsageError: a field that no code reads, or a value that can't work.
@@ -153,13 +154,15 @@ def build(
         script=script,
         step=step,
         secrets=secrets,
-        parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, above=above),
+        parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, children=children),
     )
 
 
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
-    """Return the section ``tracking`` with the fields of the chosen tracker. Raises UsageError: unknown tracker or bad
-    name.
+    """Return the section ``tracking`` with the fields of the chosen tracker.
+
+    Raises:
+        UsageError: an unknown tracker, or an impossible name of the experiment.
     """
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
@@ -192,21 +195,19 @@ def _what_is_run(
 
 
 def parent_of(
-    train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, above: tuple[str, ...] = ()
+    train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, children: tuple[str, ...] = ()
 ) -> RunConfig | None:
-    """Return the run that ``init.run`` names; ``above`` are the words of the runs that start from this one. Raises
-    UsageError.
-    """
-    said = train.init.run
-    if said is None:
+    """Build the run that ``init.run`` names, or return None. Arguments as for ``build``. Raises UsageError."""
+    run = train.init.run
+    if run is None:
         return None
-    from pipeline.config.parents import compose_parent, parent_errors_explained  # they import Hydra
+    from pipeline.config.compose import compose_parent, parent_errors_explained  # not at the top: it imports Hydra
 
-    with parent_errors_explained(said, above):
-        resolved, every = compose_parent(said, words, above=above)
-        parent = build(resolved, every, root=root, local_gpus=local_gpus, above=(*above, said))
+    with parent_errors_explained(run, children):
+        resolved, overrides = compose_parent(run, words, children=children)
+        parent = build(resolved, overrides, root=root, local_gpus=local_gpus, children=(*children, run))
     if parent.script is not None:
-        raise UsageError(f"init.run={said!r} is the run of a script, of whose weights nothing is known")
+        raise UsageError(f"init.run={run!r} is the run of a script, of whose weights nothing is known")
     return parent
 
 
@@ -355,8 +356,10 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
 
 
 def _folder(root: Path, field: str, value: str) -> Path:
-    """Return a folder as an absolute path, relative to the project; ``~`` is the home. Raises UsageError: an impossible
-    name.
+    """Return the absolute path of a folder named relative to the project.
+
+    Raises:
+        UsageError: no folder can have this name.
     """
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")

@@ -71,7 +71,7 @@ def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Hos
 
 RENDEZVOUS = ("static", "file")
 DEVICES = ("auto", "cpu", "cuda")
-HOSTFILE_CHARACTERS = 1_000_000
+HOSTFILE_CHARACTERS = 1_000_000  # at most
 HOSTS = "hosts"
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
@@ -172,9 +172,7 @@ def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: an address that can't be
-    written to.
-    """
+    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: a read-only address."""
     address = raw.get("checkpoint_mirror")
     if address is not None and not _can_be_written(address):
         raise UsageError(

@@ -1,9 +1,10 @@
-"""Compose configurations with Hydra: the result of a ``@hydra.main`` application, with errors in one line."""
+"""Hydra composition on the controller: the result of a ``@hydra.main`` application, with errors in one line."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,21 +14,23 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.cluster.launchers.settings import MISSING
 from pipeline.config.errors.explain import explain, explain_interpolation, missing
-from pipeline.config.overrides.words import for_hydra
+from pipeline.config.overrides.words import for_hydra, quoted_run
 from pipeline.config.schema_store import register
+from pipeline.config.step_source import named_step
 from pipeline.core import redact
+from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT, conf_dirs
 
 CONF_DIRS = conf_dirs(ROOT)
-"""Hydra looks in the first one, then in the others (hydra_plugins/paceline_search_path.py)."""
+"""Hydra looks in the first folder, then in the others (hydra_plugins/paceline_search_path.py)."""
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-MISSING = "???"
-"""OmegaConf's mark of a field without a value; in arguments and variables of a script a text like any other."""
-_OF_A_SCRIPT = ("program.args", "program.env")
+_LITERAL_FIELDS = ("program.args", "program.env")  # OmegaConf's ``???`` (no value) is ordinary text in them
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
+_SHARED = re.compile(r"[+~]*(?P<group>cluster|paths|tracking)\b")
 
 
 @contextmanager
@@ -54,7 +57,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """Compose inside of ``hydra_ready``; ``with_hydra`` keeps Hydra's own section."""
+    """Compose like ``compose_config``, inside ``hydra_ready()``; ``with_hydra`` keeps Hydra's own section."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
@@ -62,32 +65,34 @@ def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictCo
 
 
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
-    """Return the composition; None if Hydra refuses it. Used while an error is explained."""
+    """Compose while an error is explained; return None if Hydra refuses the overrides."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides))
-    except Exception:  # the same dozen types; the caller only wants to know whether it composes
+    except Exception:  # the same dozen types; the caller only needs to know whether it composes
         return None
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:
-    """Return config.yaml of a resolved configuration; each ``${`` in it is text."""
-    return OmegaConf.to_yaml(OmegaConf.create(_as_text(dict(resolved))))
+    """Return the text of config.yaml for a resolved configuration, with every ``${`` escaped."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(resolved))))
 
 
-def _as_text(value: Any) -> Any:
+def _escaped(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _as_text(inner) for name, inner in value.items()}
+        return {name: _escaped(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_as_text(inner) for inner in value]
+        return [_escaped(inner) for inner in value]
     is_text = isinstance(value, str) and "${" in value
     return _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", value) if is_text else value
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return plain containers with all interpolations resolved. Values of variables with secret names become Secrets.
+    """Return plain containers with every interpolation resolved.
+
+    Values of environment variables with a secret name become ``Secret`` texts.
 
     Raises:
-        UsageError: an interpolation without target, or a group that was deleted.
+        UsageError: an interpolation that names nothing, or a group that was deleted.
     """
     try:
         container = OmegaConf.to_container(config, resolve=True)
@@ -103,8 +108,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _missing(value: Any, key: str = "") -> str | None:
-    """Return the first field that has no value."""
-    if key in _OF_A_SCRIPT:
+    """Return the first field without a value, or None."""
+    if key in _LITERAL_FIELDS:
         return None
     if isinstance(value, Mapping):
         inside = [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
@@ -112,4 +117,50 @@ def _missing(value: Any, key: str = "") -> str | None:
         inside = [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
     else:
         return key if value == MISSING else None
-    return next((found for name, inner in inside if (found := _missing(inner, name)) is not None), None)
+    return next((field for name, inner in inside if (field := _missing(inner, name)) is not None), None)
+
+
+@contextmanager
+def parent_errors_explained(run: str, children: tuple[str, ...]) -> Iterator[None]:
+    """Attribute errors in the parent run to the field ``init.run``. Arguments as for ``compose_parent``.
+
+    Raises:
+        UsageError: any error of the block.
+    """
+    try:
+        yield
+    except ValueError as error:  # of shlex
+        raise UsageError(f"init.run={run!r} can't be split into words: {error}") from error
+    except UsageError as error:
+        if children or error.what.startswith("init.run"):
+            raise
+        raise UsageError(f"init.run={run!r}: {error.what}", hint=error.hint) from error
+
+
+def compose_parent(
+    run: str, words: Sequence[str], *, children: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Compose the parent run that ``init.run`` names, on the cluster of its child unless ``run`` names another.
+
+    Args:
+        run: the overrides of the parent run, as a shell would split them.
+        words: the overrides of the child; those of cluster, paths and tracking hold for both.
+        children: ``run`` of every run between this parent and the first child, the first child's first.
+
+    Returns:
+        The resolved configuration, and the overrides that it was composed from.
+
+    Raises:
+        UsageError: an override that can't work, or a run that would start from itself.
+        ValueError: ``run`` can't be split.
+    """
+    if run in children:
+        raise UsageError(f"init.run leads back to itself: {' → '.join((*children, run))}")
+    own = [quoted_run(word) for word in shlex.split(run)]
+    names_cluster = any(word.startswith("cluster=") for word in own)
+    shared = [(word, match["group"]) for word in words if (match := _SHARED.match(word))]
+    overrides = (*(word for word, group in shared if not (names_cluster and group == "cluster")), *own)
+    resolved = resolve(compose_config(overrides))
+    if named_step(resolved) is not None:
+        raise UsageError("its data comes from a step", hint=f"doit train {run}, then init.weights=<its key>")
+    return resolved, overrides

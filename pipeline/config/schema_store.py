@@ -1,4 +1,7 @@
-"""The schemas in Hydra's store, where conf/ finds them under the group ``schema``."""
+"""The schemas in Hydra's store, where conf/ finds them under the group ``schema``.
+
+A module without the imports of ``compose``, as benchmarks/noop.py composes with bare Hydra and these schemas.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from trainers.core import config as node
 
 @functools.cache  # a sweep composes each trial
 def register() -> None:
-    """Put all schemas into Hydra's store; calling it twice does no harm."""
+    """Put all schemas into Hydra's store; a second call does nothing."""
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
@@ -32,7 +35,7 @@ def register() -> None:
     own = store.repo.setdefault(own_defaults.GROUP, {})
     for name in ("user", "project"):
         content = functools.partial(_own_defaults, name)
-        own[f"{name}.yaml"] = _ReadLater(f"{name}.yaml", own_defaults.GROUP, "_global_", content)
+        own[f"{name}.yaml"] = _LazyNode(f"{name}.yaml", own_defaults.GROUP, "_global_", content)
     for name, settings in PROGRAMS.items():
         store.store(group="schema/program", name=name, node=settings)
     for name, file in installed_programs().items():
@@ -44,16 +47,16 @@ def register() -> None:
         schemas = store.repo["schema"].setdefault(group, {})
         for name in options.names():
             schema = functools.partial(_schema, options, name)
-            schemas[f"{name}.yaml"] = _ReadLater(f"{name}.yaml", f"schema/{group}", None, schema)
+            schemas[f"{name}.yaml"] = _LazyNode(f"{name}.yaml", f"schema/{group}", None, schema)
         for name in options.installed():
-            if _has_file(group, name):  # Hydra takes a file and a schema of one name for a defect of all commands
+            if _has_file(group, name):  # otherwise every command fails: Hydra refuses a file and a schema of one name
                 continue
             defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
             store.store(group=group, name=name, node={"defaults": defaults, choice_of(group): name})
 
 
 def _has_file(group: str, name: str) -> bool:
-    """Whether conf/ has an option of that name: it goes before an installed package's."""
+    """True if conf/ has an option of that name, which takes precedence over an installed package's."""
     return any((folder / group / f"{name}.yaml").is_file() for folder in conf_dirs(ROOT))
 
 
@@ -66,11 +69,11 @@ def _own_defaults(name: str) -> DictConfig:
     return OmegaConf.create(own_defaults.content(name))
 
 
-class _ReadLater(ConfigNode):
-    """Is read when Hydra asks for it: an option's settings, all thirty of which take a tenth of a second, and a
-    person's own defaults, which change.
+class _LazyNode(ConfigNode):
+    """A node of Hydra's store that is read when Hydra asks for it.
 
-    What can't be read raises its error then: it is no trouble of a command without it.
+    All thirty settings classes together take 0.1 s, and the user's own defaults may change. An option that can't be
+    read raises its error only in commands that use it.
     """
 
     def __init__(self, name: str, group: str, package: str | None, read: Callable[[], DictConfig]) -> None:
@@ -80,7 +83,7 @@ class _ReadLater(ConfigNode):
 
     @property
     def node(self) -> DictConfig:
-        """The content; the node that Hydra loads is a copy of this one, and has a content of its own."""
+        """The content. Hydra loads a copy of this node and sets the content of the copy."""
         return self._copy if self._copy is not None else self._read()
 
     @node.setter

@@ -7,7 +7,6 @@ import pytest
 from pipeline.cli import help as pages
 from pipeline.cli.verbs import VERBS
 from pipeline.cli.words.verb_flags import spelt
-from pipeline.config.group_texts import about
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError
 from tests.integration import preloaded
@@ -38,7 +37,7 @@ def test_every_verb_option_group_and_choice_is_explained() -> None:
         assert all(f"  {spelt(*pair)}" in page and pair[1].meaning for pair in verb.options.items())
         assert all(f"  doit {example}" in page and example.split()[0] == name for example in verb.examples)
         assert "<function" not in page
-    assert [group.name for group in groups() if not about(group) or not all(group.options.values())] == []
+    assert [group.name for group in groups() if not pages.group_summary(group) or not all(group.options.values())] == []
     assert {group.name: group.default for group in groups()}["model"] == "resnet18"
 
 

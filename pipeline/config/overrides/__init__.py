@@ -1,1 +1,1 @@
-"""The words of a command line: as Hydra reads them, with many values, and where each value comes from."""
+"""Overrides on the command line: translation, parsing, sweeps and the origin of each value."""

@@ -1,4 +1,4 @@
-"""The flags of Hydra's own command line: what it would answer with a traceback is refused in a line."""
+"""Parse the flags of Hydra's own command line, and refuse in one line what Hydra would answer with a traceback."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pipeline.config.compose import CONF_DIRS
 from pipeline.core.errors import UsageError
 from pipeline.core.places import HOME
 
-_APPLICATION = HOME / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
+_APPLICATION = HOME / "pipeline"  # Hydra looks for a relative --config-path in the application's folder
 _SHELLS = ("bash", "fish", "zsh")
 
 
 class HydraFlags(NamedTuple):
-    """What a command line asks of Hydra.
+    """A parsed command line of Hydra.
 
     Attributes:
         words: the overrides.
-        multirun: whether they stand for the trials of a sweep.
-        composes: whether a run, or each of the trials, is to be composed of this project's own conf/.
+        multirun: True if they stand for the trials of a sweep.
+        composes: True if a run, or each trial, is composed from this project's own conf/.
     """
 
     words: tuple[str, ...]
@@ -32,10 +32,10 @@ class HydraFlags(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> HydraFlags:
-    """The words behind ``python -m pipeline``.
+    """Parse the words after ``python -m pipeline``.
 
     Raises:
-        UsageError: a flag that Hydra doesn't have, flags that it doesn't take together, or not without another.
+        UsageError: an unknown flag, flags that exclude each other, or a flag without the one it needs.
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print eight lines of usage and exit with 2
@@ -67,16 +67,16 @@ def read(argv: Sequence[str]) -> HydraFlags:
 
 
 def _refuse(message: str) -> NoReturn:
-    """In place of argparse's own. Its flags that take a value take the next word, an override too."""
+    """Replace argparse's own ``error``. A flag without its value takes the next word, even an override."""
     raise UsageError(message, hint="--cfg job, --info or --info defaults, behind the overrides")
 
 
 def _refuse_absent(args: argparse.Namespace) -> None:
-    """Raises UsageError: --config-dir, --config-path or --config-name names what isn't there."""
+    """Refuse a missing --config-dir, --config-path or --config-name. Raises UsageError."""
     if args.config_dir is not None and not Path(args.config_dir).is_dir():
         raise UsageError(f"--config-dir {args.config_dir}: there is no such folder", hint="an absolute path")
     folders = [*CONF_DIRS]
-    if args.config_path is not None and "://" not in args.config_path:  # else a package, which only Hydra finds
+    if args.config_path is not None and "://" not in args.config_path:  # otherwise a package, which only Hydra finds
         folders = [_APPLICATION / args.config_path]
         if not folders[0].is_dir():
             raise UsageError(
@@ -93,7 +93,7 @@ def _refuse_absent(args: argparse.Namespace) -> None:
 
 
 def _refuse_no_shell(words: Sequence[str]) -> None:
-    """Raises UsageError where the words don't name one shell."""
+    """Refuse words that don't name exactly one shell. Raises UsageError."""
     pairs = [word.partition("=")[::2] for word in words]
     named = [shell for name, shell in pairs if name in ("install", "uninstall", "query")]
     if len(named) != 1 or named[0] not in _SHELLS:

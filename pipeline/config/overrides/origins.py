@@ -1,5 +1,7 @@
-"""Where each value of a composed configuration comes from: a file of conf/, a person's own defaults, the command line,
-a schema's default."""
+"""The origin of each value of a composed configuration.
+
+An origin is a file of conf/, the user's own defaults, the command line, or a schema's default.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from pipeline.config.overrides.words import for_hydra
 from pipeline.core.redact import without_secrets
 
 COMMAND_LINE = "command line"
-_COLUMN = 44  # of the comments; a longer value moves its own
+_COLUMN = 44  # where comments begin, unless the value is longer
 
 
 class Value(NamedTuple):
-    """One field of the configuration: its keys from the outside in, what it is, and where from."""
+    """A field of the configuration: its keys from the outermost to its own, its value and its origin."""
 
     keys: tuple[str, ...]
     value: Any
@@ -31,10 +33,10 @@ class Value(NamedTuple):
 
 
 def values(words: Sequence[str]) -> list[Value]:
-    """Every field that these overrides are composed to, interpolations resolved and secrets masked.
+    """Return every field of the configuration composed from ``words``, resolved and with secrets masked.
 
     Raises:
-        UsageError: what composing refuses.
+        UsageError: an override that can't be composed.
     """
     with compose.hydra_ready():
         config = compose.compose_now(words)
@@ -44,8 +46,10 @@ def values(words: Sequence[str]) -> list[Value]:
 
 
 def stands_for(group: str, words: Sequence[str]) -> list[str]:
-    """The fields by which a run tells that it has the option that these words choose: ``model.name`` where the option
-    is known by that name, whatever its other fields are; of a file of another name (``trainer=fast``) all that it sets.
+    """Return the fields that identify a run with the option that ``words`` choose in ``group``.
+
+    ``model.name`` alone if the option's file sets its own name (``name: resnet18`` in model/resnet18.yaml). For other
+    files (``trainer=fast``) it is every field that the file sets.
     """
     with compose.hydra_ready():
         loader = GlobalHydra.instance().config_loader()
@@ -67,7 +71,7 @@ def stands_for(group: str, words: Sequence[str]) -> list[str]:
 
 
 def text(fields: Sequence[Value]) -> str:
-    """YAML with the origin of each value as a comment."""
+    """Return YAML with the origin of each value as a comment."""
     lines: list[str] = []
     above: tuple[str, ...] = ()
     for keys, value, origin in fields:
@@ -85,17 +89,17 @@ def _line(keys: tuple[str, ...], value: Any) -> str:
 
 
 def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Of what a file or the command line has set: whoever comes last in Hydra's order of merging."""
+    """Return the origin of each field set by a file or the command line: the last one in Hydra's order of merging."""
     loader = GlobalHydra.instance().config_loader()
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     origins: dict[tuple[str, ...], str] = {}
     for item in merged:
-        path, called = _file_of(item.config_path)
-        if path is not None:  # else a schema, or Hydra's own
+        path, shown = _file_of(item.config_path)
+        if path is not None:  # otherwise a schema, or Hydra's own file
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
                 if keys and keys[0] != "defaults":
-                    origins[(*package, *keys)] = called
+                    origins[(*package, *keys)] = shown
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
         if not _is_group(override.key_or_group):
@@ -106,22 +110,19 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
 
 
 def _file_of(config_path: str) -> tuple[Path | None, str]:
-    """The file behind what Hydra merges, and how it is named to a person."""
+    """Return the file behind one of Hydra's config paths, and its name in messages; None if there is no file."""
     if (own := own_defaults.files().get(config_path)) is not None:
         return own, own_defaults.called(own)
     folder = _folder_of(f"{config_path}.yaml")
     if folder is None:
         return None, ""
-    return folder / f"{config_path}.yaml", f"{_called(folder)}/{config_path}.yaml"
+    # in a project that is no clone, Paceline's folder is another one than the project's
+    shown = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
+    return folder / f"{config_path}.yaml", f"{shown}/{config_path}.yaml"
 
 
 def _folder_of(name: str) -> Path | None:
     return next((folder for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
-
-
-def _called(folder: Path) -> str:
-    """The project's own folder, and in a project that is no clone Paceline's."""
-    return "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
 
 
 def _is_group(key: str) -> bool:
@@ -129,7 +130,7 @@ def _is_group(key: str) -> bool:
 
 
 def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
-    """The nearest mapping above that has a schema gave the value."""
+    """Name the schema of the nearest mapping above the field that has one: it gave the default."""
     for depth in range(len(keys) - 1, -1, -1):
         node = OmegaConf.select(config, ".".join(keys[:depth])) if depth else config
         kind = OmegaConf.get_type(node)
@@ -139,7 +140,7 @@ def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
 
 
 def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What is no mapping (or an empty one), with its keys."""
+    """Yield each value that is no mapping (or an empty one), with its keys."""
     if isinstance(value, Mapping) and (value or not above):
         for key, inner in value.items():
             yield from _leaves(inner, (*above, str(key)))

@@ -1,4 +1,4 @@
-"""Words with several values: how many trials a grid of them has, and the space that a search draws from."""
+"""Overrides with several values: the size of their grid, and the space that a search draws from."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from pipeline.core.errors import UsageError
 
 MOST = 100_000
-"""Trials of a grid. Each is composed and has its key before the first starts: about a millisecond each."""
+"""Trials in a grid. All are composed and get their keys before the first starts, about a millisecond each."""
 
 
 def refuse_impossible(overrides: Sequence[Override]) -> None:
-    """Refuse a grid without a trial, and one with more trials than anybody waits for.
+    """Refuse a grid without trials, and one with more than ``MOST``.
 
     Args:
-        overrides: parsed words, the last of equal keys counts; no interval among them.
+        overrides: parsed words without intervals; of equal keys the last one counts.
 
     Raises:
-        UsageError: names the word and how many trials there would be.
+        UsageError: names the word and the number of trials.
     """
     counts = {override.get_key_element(): (count(override), str(override.input_line)) for override in overrides}
     total = math.prod(number for number, _ in counts.values())
@@ -35,10 +35,10 @@ def refuse_impossible(overrides: Sequence[Override]) -> None:
 
 
 def count(override: Override) -> int:
-    """The number of values of one word, at least 1.
+    """Return the number of values of one word, at least 1.
 
     Raises:
-        UsageError: it has none, no end of them, or more than a sweep takes.
+        UsageError: it has none, infinitely many, or more than ``MOST``.
     """
     word, value = str(override.input_line), override.value()
     if isinstance(value, RangeSweep):
@@ -53,7 +53,7 @@ def count(override: Override) -> int:
 
 
 def range_length(word: str, value: RangeSweep) -> int:
-    """``count`` of a range. Raises UsageError."""
+    """Return ``count`` of a range. Raises UsageError."""
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or not all(math.isfinite(number) for number in (start, stop, step)):
         raise UsageError(f"{word}: range(start, stop, step) needs three finite numbers")
@@ -73,7 +73,7 @@ def range_length(word: str, value: RangeSweep) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Options without an order, each as it stands behind ``key=``."""
+    """A dimension of unordered options, each as it is written after ``key=``."""
 
     options: tuple[str, ...]
 
@@ -90,7 +90,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """Numbers from ``low`` to ``high``, both included; ``step`` None: any between them. ``whole``: integers."""
+    """A dimension of numbers from ``low`` to ``high``, both included.
+
+    ``step`` None: any number between them. ``whole``: integers only.
+    """
 
     low: float
     high: float
@@ -100,14 +103,14 @@ class Number:
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """All of them in order; None where there is no end of them."""
+        """All numbers in order; None if there are infinitely many."""
         if self.step is None:
             return None
         count = round((self.high - self.low) / self.step) + 1
         return tuple(self._at(index) for index in range(count))
 
     def text(self, value: float) -> str:
-        """As it stands behind ``key=``: 0.3 where arithmetic with a step gives 0.30000000000000004."""
+        """Return the number as it is written after ``key=``: 0.3, even if steps add up to 0.30000000000000004."""
         if self.step is not None:
             value = self._at(round((value - self.low) / self.step))
         return repr(int(value) if self.whole else float(value))
@@ -127,31 +130,31 @@ Dimension = Choice | Number
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """``dimensions``: key of the override → what it may be. ``fixed`` are the words that are no sweep."""
+    """The space of a search: a dimension per override key. ``fixed`` are the words with one value."""
 
     dimensions: Mapping[str, Dimension]
     fixed: tuple[str, ...]
 
     @property
     def endless(self) -> list[str]:
-        """The keys that have no end of values."""
+        """The keys with infinitely many values."""
         return [name for name, item in self.dimensions.items() if item.values is None]
 
     @property
     def numbers(self) -> list[str]:
-        """The keys of numbers that can be more than one."""
+        """The keys of numbers that can have more than one value."""
         return [name for name, item in self.dimensions.items() if isinstance(item, Number) and item.low < item.high]
 
     def described(self) -> dict[str, str]:
-        """A line for each dimension. Equal for equal spaces, whatever the order of their words."""
+        """Return a line for each dimension, sorted: the order of the words doesn't count."""
         return {name: str(dimension) for name, dimension in sorted(self.dimensions.items())}
 
 
 def space(overrides: Sequence[Override]) -> SearchSpace:
-    """Sort parsed overrides (the last of equal keys counts).
+    """Build the search space from parsed overrides; of equal keys the last one counts.
 
     Raises:
-        UsageError: a sweep with no value in it, a scale that can't be, a tag that nobody reads.
+        UsageError: a sweep without values, an impossible scale, or an unknown tag.
     """
     last = {override.get_key_element(): override for override in overrides}
     dimensions = {key: _dimension(key, item) for key, item in last.items() if item.is_sweep_override()}

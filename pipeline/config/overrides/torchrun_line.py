@@ -1,11 +1,10 @@
-"""Command lines that people have typed already, translated into overrides: `torchrun …`, and `run` for `python …`.
+"""Translate command lines of other tools into overrides: `torchrun …`, and `run` for `python …`.
 
     torchrun --nproc-per-node 2 train.py --lr 0.1
     train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
 
-torchrun's own options are read by torch's parser (``trainers/torchrun_options.py``, in a process of its own). What
-follows the script is the script's: ranks start with exactly these arguments. A verb may stand in front: `doit plan
-torchrun …`.
+torchrun's own options are parsed by torch (``trainers/torchrun_options.py``, in a separate process). Words after the
+script are passed to it unchanged. A verb may precede the line: `doit plan torchrun …`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
-_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: none that a mapping would write
+_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
-"""Numbers that Python prints as they were typed; others are passed on as texts."""
+"""Numbers that Python prints as they were typed. Others are passed on as texts."""
 _NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
 _EXPRESSION = re.compile(r"[(\[{'\"]")
-_IMPORT_S = 120.0  # of torch, on a busy computer
-_SMALL_BYTES = 1 << 20  # of a file in an argument that is copied with the code
+_IMPORT_S = 120.0  # for an import of torch on a busy computer
+_SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with the code
 _RENDEZVOUS = (
     *("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
     *("node_rank", "master_addr", "master_port", "local_addr"),
@@ -50,14 +49,14 @@ _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python"
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """One such command line.
+    """A parsed command line.
 
     Attributes:
-        overrides: those that stand before the script, besides ``cluster`` and ``sweep``, which are options of ours.
-        module: ``script`` is the dotted name of a module.
-        no_python: ``script`` is a program that isn't Python.
+        overrides: overrides before the script; `run` also has the options --cluster and --sweep.
+        module: True if ``script`` is the dotted name of a module.
+        no_python: True if ``script`` is a program that isn't Python.
         with_torchrun: False for `run`, which starts one process.
-        not_needed: a reason → torchrun's options that are left out for it.
+        not_needed: torchrun's options that are ignored, by the reason.
     """
 
     script: str
@@ -81,22 +80,22 @@ class _Line:
 def translated(
     argv: Sequence[str], folder: Path, root: Path, verbs: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Translate a command line, if it is one of these.
+    """Translate a line of `torchrun` or `run`; return other command lines unchanged.
 
     Args:
         argv: the words after ``doit``.
-        folder: where the command was typed.
+        folder: the folder where the command was typed.
         root: the project.
-        verbs: commands, of which one may stand in front.
+        verbs: Paceline's verbs, one of which may precede the line.
 
     Returns:
-        The words that doit is to get, and notes for the user.
+        The words for doit, and notes for the user.
 
     Raises:
-        UsageError: an option that torchrun doesn't know, or that has no counterpart.
+        UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
     at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), None)
-    if at is None or not _is_such_a_line(argv[:at], argv[at], argv[at + 1 :]):
+    if at is None or not _is_translatable(argv[:at], argv[at], argv[at + 1 :]):
         return [*argv], []
     line = _of_torchrun(argv[at + 1 :], root) if argv[at] == "torchrun" else _of_run(argv[at + 1 :])
     has_verb = any(word in verbs for word in argv[:at])
@@ -105,8 +104,8 @@ def translated(
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
-def _is_such_a_line(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
-    """False where help is wanted, and where ``run`` is doit's own command of that name."""
+def _is_translatable(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
+    """True unless help is requested, or ``run`` is doit's own command of that name."""
     if any(word in ("help", "info", "list") for word in before) or rest[:1] in (["--help"], ["-h"]):
         return False
     return name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in rest)
@@ -130,7 +129,7 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
 
 
 def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
-    """What torch's parser makes of the words. It takes seconds to import, so answers are remembered."""
+    """Return the words as torch's parser reads them. Answers are cached, because its import takes seconds."""
     program = HOME / "trainers/torchrun_options.py"
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
     try:
@@ -139,7 +138,7 @@ def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
         answer: dict[str, Any] | None = kept[name]
         if answer is None:
             answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
-            # without the script's arguments, among which a secret may stand
+            # only the number of the script's arguments, as one may be a secret
             answer = {**answer, "args": len(answer["args"])} if "args" in answer else answer
             kept.keep({name: answer})
     except (metadata.PackageNotFoundError, PacelineError) as error:
@@ -151,7 +150,7 @@ def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
 
 
 def _of_run(typed: Sequence[str]) -> _Line:
-    """``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
+    """Parse ``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
     left, overrides = [*typed], list[str]()
     own: dict[str, list[str]] = {"--cluster": [], "--sweep": []}
     is_module = False
@@ -181,7 +180,7 @@ def _of_run(typed: Sequence[str]) -> _Line:
 
 
 def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterator[str]:
-    """Where it runs, what runs, its arguments and trials, and in the end what was typed as an override."""
+    """Yield overrides for the cluster, the program, its arguments and trials; then the typed overrides."""
     if line.cluster:
         yield f"cluster={line.cluster}"
     yield from _nodes(line)
@@ -207,7 +206,7 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
 
 
 def _from_here(script: str, folder: Path, root: Path) -> str:
-    """A script of the project as it would be typed without the folders above: it starts in ``folder`` then."""
+    """Return the absolute path of a project's script relative to ``folder``, so that the script starts there."""
     is_ours = script.startswith("/") and Path(script).is_relative_to(root)
     return os.path.relpath(script, folder) if is_ours else script
 
@@ -224,7 +223,7 @@ def _nodes(line: _Line) -> Iterator[str]:
 
 
 def _ranks(line: _Line) -> Iterator[str]:
-    """Without the option torchrun starts one process; a cluster that is named has a number of its own."""
+    """Yield the number of ranks: as typed, else one (torchrun's default), else the named cluster's own."""
     count = line.nproc_per_node
     if count is None:
         yield from () if line.names_cluster else ("cluster.nproc_per_node=1",)
@@ -240,9 +239,9 @@ def _ranks(line: _Line) -> Iterator[str]:
 
 
 def _named(args: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments as a mapping of ``program.args``.
+    """Return the arguments as a mapping for ``program.args``.
 
-    None where that would start other words: with positional ones, ``--lr=0.1`` or a name that stands twice.
+    None if a mapping would give other words: for positional arguments, ``--lr=0.1``, or a repeated name.
     """
     given: dict[str, list[str]] = {}
     values: list[str] | None = None
@@ -262,7 +261,7 @@ def _named(args: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
-    """``splits``: a value with commas stands for trials, as in every override of `doit sweep`."""
+    """Yield one override per argument. ``splits``: a value with commas is a sweep, as in `doit sweep`."""
     for name, value in named.items():
         if name in sweeps or (splits and isinstance(value, str) and "," in value):
             yield f"program.args.{name}={_as_typed(sweeps.get(name, value))}"
@@ -274,7 +273,7 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
 
 
 def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
-    """The arguments as a list, and each value that is swept by its number there."""
+    """Yield the arguments as one list, and each swept value by its position in the list."""
     listed, trials = [*args], dict[int, str]()
     for name, values in sweeps.items():
         at = _position(name, args)
@@ -289,7 +288,7 @@ def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
 
 
 def _position(name: str, args: Sequence[str]) -> int | None:
-    """Which word of ``args`` holds the value of an option, or of a Hydra-style ``name=value``."""
+    """Return the index of the word that holds the value of an option, or of a Hydra-style ``name=value``."""
     for at, word in enumerate(args):
         if word in (f"--{name}", f"-{name}") and at + 1 < len(args):
             return at + 1
@@ -306,7 +305,7 @@ def _sweep(text: str) -> tuple[str, str]:
 
 
 def _as_typed(values: str) -> str:
-    """Values of a sweep such that a number is passed on as it was typed: 1e-3 and not 0.001."""
+    """Quote the values of a sweep so that numbers are passed on as typed: 1e-3 and not 0.001."""
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
     return ",".join(_value(text) if _NUMBER.fullmatch(text) else text for text in values.split(","))
@@ -317,9 +316,10 @@ def _value(text: str) -> str:
 
 
 def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
-    """An argument as ``program.args`` has it, and the file that it names below ``folder``, for ``program.inputs``.
+    """Return an argument for ``program.args``, and the small file below ``folder`` that it names, if any.
 
-    A folder, and a file elsewhere, becomes an absolute path, which is tracked data. ``before`` is the word before it.
+    That file is for ``program.inputs``. Any other existing path becomes absolute, which makes it tracked data.
+    ``before`` is the preceding word.
     """
     option, equals, path = word.rpartition("=")
     flag = option if equals else before if before.startswith("-") else ""
@@ -334,7 +334,7 @@ def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
 
 
 def _literal(word: str) -> str:
-    """With the braces that hold no placeholder of Paceline's doubled, so that they stay as they are."""
+    """Double all braces except Paceline's placeholders, so that they reach the script as typed."""
     return escaped(
         word, lambda name: name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name) is not None
     )

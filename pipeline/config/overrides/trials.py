@@ -1,8 +1,8 @@
-"""Sweep values on a command line → the configuration of each trial, as Hydra's own multirun would compose it.
+"""Expand sweep values of a command line into one configuration per trial, as Hydra's own multirun would.
 
-Composing takes 0.2 s, which a thousand trials don't have. So what chooses groups is composed once for each
-combination, and a plain value is put in its place in the resolved result, after OmegaConf has typed it there.
-Whatever is not plain (an interpolation that could depend on it, an added key, a mapping) is composed.
+One composition takes 0.2 s, too long for a thousand trials. So each combination of group options is composed once, and
+a plain value is inserted into the resolved result after OmegaConf has converted it to the field's type. Anything else
+(an added key, a mapping, a value that an interpolation may read) is composed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import (
-    Override,
-    OverrideType,
-    ValueType,
-)
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.cluster.launchers.settings import MISSING
 from pipeline.config import compose
 from pipeline.config.errors.explain import explain
 from pipeline.config.overrides.search_space import refuse_impossible
@@ -38,14 +35,13 @@ _ABSENT = object()
 
 
 def jobs(words: Sequence[str]) -> list[Overrides]:
-    """Every combination of the sweep values, in Hydra's order (the last word turns fastest), duplicates and all.
+    """List every combination of the sweep values in Hydra's order: the last word varies fastest. Keep duplicates.
 
-    The sweep values of a grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first;
-    a word of the command line replaces the grid's value of the same key.
+    The sweep values of a named grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first.
+    A word of the command line replaces the grid's value of the same key.
 
     Raises:
-        UsageError: a word that is no override or has no value; an interval, which only a search can draw from; more
-            trials than a sweep takes.
+        UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
     """
     with compose.hydra_ready():
         overrides = _parsed([*_grid(words), *words])
@@ -66,7 +62,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
 
 
 def overrides(words: Sequence[str]) -> list[Override]:
-    """The words as Hydra reads them, a named grid's first. Needs ``compose.hydra_ready()``. Raises UsageError."""
+    """Parse the words, a named grid's first. Needs ``compose.hydra_ready()``. Raises UsageError."""
     return _parsed([*_grid(words), *words])
 
 
@@ -79,7 +75,7 @@ def _parsed(words: Sequence[str]) -> list[Override]:
 
 
 def _grid(words: Sequence[str]) -> list[str]:
-    """The sweep values of a named grid."""
+    """Return the sweep values of a named grid as overrides."""
     named = [word for word in words if word.startswith("sweep=")]
     if not named:
         return []
@@ -89,7 +85,7 @@ def _grid(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Base:
-    """One composition. ``referenced`` are the keys that its interpolations read; None: nobody can tell."""
+    """One composition. ``referenced`` are the keys that its interpolations read, None if they can't be determined."""
 
     config: DictConfig
     resolved: Resolved
@@ -97,16 +93,16 @@ class _Base:
 
 
 class TrialComposer:
-    """``resolve`` for the many trials of one sweep; use it within ``compose.hydra_ready()``."""
+    """``compose.resolve`` for the many trials of one sweep. Use it within ``compose.hydra_ready()``."""
 
     def __init__(self) -> None:
         self._overrides: dict[str, Override] = {}
         self._bases: dict[Overrides, _Base] = {}
         self._typed: dict[tuple[Overrides, str], Any] = {}
-        self._composed: set[str] = set()  # keys that have turned out to need composing
+        self._composed: set[str] = set()  # keys whose values must be composed
 
     def resolve(self, words: Overrides) -> Resolved:
-        """What ``compose.resolve(compose.compose_config(words))`` returns. Don't change it: parts are shared.
+        """Return the same as ``compose.resolve(compose.compose_config(words))``. Read only: trials share parts of it.
 
         Raises:
             UsageError: as composing does.
@@ -127,8 +123,9 @@ class TrialComposer:
         return result
 
     def _plain(self, words: Overrides) -> dict[str, Override]:
-        """The words whose value can be put in place: plain ones whose key no other word touches."""
+        """Return the words whose value can be inserted: plain ones that share no key with another word."""
         overrides = {word: self._override(word) for word in words}
+        # options aside: Hydra chooses them before it sets fields, whatever the order of the words
         fields = {word: override for word, override in overrides.items() if not _chooses_an_option(override)}
         keys = [override.key_or_group for override in fields.values()]
         return {
@@ -153,15 +150,14 @@ class TrialComposer:
         return self._bases[rest]
 
     def _value(self, rest: Overrides, base: _Base, word: str, override: Override) -> Any:
-        """The value as the schema types it there, or _ABSENT where only composing can tell."""
+        """Return the value in the field's type, or _ABSENT if the trial must be composed."""
         if (rest, word) not in self._typed:
             self._typed[rest, word] = _typed(base.config, override)
         return self._typed[rest, word]
 
 
 def _chooses_an_option(override: Override) -> bool:
-    """Of a group, as who names a script means program=script. Hydra puts the values of fields into what was chosen,
-    in whatever order the words stand."""
+    """True if the override chooses an option of a group. A word that names a script implies program=script."""
     group = override.key_or_group
     if group in NAME_A_SCRIPT:
         return True
@@ -171,7 +167,7 @@ def _chooses_an_option(override: Override) -> bool:
 
 def _is_plain(override: Override) -> bool:
     value = override.value()
-    simple = value is None or (isinstance(value, str | int | float | bool | list) and value != compose.MISSING)
+    simple = value is None or (isinstance(value, str | int | float | bool | list) and value != MISSING)
     interpolates = any("${" in text for text in texts(value))
     return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
 
@@ -189,12 +185,12 @@ def _typed(config: DictConfig, override: Override) -> Any:
         OmegaConf.update(config, key, override.value(), merge=True)
         value = OmegaConf.select(config, key)
         return OmegaConf.to_container(value, throw_on_missing=True) if OmegaConf.is_list(value) else value
-    except Exception:  # composing says what is wrong with it
+    except Exception:  # composing reports what is wrong with it
         return _ABSENT
 
 
 def _put(resolved: Resolved, key: str, value: Any) -> None:
-    """Into a copy of each section on the way: the rest is shared with other trials."""
+    """Set a field in ``resolved``. Copy each section above it: sections are shared with other trials."""
     *parents, last = key.split(".")
     section = resolved
     for name in parents:
@@ -204,17 +200,18 @@ def _put(resolved: Resolved, key: str, value: Any) -> None:
 
 
 def _related(one: str, other: str) -> bool:
-    """Equal, or one holds the other."""
+    """True if the keys are equal or one contains the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _referenced(config: DictConfig) -> frozenset[str] | None:
+    """Return the keys that interpolations read, or None if one is relative, nested or a resolver's."""
     keys: set[str] = set()
     for text in texts(OmegaConf.to_container(config, resolve=False)):
         if "${" not in text:
             continue
         references = _PLAIN_REFERENCE.findall(text)
         if len(references) != text.count("${"):
-            return None  # relative, nested or a resolver's
+            return None
         keys.update(references)
     return frozenset(keys)

@@ -1,13 +1,13 @@
-"""Overrides as people write them, made into what Hydra takes; what it would silently misread is refused."""
+"""Translate overrides as users write them into Hydra's syntax, and refuse those that Hydra would silently misread."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pipeline.core.errors import UsageError
 
-_MAPPINGS = (  # whose names are the user's own, or torch's
+_MAPPINGS = (  # fields whose entries have free names: the user's own, or torch's
     "cluster.env", "cluster.environment", "cluster.node_selector", "cluster.labels",
     "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
     "dataset.args", "dataset.augmentation_args", "program.args", "program.env", "step",
@@ -17,7 +17,7 @@ NAME_A_SCRIPT = ("program.script", "program.module", "program.command")
 _OF_A_SCRIPT = tuple(f"{name}=" for name in NAME_A_SCRIPT)
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
-# compiled by the words that have use for them: most calls have none
+# not compiled here: most commands have no word that needs them
 _NAMED = rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$"
 _NOT_A_NAME = r"[{,]\s*name\s*:\s*(true|false)\s*[,}]"
 _CLASS = r"^(\+{0,2})dataset\.class="  # no field of a dataclass can have this name
@@ -25,15 +25,17 @@ _NO_NAMES = ("null", "true", "false")
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike. It wants
-    mappings for hosts, and people write their names. Whoever names a script needs no program=script.
+    """Translate overrides into Hydra's syntax.
+
+    An entry of a mapping with free names gets ``++``, as Hydra wants it before new names. Names of hosts become
+    mappings. ``program=script`` is added where a script is named.
 
     Raises:
-        UsageError: a mapping that has a key twice, of which Hydra drops the first; a host that is null, true or false.
+        UsageError: a repeated key in a mapping, as Hydra would drop the first; a host named null, true or false.
     """
     for word in overrides:
-        if "{" in word and (key := _doubled(word)) is not None:
-            raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
+        if "{" in word and (key := next(_repeated_keys(word), None)) is not None:
+            raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_advice(word)}")
         if word.lstrip("+").startswith(_HOSTS) and (match := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
             raise UsageError(f"{word}: {match[1]} is no name of a host; where one is called so, write '{match[1]}'")
     if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
@@ -41,10 +43,10 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
             *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
             *overrides,
         ]
-    return [_with_own_names(word) for word in overrides]
+    return [_translated(word) for word in overrides]
 
 
-def _with_own_names(word: str) -> str:
+def _translated(word: str) -> str:
     if word.startswith(_OPEN):
         return f"++{word}"
     bare = word.lstrip("+")
@@ -54,7 +56,7 @@ def _with_own_names(word: str) -> str:
 
 
 def quoted_run(word: str) -> str:
-    """``init.run`` with its words in quotes, which a shell has taken away and Hydra needs: they hold = and spaces."""
+    """Put the value of ``init.run`` into the quotes that Hydra needs around = and spaces, and that a shell removes."""
     name, _, value = word.partition("=")
     if name.lstrip("+") != "init.run" or value[:1] in ("'", '"') or value in ("", "null"):
         return word
@@ -62,21 +64,34 @@ def quoted_run(word: str) -> str:
     return f"{name}='{escaped}'"
 
 
-def _mended(word: str) -> str:
+def _advice(word: str) -> str:
     if word.lstrip("+").startswith(_HOSTS):
         return "each host has braces of its own, [{name: node0}, {name: node1}], or is a name alone, [node0,node1]"
     return "keep one of the two"
 
 
-def _doubled(word: str) -> str | None:
-    """The first key that stands twice in one mapping."""
-    from pipeline.config.overrides.doubled import doubled  # not before: Hydra's lexer, for a word with braces alone
+def _repeated_keys(word: str) -> Iterator[str]:
+    """Yield each key that repeats an earlier one of its mapping, as Hydra's own lexer reads the override."""
+    from antlr4 import InputStream  # type: ignore[import-untyped]  # not at the top: only a word with braces needs Hydra
+    from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
-    return next(doubled(word), None)
+    lexer = OverrideLexer(InputStream(word))
+    lexer.removeErrorListeners()  # Hydra reports what it can't read
+    tokens = lexer.getAllTokens()
+    mappings: list[set[str]] = []  # the keys of each open brace
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == OverrideLexer.BRACE_OPEN:
+            mappings.append(set())
+        elif token.type == OverrideLexer.BRACE_CLOSE and mappings:
+            mappings.pop()
+        elif mappings and following is not None and following.type == OverrideLexer.COLON:
+            if token.text in mappings[-1]:
+                yield token.text
+            mappings[-1].add(token.text)
 
 
 def _as_mappings(word: re.Match[str]) -> str:
-    """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
+    """Replace each name in ``cluster.hosts=[node1,me@node2:2222]`` by the mapping that it stands for."""
     entries = []
     for item in word["names"].split(","):
         user, _, place = item.strip().rpartition("@")
