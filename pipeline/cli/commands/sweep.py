@@ -242,7 +242,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.before for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
-    about = folder.begun()
+    about = folder.begun() if answers.wanted() else folder.about()
     done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
     if left := about.total - sum(trial.key in done for trial in about.trials):
         say(f"  left     {counted(left, 'trial')} of {about.total}; the same command goes on with them")
