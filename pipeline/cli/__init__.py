@@ -1,1 +1,3 @@
-"""How `doit VERB overrides…` reaches the pipeline: doit's loader and reporter plug-ins and the verbs behind dodo.py."""
+"""The way from `doit VERB overrides…` to the pipeline: doit's loader and reporter plug-ins, and the verbs behind
+dodo.py.
+"""

@@ -1,4 +1,4 @@
-"""Answers for programs: with ``--json`` (or ``json=1``) a verb prints JSON on stdout, and text for people on stderr.
+"""JSON answers: with ``--json`` (or ``json=1``) a verb prints JSON on stdout, and text for users on stderr.
 
 The answer is one object, ``{"schema": "paceline.VERB/1", "ok": true, "data": …, "error": null}``; after an error ``ok``
 is false and ``error`` holds ``code``, ``message`` and ``hint``. Verbs that train also print a line for each event while
@@ -41,7 +41,7 @@ def begin() -> None:
 
 
 def wanted() -> bool:
-    """Return True if the command line asks for JSON."""
+    """Whether the command line asks for JSON."""
     return any(_ON.fullmatch(word) for word in sys.argv[1:])
 
 
@@ -49,13 +49,13 @@ def answer(data: Any, *, error: PacelineError | None = None) -> None:
     """Print the answer of this command; later calls print nothing.
 
     Args:
-        error: what ends the command, although there are data.
+        error: the error that ends the command although there are data.
     """
     _print(data, None if error is None else _described(error))
 
 
 def refuse(error: BaseException, message: str) -> None:
-    """Print the answer of a command that an error ends, if JSON is wanted; ``message`` is what a person is shown."""
+    """Print the answer of a command that an error ends, if JSON is wanted; ``message`` is the text for users."""
     if wanted():
         unexpected = {"code": "unexpected", "message": message, "hint": None}
         _print(None, _described(error) if isinstance(error, PacelineError) else unexpected)
@@ -79,7 +79,7 @@ def _envelope(verb: str, data: Any, error: Mapping[str, str | None] | None) -> d
 
 
 def finish() -> None:
-    """Print the answer of a verb that has ended and has no data but its lines."""
+    """Print the answer of a verb that has ended without data of its own: its lines."""
     if wanted():
         answer({"lines": LINES})
 
@@ -102,7 +102,7 @@ def _described(error: PacelineError) -> dict[str, str | None]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinite number: they are the texts "NaN", "inf" and "-inf"."""
+    """Replace numbers that JSON lacks by the texts "NaN", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else str(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""What a word of the command line can become: ``python -m pipeline.cli.candidates SHELL LINE`` for tab completion.
+"""Tab completion: ``python -m pipeline.cli.candidates SHELL LINE`` prints the words that the last one can become.
 
-A shell asks at every Tab, so nothing is imported but what the word at hand needs.
+A shell calls it at every Tab, so only what the current word needs is imported.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OF_DOIT = ("help", "list", "tabcompletion")
 
 
 def candidates(line: str, root: Path = ROOT) -> list[str]:
-    """The words that the last one of ``line`` can become; none where it may be anything, such as a file.
+    """Return the words that the last one of ``line`` can become; none if it can be anything, such as a file.
 
     Args:
         line: the command line from ``doit`` up to the cursor.
-        root: the project, whose conf/ and runs/ are looked into.
+        root: the project with conf/ and runs/.
     """
     *before, current = [*line.split(), ""] if line[-1:].isspace() else line.split()
     verb = next((word for word in before[1:] if word in VERBS), None)
@@ -42,7 +42,7 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
 
 
 def _names(verb: str, current: str, root: Path) -> Iterator[str]:
-    """Names up to their ``=``; of fields the section alone, until its point was typed."""
+    """Return names up to their ``=``; of fields only the section, until its point is typed."""
     if current.startswith("-"):
         yield from (verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items())
         return
@@ -60,14 +60,14 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
 
 
 def _keys(verb: str, before: Sequence[str], root: Path) -> Iterator[str]:
-    """Those of the runs, where the verb takes one as a bare word."""
+    """Return the keys of the runs, if the verb takes one as a bare word."""
     known = VERBS[verb]
     if (known.takes_paths and known.bare == "KEY") or "run" in known.options:
         yield from _option_values("run", "KEY", before, root)
 
 
 def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Iterator[str]:
-    """The name with each of its values; after a comma, another one."""
+    """Return the name with each of its values; after a comma, with another one."""
     name, _, value = current.partition("=")
     typed = f"{name}={value[: value.rfind(',') + 1]}"
     options = VERBS[verb].options
@@ -83,7 +83,7 @@ def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Itera
 
 
 def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> Iterator[str]:
-    """``1``, or one of ``text|mermaid|dot``, or a state; of runs and sweeps those that there are."""
+    """Return the values of an option: ``1``, ``text|mermaid|dot``, a state, or existing runs and sweeps."""
     runs = runs_dir(root, before) or root / typed_runs_dir(before)
     if name == "run":
         yield from (path.parent.name for path in runs.glob("*/key.json"))
@@ -96,7 +96,7 @@ def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> I
 
 
 def _fields(section: str) -> dict[str, str]:
-    """The fields of a section, whatever option is chosen, with their types."""
+    """Return the fields of a section with their types, for all options."""
     from pipeline.config import schema  # half a Tab's time: for names of fields alone
 
     classes = [get_type_hints(schema.RootConfig).get(section)]

@@ -1,4 +1,4 @@
-"""Which project a command works on: that of the dodo.py (or folder) it was started with, and no other."""
+"""The project of a command: that of its dodo.py (or folder), and no other."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _typed_in: list[str] = []
 
 
 def started_in() -> Path:
-    """The folder where the command was typed: doit leaves it for that of the dodo.py."""
+    """Return the folder where the command was typed, which doit leaves for that of the dodo.py."""
     folders = [os.environ.get(STARTED_IN), *_typed_in, get_initial_workdir()]
     return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
 
 
 def start_here() -> None:
-    """Keep in mind that the command was typed in this folder, before it is left for the project's."""
+    """Remember that the command was typed in this folder, before it is left for the project's."""
     _typed_in[:] = [os.getcwd()]  # noqa: PTH109
 
 
 def start_elsewhere(folder: Path) -> None:
-    """Leave the folder where the command was typed, before the command starts anew in another one."""
+    """Leave the folder where the command was typed, before the command is restarted in another one."""
     os.environ[STARTED_IN] = str(started_in())
     os.chdir(folder)
 
 
 def dodo_file(options: Mapping[str, Any]) -> Path:
-    """The file that doit is about to load for its options ``-f``, ``-k`` and DOIT_FILE."""
+    """Return the file that doit is about to load by its options ``-f``, ``-k`` and DOIT_FILE."""
     here = Path.cwd()
     folders = (here, *here.parents) if options["seek_file"] else (here,)
     named = [folder / str(options["dodoFile"]) for folder in folders]
@@ -53,17 +53,17 @@ def no_project() -> UsageError:
 
 
 def refuse_none() -> None:
-    """Raises UsageError: Paceline is installed, and the command wasn't started in a project."""
+    """Refuse to start outside of a project if Paceline is installed. Raises UsageError."""
     if places.IS_INSTALLED and places.enclosing(Path.cwd()) is None:
         raise no_project()
 
 
 def refuse_another(root: Path) -> None:
-    """A package of another clone would train that clone's code, into that clone's folders.
+    """Refuse to use a package from another clone, which would train that clone's code into that clone's folders.
 
     Raises:
-        UsageError: ``pipeline`` or ``trainers`` was found elsewhere than in ``root``, the folder of the dodo.py; or
-            that is another project than the one where the command was started.
+        UsageError: ``pipeline`` or ``trainers`` lies elsewhere than in ``root``, the folder of the dodo.py; or that is
+            another project than the one where the command was started.
     """
     if not places.is_clone(root):
         _refuse_other_project(root)
@@ -86,7 +86,7 @@ def _refuse_other_project(root: Path) -> None:
 
 
 def _folder_of(name: str) -> Path | None:
-    """Where an import of the package leads; imports nothing."""
+    """Return the place that an import of the package would load; imports nothing."""
     if name == __name__.partition(".")[0]:
         return places.HOME / name
     spec = importlib.util.find_spec(name)
@@ -94,11 +94,12 @@ def _folder_of(name: str) -> Path | None:
 
 
 def refuse(root: Path) -> None:
-    """Whatever imports such a module breaks, in code of doit's or of torch's that nobody has written here.
+    """Refuse modules that hide a module of the standard library, because code of doit or torch would fail to import it.
 
     Raises:
-        UsageError: a module or package in ``root`` has the name of one of the standard library's, or in a project that
-            is no clone of Paceline's.
+        UsageError: a module or package in ``root`` has the name of a standard module; in a project that is no clone,
+        also
+            the name of one of Paceline's.
     """
     ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
     for path in root.iterdir():

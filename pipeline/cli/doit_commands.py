@@ -1,4 +1,4 @@
-"""doit's own commands as they are here: `doit clean` is a verb, in place of the one that removes targets of tasks."""
+"""Replacements of doit's own commands: `doit clean` is a verb, instead of the command that removes targets of tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _REPORTERS = {
 
 
 class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
-    """By doit's plug-in interface (in pyproject.toml) it replaces doit's own, which goes through all distributions that
-    are installed for further databases, and again for reporters: a twentieth of the time of a finished run."""
+    """doit's command ``run`` without its search for database and reporter plug-ins in all installed distributions.
+
+    That search takes a twentieth of the time of a finished run. A plug-in of doit, named in pyproject.toml.
+    """
 
     def get_backends(self) -> dict[str, Any]:
         return self._with_own("backend", _BACKENDS)
@@ -38,7 +40,7 @@ class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
         return self._with_own("reporter", _REPORTERS)
 
     def _with_own(self, option: str, entries: dict[str, Any]) -> dict[str, Any]:
-        """Also the plug-ins that pyproject.toml names; the option takes all of them."""
+        """Add the plug-ins in pyproject.toml, because the option replaces them all."""
         category = option.upper()
         own = self.config.get(category, {})
         entries = {**entries, **{name: PluginEntry(category, name, place).get() for name, place in own.items()}}
@@ -80,7 +82,7 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
 
 
 class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
-    """A command of doit's by its plug-in interface; pyproject.toml names it."""
+    """doit's command ``tabcompletion`` with Paceline's candidates. A plug-in of doit, named in pyproject.toml."""
 
     doc_purpose = "print the script that completes verbs, options, groups and fields"
     doc_usage = "[--shell=bash|zsh]"
@@ -97,7 +99,7 @@ class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
     )
 
     def help(self) -> str:
-        """doit's page, with commands that can be copied: doit would break its lines in the middle of them."""
+        """Return doit's page with commands that can be copied; doit would fold them."""
         return f"{super().help()}{_USES}"
 
     def execute(self, opt_values: dict[str, Any], pos_args: list[str]) -> int:
@@ -106,7 +108,7 @@ class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
 
 
 class Clean(Run):
-    """Runs the task of that name. By doit's plug-in interface (in pyproject.toml) it replaces doit's own command."""
+    """Run the task ``clean`` instead of doit's own command. A plug-in of doit, named in pyproject.toml."""
 
     doc_purpose = VERBS["clean"].summary
     doc_usage = "[OVERRIDE ...] [OPTION=VALUE ...]"

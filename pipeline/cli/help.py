@@ -1,4 +1,4 @@
-"""What `doit --help`, `doit VERB --help`, `doit help VERB`, `doit info VERB` and `doit --version` print."""
+"""The output of `doit --help`, `doit VERB --help`, `doit help VERB`, `doit info VERB` and `doit --version`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _RECIPE = "A recipe: options and fields that go together. Words on the command l
 
 
 def requested(argv: Sequence[str]) -> str | None:
-    """The help that the words after ``doit`` ask for, or None where they ask for something else.
+    """Return the help that the words after ``doit`` ask for; None if they ask for something else.
 
     Raises:
-        UsageError: help is asked for a command that doesn't exist.
+        UsageError: help for a command that doesn't exist.
     """
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
     if argv[:1] == ["--version"]:
@@ -60,7 +60,7 @@ def _page(words: Sequence[str]) -> str:
 
 
 def version() -> str:
-    """Paceline's version, and that of what it stands on."""
+    """Return Paceline's version, and those of its main dependencies."""
     doit = ".".join(map(str, VERSION))
     return f"Paceline {_number()} (doit {doit}, Python {platform.python_version()}) in {HOME}"
 
@@ -73,7 +73,7 @@ def _number() -> str:
 
 
 def overview() -> str:
-    """All commands, how words are combined, and where to read on."""
+    """Return all commands, how words are combined, and where to read on."""
     lines = [
         "Paceline: reproducible multi-node PyTorch training.",
         "",
@@ -101,7 +101,7 @@ def overview() -> str:
 
 
 def verb_page(name: str) -> str:
-    """What one verb does, its options, the groups, examples."""
+    """Return a verb's purpose, options, groups and examples."""
     verb = VERBS[name]
     lines = [
         _usage(name, verb),
@@ -161,7 +161,7 @@ def _examples(examples: Iterable[str]) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Names and what they mean, in two columns, wrapped."""
+    """Format names and meanings in two columns, wrapped."""
     width = max(len(name) for name, _ in rows)
     lines: list[str] = []
     for name, meaning in rows:
@@ -171,7 +171,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _of_doit(name: str) -> str:
-    """doit's own page of one of its commands."""
+    """Return doit's own page about one of its commands."""
     commands = PluginDict(COMMANDS)
     text: str = COMMANDS[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
     return text

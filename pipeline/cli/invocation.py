@@ -1,7 +1,7 @@
-"""What was typed: the verb, the Hydra overrides in their order, and the verb's own options.
+"""The typed command line: the verb, the Hydra overrides in their order, and the verb's own options.
 
-doit keeps ``key=value`` words as variables without order and takes a bare ``~key`` for a task, so the words
-are read from the command line itself.
+doit keeps ``key=value`` words as unordered variables and takes a bare ``~key`` for a task, so the words are read from
+the command line itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TROUBLE = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 
 
 def verbosity() -> int:
-    """0 shows warnings, errors and the end alone, 1 (without it) what is usual, 2 also what torchrun itself says."""
+    """Return the verbosity: 0 shows warnings, errors and the end, 1 (default) the usual, 2 also torchrun's output."""
     level, _ = taken_out(sys.argv[1:])
     return USUAL if level is None else level
 
@@ -38,8 +38,10 @@ def is_wanted(text: str) -> bool:
 
 
 def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The verbosity among the words (the last one counts; None: none), and the words without it. A level that doesn't
-    exist is left in place, for who refuses it."""
+    """Return the verbosity among the words (the last one counts; None: none), and the words without it.
+
+    A level that doesn't exist stays, to be refused later.
+    """
     level, rest, left = None, list[str](), [*words]
     while left:
         word = left.pop(0)
@@ -54,7 +56,7 @@ def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def is_on(options: Mapping[str, str], name: str) -> bool:
-    """A switch: ``name=1``, off where it isn't given. Raises UsageError: neither yes nor no."""
+    """Return a switch (``name=1``); off by default. Raises UsageError: neither yes nor no."""
     value = options.get(name, "0")
     if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise UsageError(f"{name}={value} must be 1 or 0")
@@ -66,7 +68,7 @@ _TIME = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 
 
 def budget_s(options: Mapping[str, str]) -> float | None:
-    """The seconds of ``--budget 1h30m``; None where none is given. Raises UsageError: it is no duration."""
+    """Return the seconds of ``--budget 1h30m``; None without it. Raises UsageError: no duration."""
     typed = options.get("budget")
     if typed is None:
         return None
@@ -80,7 +82,7 @@ def _parts_s(typed: str) -> Iterator[float]:
 
 
 def whole_number(options: Mapping[str, str], name: str) -> int | None:
-    """An option that takes a number from 1; None where it isn't given. Raises UsageError: it is none."""
+    """Return an option that is a number from 1; None without it. Raises UsageError: no such number."""
     typed = options.get(name)
     if typed is None:
         return None
@@ -90,7 +92,7 @@ def whole_number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def at_once() -> int:
-    """How many steps may run side by side: doit's own option -n, 1 without it."""
+    """Return how many steps may run side by side: doit's own option -n, default 1."""
     match = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
     return max(1, int(match[1])) if match else 1
 
@@ -101,10 +103,10 @@ HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 
 
 class Invocation(NamedTuple):
-    """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`.
+    """A parsed command line. ``verb`` is None for doit's own commands and for a bare `doit`.
 
-    ``again``: doit's own option -a, to do again what is finished. ``paths`` are the bare words behind a verb that takes
-    files and folders.
+    ``again`` is doit's own option -a: repeat what is finished. ``paths`` are the bare words of a verb that takes files
+    and folders.
     """
 
     verb: str | None
@@ -115,12 +117,12 @@ class Invocation(NamedTuple):
 
 
 def is_override(word: str) -> bool:
-    """``key=value``, ``+key=value``, ``~key``: whatever doit must not take for a task or an option."""
+    """Whether a word is ``key=value``, ``+key=value`` or ``~key``, which doit must not take for a task or an option."""
     return word.startswith("~") or ("=" in word and not word.startswith(("-", "/", "./", "../")))
 
 
 def typed_runs_dir(argv: Sequence[str]) -> str:
-    """The folder of runs, as far as it is known before the words are composed."""
+    """Return the folder of runs, as far as it is known before the words are composed."""
     named = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
     return os.path.expanduser(named[-1]) if named else "runs"  # noqa: PTH111  (Path's raises where no such user is)
 
@@ -129,7 +131,7 @@ def parse(argv: Sequence[str]) -> Invocation:
     """Sort the words after ``doit``.
 
     Raises:
-        UsageError: an empty word (an unset shell variable, as a rule), an override that the verb doesn't take.
+        UsageError: an empty word (usually an unset shell variable), or an override that the verb doesn't take.
     """
     for position, word in enumerate(argv, start=1):
         if not word.strip():
@@ -160,7 +162,7 @@ def parse(argv: Sequence[str]) -> Invocation:
 
 
 def _option(word: str, verb: str) -> str:
-    """The name that a word sets, without the verb's own in front: ``preflight.deep=1`` is ``deep=1``."""
+    """Return the name that a word sets, without the verb's own in front: ``preflight.deep=1`` is ``deep=1``."""
     return word.partition("=")[0].removeprefix(f"{verb}.")
 
 
@@ -177,10 +179,10 @@ _PLAIN = re.compile(r"[\w./-]+")
 
 
 def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ...]:
-    """Overrides as people type them in ``folder``, made into what Hydra reads in the project ``root``.
+    """Convert overrides typed in ``folder`` to what Hydra reads in the project ``root``.
 
-    They come back with {run} in quotes, which Hydra takes for a mapping otherwise; and with a script or data that lies
-    where the command was typed by its path from the project's folder, and that folder as its working directory.
+    {run} is quoted, because Hydra would read a mapping. A script or data beside the user gets its path from the
+    project's folder, and a script that folder as its working directory.
 
     Raises UsageError: a word about Hydra itself.
     """
@@ -191,8 +193,10 @@ def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ..
 
 
 def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
-    """``program.workdir`` for who names a script of the project in a folder below it: a script opens what lies there.
-    Where an experiment names the script the run is the same from every folder."""
+    """Return ``program.workdir`` for a script that is named from a folder below the project, whose files it opens.
+
+    An experiment that names the script makes the same run from every folder.
+    """
     named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_OF_A_SCRIPT)]
     if not named or folder == root or not folder.is_relative_to(root):
         return []
@@ -204,7 +208,7 @@ def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
 
 
 def _refuse_hydra(word: str) -> None:
-    """They are composed, and nothing reads them: a run's folder, its log and its process are Paceline's."""
+    """Refuse fields of Hydra's own section: a run's folder, log and process are Paceline's."""
     if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):
         raise UsageError(
             f"{word} sets Hydra's own application, of which doit takes the configuration alone",

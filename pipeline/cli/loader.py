@@ -1,4 +1,4 @@
-"""doit's loader plug-in: dodo.py as ever, with the overrides checked before any task starts."""
+"""doit's loader plug-in: loads dodo.py, with the overrides checked before any task starts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ start of a script took 35 ms for it, with this 13."""
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
-    """Reads the command line once; a mistake in it ends here, in one line.
+    """Reads the command line once and reports a mistake in one line.
 
-    doit makes the loader before it looks at the words itself (an empty one would be an IndexError there).
+    doit creates the loader before it looks at the words itself, where an empty one would raise an IndexError.
     """
 
     in_charge = False  # whether doit took this loader: pyproject.toml of the folder where it was started names it
@@ -70,7 +70,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             leave(error)
 
     def setup(self, opt_values: Any) -> None:
-        """Load dodo.py, if it is of the clone that this package is of."""
+        """Load dodo.py, if it belongs to the same clone as this package."""
         dodo = clone.dodo_file(opt_values)
         if dodo.is_file():
             try:
@@ -82,7 +82,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Compose for a verb that takes overrides, then load dodo.py's tasks.
 
-        ``pos_args`` is doit's own list of task names: a bare ``~key`` is taken out of it, and so are paths.
+        ``pos_args`` is doit's own list of task names: bare ``~key`` words and paths are removed from it.
         """
         verb, paths = self._invocation.verb, self._invocation.paths
         _, words = taken_out(pos_args)
@@ -106,7 +106,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         return tasks
 
     def _keep_budget(self) -> None:
-        """End the command in order after --budget. With --detach it is the command without a terminal that keeps it."""
+        """End the command in order after --budget. With --detach, the detached command does."""
         options = self._invocation.options
         try:
             seconds = invocation.budget_s(options)
@@ -116,12 +116,12 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             leave(error)
 
     def _outlive(self) -> None:
-        """A run isn't ended by a reader of its output that has seen enough."""
+        """Let a run continue when the reader of its output ends."""
         if self._invocation.verb is not None and VERBS[self._invocation.verb].goes_on:
             masking.outlive(outlive_reader)
 
     def _compose(self) -> None:
-        """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""
+        """Refuse a bad override now, with exit code 3, instead of in the middle of a task."""
         verb = self._invocation.verb
         if verb is not None and VERBS[verb].composes:
             from pipeline.cli.session import session  # what composes: not for `doit list` and help
@@ -133,8 +133,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 
 def _start_with_overrides() -> None:
-    """Start doit anew, which has copied the words by now, where they hold flags of a verb's own, a bare key, or are a
-    command line of torchrun's."""
+    """Restart doit if the words hold flags of a verb, a bare key or a torchrun command line, because doit has copied
+    them already.
+    """
     words, notes = verb_flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
@@ -148,10 +149,10 @@ def _start_with_overrides() -> None:
 
 
 def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: Sequence[str] = ()) -> None:
-    """Raises InvalidCommand: no task or target has such a name, with what may have been meant.
+    """Refuse words that name no task or target, with a suggestion. Raises InvalidCommand.
 
     Args:
-        argv: all words after ``doit``, where there are more than ``words``.
+        argv: all words after ``doit``, if there are more than ``words``.
     """
     names = {task.name for task in tasks}
     for word in words:
@@ -166,23 +167,23 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
 
 
 def invalid(text: str) -> InvalidCommand:
-    """doit prints it as it is."""
+    """Return an error that doit prints unchanged."""
     return InvalidCommand(as_typed(text))
 
 
 def _takes_words(tasks: list[Task], words: list[str]) -> bool:
-    """Whether the first names a task that has options or arguments of its own, which may follow."""
+    """Whether the first word names a task with options or arguments, which may follow it."""
     return any(task.name == words[0] and (task.pos_arg or task.params) for task in tasks) if words else False
 
 
 def _is_target(tasks: list[Task], word: str) -> bool:
-    """Whether a task makes this file, or says by a pattern that one which is made later does."""
+    """Whether a task makes this file, or declares by a pattern that a later task does."""
     late = (task.loader.target_regex for task in tasks if task.loader is not None)
     return any(word in task.targets for task in tasks) or any(re.match(pattern, word) for pattern in late if pattern)
 
 
 def _answer_help() -> None:
-    """Print the help that the words ask for, if they do, and end."""
+    """If the words ask for help, print it and end."""
     from pipeline.cli import help as pages  # a call without such a word needs none of its imports
 
     text = pages.requested(sys.argv[1:])
@@ -195,7 +196,7 @@ def _answer_help() -> None:
 
 
 def for_verb(error: PacelineError, verb: str) -> PacelineError:
-    """An unknown key may have been meant as an option of the verb, or of another one."""
+    """Add suggestions from the options of this verb and of others to the error about an unknown key."""
     from pipeline.config.errors.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
 
     if not isinstance(error, UnknownKeyError):
@@ -213,7 +214,7 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
 
 
 class _OneLine:
-    """In place of ``traceback`` in doit's main function, which prints a page of whatever no task has caught."""
+    """Replaces ``traceback`` in doit's main function, which prints a page for any error outside of a task."""
 
     @staticmethod
     def format_exc() -> NoReturn:
@@ -226,7 +227,7 @@ class _OneLine:
 
 
 def _is_of_doit(error: BaseException) -> bool:
-    """Whether nothing of Paceline had a part in it: a wrong value of one of doit's own options, as a rule."""
+    """Whether doit alone raised the error, usually for a wrong value of its own options."""
     parts = [clone.ROOT.resolve() / "dodo.py"]
     parts += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
     seen = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
@@ -234,20 +235,20 @@ def _is_of_doit(error: BaseException) -> bool:
 
 
 class Left(SystemExit):
-    """Keeps its exit code in ``doit -n``, which makes it anew of its text: that printed "3" and ended with 1."""
+    """An exit whose code survives ``doit -n``, which recreates it from its text: that printed "3" and ended with 1."""
 
     def __init__(self, code: int | str) -> None:
         super().__init__(int(code))
 
 
 def leave_if_interrupted() -> None:
-    """End with the exit code of Ctrl-C where that has ended what a verb watched, or kept up: all is said."""
+    """End with the exit code of Ctrl-C if that ended what a verb watched; everything was reported."""
     if signals.came():
         raise Left(128 + signals.first())
 
 
 def leave(error: BaseException) -> NoReturn:
-    """End with one message and the exit code that stands for it."""
+    """End with one message and its exit code."""
     unread = unexpected.nobody_reads(error)
     if unread or isinstance(error, masking.OutputError):
         masking.silence(1)

@@ -1,4 +1,4 @@
-"""The command `paceline`: what `doit` does with the same words, from any folder of a project; and `paceline init`."""
+"""The command `paceline`: the same as `doit`, from any folder of a project; and `paceline init`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TAKEN = {"conf", "data", "dodo", "runs", "tests"}
 
 
 def main() -> int:
-    """The exit code is doit's."""
+    """Run a command; the exit code is doit's."""
     words = sys.argv[1:]
     os.environ[TYPED] = "paceline"
     try:
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _without_project(words: list[str]) -> int:
-    """Help alone. Raises UsageError."""
+    """Answer outside of a project: help alone. Raises UsageError."""
     text = pages.requested(words or ["help"])
     if text is None:
         raise clone.no_project()
@@ -67,13 +67,13 @@ def _without_project(words: list[str]) -> int:
 
 # ------------------------------------------------------------------------------------------- a new project
 def init(words: Sequence[str]) -> str:
-    """Make the project that the words behind ``init`` name, whole or not at all; what to say of it.
+    """Create the project that the words after ``init`` name, completely or not at all. Return the message for users.
 
-    It is a git repository with one commit, unless ``git=false`` (``--no-git``) is among the words, it lies in another
-    repository, or git isn't there: a run is made again from its commit.
+    It becomes a git repository with one commit, because runs are repeated from their commit; not with ``git=false``
+    (``--no-git``), inside another repository, or without git.
 
     Raises:
-        UsageError: not one word, a name that can't be a package's, or a folder that holds something.
+        UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty.
         PacelineError: the folder can't be written.
     """
     without_git = [word for word in words if word in _WITHOUT_GIT]
@@ -103,7 +103,7 @@ def _make_repository(folder: Path) -> None:
 
 
 def _refuse_taken(folder: Path) -> None:
-    """Raises UsageError: something stands there. OSError: nobody may look."""
+    """Refuse a place that is taken. Raises UsageError; OSError: it can't be examined."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
     if folder.is_dir() and any(folder.iterdir()):
@@ -111,7 +111,7 @@ def _refuse_taken(folder: Path) -> None:
 
 
 def refuse_name(name: str) -> None:
-    """Raises UsageError: ``import name`` would not find the project's package, or not that alone."""
+    """Refuse a name by which ``import name`` would not find the project's package alone. Raises UsageError."""
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
         raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {_near(name)}")
     if name in _TAKEN:
@@ -145,8 +145,10 @@ def _write(folder: Path) -> None:
 
 
 def _fill(folder: Path, made: Path) -> None:
-    """Move all of ``made`` into an empty folder, which stays: a shell may stand in it. ``dodo.py`` comes last, as it
-    is what makes a folder a project."""
+    """Move all of ``made`` into an empty folder, which stays, because a shell may stand in it.
+
+    ``dodo.py`` comes last, because it makes a folder a project.
+    """
     moved: list[Path] = []
     try:
         for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):

@@ -1,8 +1,8 @@
-"""A run that a verb is told of by its key: its own words and configuration, read from its folder.
+"""A run named by its key: its own words and configuration, read from its folder.
 
-A run folder may have come from anybody: it says what a run is, not how anything is reached or started. Launcher,
-interpreter, ssh configuration, tracking server and notices come from conf/ and the words that were typed; of the folder
-only names are taken: the options of groups of conf/, and the labels of hosts.
+A run folder may come from anybody. It decides what a run is, but not how anything is reached or started. So launcher,
+interpreter, ssh configuration, tracking server and notices come from conf/ and the typed words; from the folder come
+only names: options of conf/ groups, and labels of hosts.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 def configuration(
     invocation: Invocation, resolved: Mapping[str, Any], root: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The configuration and the words of the run that ``run=KEY`` names; of ``resolved`` where runs lie, and where its
-    data lies and it is recorded if a word says so.
+    """Return the configuration and the words of the run that ``run=KEY`` names.
+
+    Only the place of the runs, and if typed that of data and records, comes from ``resolved``.
 
     Raises:
-        UsageError: no such run, it has no configuration, another word would change it, or its hosts can't be reached
-            by what conf/ and the words say.
-        AlteredError: its key.json or config.json isn't what was written.
+        UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
+        reach
+            its hosts.
+        AlteredError: its key.json or config.json was altered.
     """
     for word in invocation.overrides:
         if not word.lstrip("+").startswith(_WHERE):
@@ -85,10 +87,10 @@ def configuration(
 
 
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
-    """The hosts that the run was started on last, as conf/ and the words reach them.
+    """Return the hosts that the run was last started on, reached by conf/ and the typed words.
 
     Raises:
-        UsageError: the run was never started, or what reaches its hosts isn't known.
+        UsageError: the run was never started, or the way to its hosts is unknown.
     """
     path = folder.path / run_folder.CONFIG
     if not path.exists():
@@ -106,9 +108,9 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
 
 
 def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
-    """conf/ with the words that were typed, and the options that the run names where none was.
+    """Compose conf/ with the typed words, and with the run's options for groups without a word.
 
-    Raises UsageError: the run was started with other words about how hosts are reached.
+    Raises UsageError: the run was started with other words about reaching hosts.
     """
     words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     chosen = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
@@ -140,7 +142,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
 
 
 def _launchers(folder: RunFolder) -> list[str]:
-    """By which launchers something of the run may be under way."""
+    """Return the launchers by which something of the run may be under way."""
     newest = earlier.newest(folder.path)
     plans = [start.plan for start in starts.unended(folder.path)] + ([newest] if newest is not None else [])
     named: list[Any] = [plan.launcher for plan in plans] or [_section(folder, "cluster").get("launcher")]
@@ -148,8 +150,9 @@ def _launchers(folder: RunFolder) -> list[str]:
 
 
 def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``cluster`` of a run that is followed and never started again: its ranks and the labels of its hosts,
-    and from conf/ and the words how they are reached."""
+    """Return the section ``cluster`` for following a run: its ranks and host labels, and from conf/ and the words the
+    way to the hosts.
+    """
     own = _section(folder, "cluster")
     raw = {**now, **{name: own[name] for name in _OF_RANKS if name in own}, "max_restarts": 0, "min_nodes": 0}
     if not _has_names(now["launcher"]):
@@ -170,7 +173,7 @@ def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def built(invocation: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
-    """What ``make`` makes of ``configuration``. Raises UsageError: it has values that no configuration can have."""
+    """Return what ``make`` makes of the run's configuration. Raises UsageError: impossible values."""
     try:
         return make()
     except _DAMAGE as error:
@@ -186,7 +189,7 @@ def _damaged(key: str, error: Exception, verb: str | None) -> UsageError:
 
 
 def _has_names(launcher: str) -> bool:
-    """Whether hosts are named to the launcher."""
+    """Whether the launcher is given names of hosts."""
     able = launchers.LAUNCHERS.settings(launcher).capabilities
     return not able.is_this_computer and not able.hosts_are_granted
 

@@ -1,4 +1,4 @@
-"""What a verb tells the person."""
+"""The output of verbs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INKS = {
 
 
 def inked(text: str, stream: TextIO) -> str:
-    """The text with its first word in colour, where that says how something stands and a terminal shows colours."""
+    """Colour the first word if it is a state and the terminal shows colours."""
     word = next((word for word in _INKS if text.startswith(word)), None)
     if word is None or not takes_colours(stream, os.environ):
         return text
@@ -43,12 +43,12 @@ def inked(text: str, stream: TextIO) -> str:
 
 
 def say(text: str, *, painted: bool = False) -> None:
-    """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
+    """Print lines on stdout at once; foreign text can't move the cursor.
 
-    Where the command answers with JSON the line is one of stderr, and of the answer where that has no other data.
+    If the answer is JSON they go to stderr, and into the answer if it has no other data.
 
     Args:
-        painted: it has colours of ours.
+        painted: the text has Paceline's own colours.
     """
     text = as_typed(text)
     if answers.wanted():
@@ -59,7 +59,7 @@ def say(text: str, *, painted: bool = False) -> None:
 
 
 def say_log(text: str) -> None:
-    """Lines of a rank or a step, or values of the configuration, on stdout: commands in them are nobody's to type."""
+    """Print lines of a rank or a step, or configuration values, on stdout; commands in them are left as they are."""
     if answers.wanted():
         answers.LINES.extend(text.splitlines())
         return
@@ -68,42 +68,46 @@ def say_log(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Progress and warnings, on stderr: what a program reads from stdout is the result alone."""
+    """Print progress and warnings on stderr, so that stdout holds the result alone."""
     text = as_typed(text)
     print(inked(printable_lines(text), sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def say_usual(text: str) -> None:
-    """A line of the result that -v 0 leaves out."""
+    """Print a line of the result, except with -v 0."""
     if verbosity() != QUIET or is_wanted(text):
         say(text)
 
 
 def note_usual(text: str) -> None:
-    """Progress that -v 0 leaves out."""
+    """Print progress, except with -v 0."""
     if verbosity() != QUIET or is_wanted(text):
         note(text)
 
 
 def say_folded(text: str) -> None:
-    """Lines for people alone, which a terminal would break in the midst of a word."""
+    """Print lines for users, folded between words at the terminal's width."""
     say(folded(as_typed(text), width()))  # a longer name may need a fold
 
 
 def width() -> int:
-    """Columns of the terminal that shows stdout; where a file or another command reads it, no line is folded."""
+    """Return the columns of stdout's terminal; without one, lines are not folded."""
     return shutil.get_terminal_size((ENDLESS, 24)).columns if sys.stdout.isatty() else ENDLESS
 
 
 def command() -> str:
-    """What was typed before the verb: ``paceline``, or ``doit``, which does the same. A command that this one starts
-    (Hydra's application, the training of `doit reproduce`) names its commands alike."""
+    """Return the command that was typed before the verb: ``paceline``, or ``doit``, which does the same.
+
+    Commands started by this one (Hydra's application, the training of `doit reproduce`) use the same name.
+    """
     return os.environ.get(TYPED, "doit")
 
 
 def as_typed(text: str) -> str:
-    """A text of ours whose commands are named as this person types them: a plain doit finds no project from its
-    subfolders. What doit itself is called stays (``doit's own options``), and so do lines of ranks and steps."""
+    """Rename commands in Paceline's own text as the user types them: in subfolders a plain doit finds no project.
+
+    Names of doit itself stay (``doit's own options``), and so do lines of ranks and steps.
+    """
     if command() == "doit":
         return text
     verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
@@ -113,7 +117,7 @@ def as_typed(text: str) -> str:
 
 
 def outlive_reader(error: BaseException) -> bool:
-    """For ``masking.outlive``: where stdout takes no more (``| head -1``, a full disk), say so once and go on."""
+    """For ``masking.outlive``: if stdout takes no more (``| head -1``, a full disk), say so once and continue."""
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)

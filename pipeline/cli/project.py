@@ -14,7 +14,7 @@ DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"
 
 
 def task_verbs() -> Iterator[dict[str, Any]]:
-    """A task for each verb, and one that says what there is (a bare `doit` starts nothing)."""
+    """Return a task for each verb, and an overview, because a bare `doit` starts nothing."""
     yield tasks.overview()
     for name, verb in VERBS.items():
         yield tasks.of_verb(name, verb)

@@ -1,5 +1,6 @@
-"""doit's reporter plug-in: a line a task, in words, and an error as it was written, without wrapping. Both on stderr:
-on stdout stands what a verb finds."""
+"""doit's reporter plug-in: a line per task, in words, and errors unchanged and unfolded. All on stderr, because stdout
+holds the answers of verbs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pipeline.core.printable import printable_lines
 
 
 class MemoryDB:
-    """What doit asks of a database (its documentation, "Plugins: backend"). Nothing is opened and nothing written."""
+    """doit's database interface (its documentation, "Plugins: backend") without a file: it opens and writes nothing."""
 
     def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
         self.name = name
@@ -37,11 +38,11 @@ class MemoryDB:
         self._tasks.clear()
 
     def dump(self) -> None:
-        """doit has ended."""
+        """Do nothing at doit's end."""
 
 
 class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
-    """What differs from doit's console reporter: words for its marks, and a failed task shows its message alone."""
+    """doit's console reporter with words instead of marks; a failed task shows its message alone."""
 
     desc = "console output, errors as one message"
 
@@ -60,7 +61,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
             super()._write_failure(result, write_exception)
 
     def execute_task(self, task: Any) -> None:
-        """A line for each task that does something (a question is answered without one)."""
+        """Print a line for each task that does something; questions are answered without one."""
         if not (task.meta or {}).get("answers"):
             self._tell(task, "")
         self.outstream.flush()
@@ -72,11 +73,11 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
         self._tell(task, ": left out, as doit ignore was told")
 
     def complete_run(self) -> None:
-        """Without doit's second telling of each failure, which has nothing to add: no output is captured."""
+        """Omit doit's second report of each failure, because no output is captured."""
         self.failures: list[Any] = []
         super().complete_run()
 
     def _tell(self, task: Any, standing: str) -> None:
-        """A task without actions and one that begins with _ are none of a person's; with -v 0 no task is told."""
+        """Report a task that has actions and a name without a leading _; none with -v 0."""
         if task.actions and not task.name.startswith("_") and verbosity() != QUIET:
             self.write(f"{task.title()}{standing}\n")

@@ -1,4 +1,4 @@
-"""One command line's work in progress: composed once, its data and key looked up when first needed."""
+"""The state of one command line: composed once, its data and key looked up when first needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is
 
 
 class Session:
-    """What the verbs share. Raises UsageError from ``config`` when an override is wrong."""
+    """What the verbs share. Raises UsageError from ``config`` if an override is wrong."""
 
     def __init__(self, invocation: Invocation, composed: DictConfig | None = None) -> None:
         self.invocation = invocation
@@ -52,7 +52,7 @@ class Session:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The typed configuration; of a sweep that of its first trial."""
+        """The typed configuration; for a sweep that of its first trial."""
         if self.sweeps:
             chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials
             masking.remember(text for trial in chosen for text in trial.config.secrets)
@@ -65,14 +65,14 @@ class Session:
         return config
 
     def refuse_wrong_words(self) -> None:
-        """Raises UsageError: a wrong override, or weights to start from that nothing can give."""
+        """Refuse wrong overrides, and initial weights that nothing provides. Raises UsageError."""
         _ = self.config
         if not self.sweeps:
             _ = self.start
 
     @property
     def start(self) -> Start | None:
-        """What the run starts from; None: fresh weights. Raises UsageError where nothing can give them."""
+        """The initial weights; None: fresh ones. Raises UsageError if nothing provides them."""
         if not self.config.train.init.said:
             return None
         return start_of(self.config, ROOT)
@@ -110,7 +110,7 @@ class Session:
         return self.invocation.verb in ("why", "attach") and "run" in self.invocation.options
 
     def _resolved(self) -> dict[str, Any]:
-        """Composed by Hydra, or, for a training whose words were composed before, taken from the memo."""
+        """Compose with Hydra; for a training whose words were composed before, read the memo."""
         memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None  # else Hydra's application composed
         known = memo.recall() if memo else None
         if known is not None:
@@ -124,14 +124,14 @@ class Session:
 
     @property
     def _own_words(self) -> tuple[str, ...]:
-        """The overrides. Those of `doit reproduce` that set a field of the cluster are about the run's own."""
+        """The overrides, without those of `doit reproduce` about the cluster, which concern the named run."""
         if self.invocation.verb != "reproduce":
             return self.invocation.overrides
         return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith("cluster."))
 
     @property
     def sweeps(self) -> bool:
-        """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
+        """Whether the overrides stand for the trials of a sweep; `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
             from pipeline.config.overrides.trials import jobs  # not before: Hydra's parser of overrides
@@ -147,21 +147,21 @@ class Session:
 
     @cached_property
     def search_plan(self) -> SearchPlan:
-        """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
+        """The search of the overrides; ``forget_pack`` after a fetch. Raises UsageError."""
         from pipeline.sweep.search_plan import plan  # not before: Hydra, for sweeps alone
 
         return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def space(self) -> Space:
-        """The trials that the overrides stand for; ``forget_pack`` after a fetch. Raises UsageError."""
+        """The trials of the overrides; ``forget_pack`` after a fetch. Raises UsageError."""
         from pipeline.sweep.expand import expand  # not before: Hydra, for sweeps alone
 
         return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def pack(self) -> Pack | Tree | None:
-        """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
+        """The data pack if it exists and is intact; ``forget_pack`` after a fetch."""
         if self.config.step is not None and self.config.step.path is None:
             return None
         if self.config.script is not None:
@@ -171,7 +171,7 @@ class Session:
 
     @property
     def steps(self) -> Graph:
-        """The steps as this configuration tells them."""
+        """The steps of this configuration."""
         if self._graph is None:
             from pipeline.steps import source  # not before: OmegaConf, for steps alone
 
@@ -179,7 +179,7 @@ class Session:
         return self._graph
 
     def forget_steps(self) -> None:
-        """Steps were made, which may be the source of the data."""
+        """Forget the steps after some were made, because they may be the source of the data."""
         self.__dict__.pop("config", None)
         self.forget_pack()
 
@@ -193,7 +193,7 @@ class Session:
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
     def refuse_data(self) -> None:
-        """Raises DataError where the data isn't here and `doit fetch` would refuse to get it."""
+        """Refuse data that isn't here and that `doit fetch` would refuse. Raises DataError."""
         if self.sweeps and not self.searches:
             missing = [trial.config for trial in self.space.trials if trial.run is None]
         else:
@@ -203,7 +203,7 @@ class Session:
                 store.refuse(config.train.dataset)
 
     def folder(self) -> RunFolder:
-        """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
+        """Return the run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
         named = self.invocation.options.get("run")
         if named is not None:
             return index.find(self.config.runs_dir, named)
@@ -214,14 +214,14 @@ class Session:
 
     @property
     def why_no_key(self) -> str:
-        """What is to be done before the run has a key, in words."""
+        """Return what must be done before the run has a key, in words."""
         if self.pack is None:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
         start = self.start
         return f"{start.said if start else 'init'}: {start.waits if start else ''}, so this run has no key yet"
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
-        """The hosts that a run was started on last, of which no word tells. Raises UsageError."""
+        """Return the hosts that a run was last started on. Raises UsageError."""
         from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
 
         return named_run.cluster(folder, self.invocation, ROOT, usable_gpus())
@@ -229,7 +229,7 @@ class Session:
 
 @cache
 def session() -> Session:
-    """The session of this process's command line."""
+    """Return the session of this process's command line."""
     typed = parse(sys.argv[1:])
     overrides = for_project(typed.overrides, clone.started_in(), ROOT)
     return Session(typed._replace(overrides=overrides))
@@ -242,5 +242,5 @@ def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
 
 
 def relative(path: Path) -> str:
-    """The path as a person in the project folder would type it."""
+    """Return the path as a user in the project folder would type it."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -1,6 +1,6 @@
 """The tasks that dodo.py makes of the verbs.
 
-Whether a task is up to date is asked of the run folder, never of doit's database.
+The run folder decides whether a task is up to date, never doit's database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Task = dict[str, Any]
 
 
 def of_verb(name: str, verb: Verb) -> Task:
-    """The task of a verb: its action, what comes first, and how doit learns that there is nothing to do."""
+    """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
         **_base(name, lambda: _answering(name, _function(verb.module, name)())),
@@ -43,8 +43,9 @@ def of_verb(name: str, verb: Verb) -> Task:
 
 
 def _answering(name: str, result: Any) -> Any:
-    """Pass on what the function of a verb has returned. Where that is the verb that was typed, and it is done, its JSON
-    answer is due now; a verb that comes first (fetch, before train) has none."""
+    """Pass on what a verb's function returned. If the verb was typed and is done, print its JSON answer now; a verb
+    that comes first (fetch, before train) has none.
+    """
     is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
     if is_due:
         answers.finish()
@@ -52,15 +53,16 @@ def _answering(name: str, result: Any) -> Any:
 
 
 def step(name: str, **fields: Any) -> None:
-    """A step told in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be the function."""
+    """Declare a step in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be one."""
     from pipeline.steps.registry import declare  # nothing of steps where there are none
 
     declare(name, **fields)
 
 
 def of_step(name: str) -> Task:
-    """A task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``, and its folder by
-    ``getargs: {"out": ("step-clean", "out")}``."""
+    """Return a task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``, and its
+    folder by ``getargs: {"out": ("step-clean", "out")}``.
+    """
     _need_loader()
 
     def make() -> dict[str, str]:
@@ -72,7 +74,7 @@ def of_step(name: str) -> Task:
 
 
 def overview() -> Task:
-    """What a bare `doit` shows; hidden from `doit list`."""
+    """Return the task of a bare `doit`; hidden from `doit list`."""
 
     def show() -> None:
         from pipeline.cli import help as pages  # of a bare `doit` alone
@@ -83,7 +85,7 @@ def overview() -> Task:
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
-    """Of a module of ``pipeline.cli.commands``, which is imported only now: the verb runs."""
+    """Return a function of a module of ``pipeline.cli.commands``, imported only when the verb runs."""
     function: Callable[..., Any] = getattr(import_module(f"pipeline.cli.commands.{module}"), name)
     return function
 
@@ -98,10 +100,9 @@ def _base(name: str, do: Callable[[], Any]) -> Task:
 
 
 def _need_loader() -> None:
-    """doit's own loader takes overrides for tasks and sets no root.
+    """Restart the command in the project's folder if it was typed in a subfolder, where doit reads no pyproject.toml.
 
-    doit reads pyproject.toml of the folder where it is started alone: in a subfolder of the project the same command
-    starts anew in the project's folder.
+    Without this loader, doit would take overrides for tasks.
     """
     if not Loader.in_charge:
         started_in = Path(get_initial_workdir())
@@ -114,13 +115,13 @@ def _need_loader() -> None:
 
 
 def _of_doit() -> list[str]:
-    """The words in front of a script's command line, whose own -f is none of doit's."""
+    """Return the words in front of a script's command line, whose own -f must not reach doit."""
     at = next((at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py"))), None)
     return sys.argv[:at]
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
-    """What a task does, with its errors told as doit wants them; a mapping that it returns is kept for other tasks."""
+    """Wrap a task's action: errors become doit's; a returned mapping is kept for other tasks."""
 
     def run() -> Any:
         try:
@@ -146,5 +147,5 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _dependencies(after: Sequence[str]) -> list[str]:
-    """None where ``run=KEY`` names a run that exists already."""
+    """Return the tasks that come first; none if ``run=KEY`` names an existing run."""
     return [] if not after or "run" in invocation.parse(sys.argv[1:]).options else list(after)

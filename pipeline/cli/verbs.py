@@ -1,4 +1,4 @@
-"""The verbs: what each is for, its options and examples.
+"""The verbs: purpose, options and examples of each.
 
 This table drives parsing (pipeline.cli.words.verb_flags), help and tab completion.
 """
@@ -15,10 +15,10 @@ class Option(NamedTuple):
 
     Attributes:
         value: the form of its value; the flag of one with ``1``, ``0`` or ``save`` takes none.
-        meaning: what it does.
-        flag: the name of its flag where help shows another than the option's own; both are understood.
+        meaning: its description.
+        flag: the name of its flag in help, if it differs from the option's; both are understood.
         short: a flag of one letter.
-        stands_for: what it is replaced by: an option of doit's own (``-a``), another verb (``plan``) or a field of the
+        stands_for: its replacement: an option of doit's own (``-a``), another verb (``plan``) or a field of the
             configuration (``sweep.slots``).
     """
 
@@ -39,22 +39,23 @@ class Verb(NamedTuple):
     """One command.
 
     Attributes:
-        summary: one line, as lists of commands show it.
+        summary: one line for lists of commands.
         examples: command lines without the leading `doit`.
-        details: what else its help says.
-        options: its own words.
+        details: further text of its help.
+        options: its own options.
         composes: whether it takes Hydra overrides.
-        shows_groups: whether its help lists the groups that overrides choose from.
+        shows_groups: whether its help lists the groups of the configuration.
         shares_batch: whether the ranks must be able to share the global batch.
-        chooses: whether its overrides choose among the runs that there are.
-        sweeps: whether overrides may stand for several values.
-        module: of ``pipeline.cli.commands``, where the function of the verb's name is; imported when the verb runs.
+        chooses: whether its overrides filter existing runs.
+        sweeps: whether overrides may have several values.
+        module: the module of ``pipeline.cli.commands`` with the function of the verb's name; imported when the verb
+        runs.
         is_done: a function of ``commands.finished``: whether there is nothing to do; '': there always is.
-        after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
-        answers: its output is all that is wanted, without a line of doit's.
+        after: verbs whose tasks come first, unless ``run=KEY`` names an existing run.
+        answers: only its output is shown, without doit's line about the task.
         takes_paths: whether it takes any number of bare arguments: files, folders, keys or names.
-        bare: its bare arguments, as the usage line shows them; by default the form of the option ``run``.
-        goes_on: whether it goes on when nobody reads its output any more (`| head`).
+        bare: its bare arguments in the usage line; by default the form of the option ``run``.
+        goes_on: whether it continues when nobody reads its output any more (`| head`).
     """
 
     summary: str

@@ -35,14 +35,14 @@ _ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-d
 
 
 def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
-    """Hand a training with options of Hydra's over to Hydra's command line; refuse what doit doesn't know.
+    """Pass a training with Hydra's options on to Hydra's command line; refuse options that doit doesn't know.
 
     Args:
         argv: the words after ``doit``.
-        loader_options: the options of doit's loader, which stand before a verb like the others.
+        loader_options: the options of doit's loader, which stand before a verb like doit's own.
 
     Raises:
-        UsageError: an option that doit or the verb doesn't take, or one that stands after the verb.
+        UsageError: an unknown option, or one that stands after the verb.
     """
     _refuse_elsewhere(argv)
     _refuse_dashed(argv, invocation, loader_options)
@@ -61,7 +61,7 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
 
 
 def _refuse_elsewhere(argv: Sequence[str]) -> None:
-    """doit would read -cd as two of its own options, -c and -d."""
+    """Refuse -cd, which doit would read as its own options -c and -d."""
     for word in argv:
         name = word.partition("=")[0]
         if name in _ELSEWHERE or name in _ELSEWHERE.values():
@@ -73,7 +73,7 @@ def _refuse_elsewhere(argv: Sequence[str]) -> None:
 
 
 def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
-    """Raises UsageError: an override as most scripts take them, ``--epochs=3`` or ``--epochs 3``."""
+    """Refuse an override written as an option: ``--epochs=3`` or ``--epochs 3``. Raises UsageError."""
     if invocation.verb is None:
         return
     known = {*_OF_HYDRA, *HELP_WORDS}
@@ -93,17 +93,17 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
 
 
 def _of_script(flag: str, value: str, invocation: Invocation) -> str | None:
-    """``program.args.lr=0.1`` where a script is named, whose option a flag is; None where there is none."""
+    """Return ``program.args.lr=0.1`` for a flag if a script is named; None without one."""
     if not any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in invocation.overrides):
         return None
     return f"{' '.join(map(shlex.quote, invocation.overrides))} program.args.{flag[2:]}={value or 'true'}"
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:
-    """``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path
-    alone; None where no field may be meant.
+    """Return ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the
+    path alone; None if no field is similar.
 
-    ``after`` is the next bare word, '' where that is a command.
+    ``after`` is the next bare word, '' if that is a command.
     """
     if word.endswith(".py") and VERBS[verb].composes:
         return f"program.script={shlex.quote(word)}"
@@ -115,7 +115,7 @@ def without_equals(word: str, after: str, verb: str) -> str | None:
 
 
 def _meant(name: str, value: str, verb: str) -> str | None:
-    """The verb's own option of that name, or the override that was meant; None where nothing is alike."""
+    """Return the verb's option of that name, or the similar override; None if nothing is similar."""
     if name in VERBS[verb].options:
         return f"{name}={value or 1}"
     if not VERBS[verb].composes:
@@ -135,7 +135,7 @@ def _meant(name: str, value: str, verb: str) -> str | None:
 
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:
-    """doit would print the list of its option objects."""
+    """Refuse an unknown option; doit would print the list of its option objects."""
     _, words = taken_out([word for word in argv if not is_override(word)])
     name = next((word for word in words if word in COMMANDS), "run")
     options = (*getattr(COMMANDS[name], "base_options", ()), *loader_options, *COMMANDS[name].cmd_options)

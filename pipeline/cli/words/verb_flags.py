@@ -1,7 +1,7 @@
-"""A verb's options as flags, and a run by its bare key: ``stop cf0848 --json`` becomes ``stop run=cf0848 json=1``.
+"""Translate a verb's flags, and a run's bare key: ``stop cf0848 --json`` becomes ``stop run=cf0848 json=1``.
 
-The table of verbs says which options there are; overrides stay Hydra's words, and doit's own options stand before the
-verb. What isn't translated here is left for pipeline.cli.words.flags, which refuses it.
+The table of verbs lists the options. Overrides stay Hydra's words, and doit's own options stand before the verb. The
+rest is left for pipeline.cli.words.flags, which refuses it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LITERAL = ("torchrun", "run")  # what follows these is a script's command line
 
 
 def as_words(argv: Sequence[str]) -> list[str]:
-    """Translate the flags and the bare key behind a verb into ``name=value``; everything else stays as it is.
+    """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
 
     Args:
         argv: the words after ``doit``.
 
     Raises:
-        UsageError: a flag that needs a value stands without one, or two runs are named where a verb takes one.
+        UsageError: a flag without its value, or two runs for a verb that takes one.
     """
     at = next((number for number, word in enumerate(argv) if word in VERBS or word in _LITERAL), len(argv))
     if at == len(argv) or any(word in _LITERAL for word in argv):
@@ -60,7 +60,7 @@ def as_words(argv: Sequence[str]) -> list[str]:
 
 
 def named_by(word: str, verb: str) -> tuple[str, Option] | None:
-    """The verb's option that a flag stands for: its name in the table, and what the table says of it."""
+    """Return the verb's option that a flag stands for: its name and entry in the table."""
     options = VERBS[verb].options
     if word.startswith("--"):
         typed = word[2:].partition("=")[0].replace("_", "-")
@@ -72,14 +72,14 @@ def named_by(word: str, verb: str) -> tuple[str, Option] | None:
 
 
 def spelt(name: str, option: Option) -> str:
-    """An option as help shows it: ``--watch``, ``--metric NAME,…``, ``-n N``."""
+    """Return an option as help shows it: ``--watch``, ``--metric NAME,…``, ``-n N``."""
     flag = _flags(name, option)[0]
     dashed = f"-{flag}" if len(flag) == 1 else f"--{flag}"
     return dashed if option.value in SWITCHES else f"{dashed} {option.value}"
 
 
 def _flags(name: str, option: Option) -> tuple[str, ...]:
-    """The names of its flag, without dashes; the first is the one that help shows."""
+    """Return the names of an option's flag without dashes, the one in help first."""
     own = name.replace(".", "-").replace("_", "-")
     if option.value == "0":
         return (f"no-{own}",)
@@ -92,7 +92,7 @@ def _is_short(word: str, name: str, option: Option) -> bool:
 
 
 def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
-    """What the option is set to; taken out of ``rest``, the words behind it, where it stands there."""
+    """Return an option's value; takes it out of ``rest``, the words behind the flag, if it stands there."""
     flag, equals, value = typed.partition("=")
     if match := _SHORT.fullmatch(typed):
         flag, equals, value = typed[:2], match[1], match[1]
@@ -107,7 +107,7 @@ def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
 
 
 def _names_run(word: str, verb: str) -> bool:
-    """Whether a bare word behind a verb is a run's key; where that may also be a sweep or a file, any word is."""
+    """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
     known = VERBS[verb]
     if "run" not in known.options or known.takes_paths or is_override(word) or word.startswith("-"):
         return False

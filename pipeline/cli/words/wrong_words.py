@@ -1,4 +1,4 @@
-"""A word that is no command: what a person who typed it may have meant."""
+"""Suggestions for a word that is no command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MEANT = {
 
 
 def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
-    """Return what to type instead of ``word``, as a sentence, or None where nothing is known.
+    """Return what to type instead of ``word``, as a sentence; None if nothing is known.
 
     Args:
         argv: the words after ``doit``, as they were typed.
@@ -68,7 +68,7 @@ def _another_verb(word: str) -> str | None:
 
 
 def _with_blanks(argv: Sequence[str], at: int) -> str | None:
-    """The file or folder whose path, with blanks, the shell has split: the value before ``at`` with words behind it."""
+    """Return the existing path with blanks that the shell has split: the value before ``at`` with later words."""
     start = argv[at - 1].partition("=")[2]
     for end in range(at + 1, len(argv) + 1):
         path = " ".join([start, *argv[at:end]])
@@ -78,7 +78,7 @@ def _with_blanks(argv: Sequence[str], at: int) -> str | None:
 
 
 def _option(word: str) -> list[str]:
-    """``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
+    """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
     file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
     of_group, name = file.groups() if file else (None, word)
     return [f"{group.name}={name}" for group in groups() if name in group.options and of_group in (None, group.name)]
