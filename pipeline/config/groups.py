@@ -1,13 +1,12 @@
-"""What conf/ says without Hydra: the groups that overrides choose from, with their options and a line about each, and
-where runs lie.
+"""Facts read from conf/ without Hydra, so that help and tab completion are quick.
 
-Imports no Hydra: help and tab completion have to be quick.
+These are the groups, their options with a line about each, and the runs folder.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +20,12 @@ _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
 
 def choice_of(group: str) -> str:
-    """The field of a group's section that says which option it is."""
+    """Return the field of a group's section that holds the name of the chosen option."""
     return _CHOICES.get(group, "name")
 
 
 class Group(NamedTuple):
-    """``options``: name → what it is. ``default`` is the option that is taken where none is named; None: none."""
+    """A group of conf/: its options with a description of each, and the default option, if any."""
 
     name: str
     options: Mapping[str, str]
@@ -34,7 +33,7 @@ class Group(NamedTuple):
 
 
 def groups(root: Path = ROOT) -> list[Group]:
-    """The folders of conf/, in the order of config.yaml. Raises OSError."""
+    """Return the groups in the order of config.yaml. Raises OSError."""
     folders = conf_dirs(root)
     chosen = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))
     return [
@@ -45,7 +44,7 @@ def groups(root: Path = ROOT) -> list[Group]:
 
 
 def config_file(folders: Sequence[Path]) -> Path:
-    """config.yaml as Hydra finds it."""
+    """Return the config.yaml that Hydra uses."""
     named = [folder / "config.yaml" for folder in folders]
     return next((path for path in named if path.is_file()), named[-1])
 
@@ -68,10 +67,6 @@ def _options(folders: Sequence[Path], group: str) -> dict[str, str]:
 
 
 def _first_comment(path: Path) -> str:
-    return next(_comments(path), "")
-
-
-def _comments(path: Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# ") and not line.startswith("# @package"):
-            yield line.removeprefix("# ")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = (line for line in lines if line.startswith("# ") and not line.startswith("# @package"))
+    return next(comments, "").removeprefix("# ")

@@ -1,7 +1,7 @@
-"""A person's own defaults: a file for all of their projects, and ``conf/local.yaml`` of this one, which no commit has.
+"""The user's own defaults: a file for all projects, and ``conf/local.yaml`` of this project, which git ignores.
 
-conf/config.yaml names both in its defaults list, before the experiment: what an experiment or the command line sets
-goes before them.
+conf/config.yaml names both in its defaults list, before the experiment: experiments and the command line take
+precedence over them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 
 GROUP = "own_defaults"
-"""Under which Hydra finds them: ``own_defaults/user`` and ``own_defaults/project``."""
+"""The group of both files in Hydra: ``own_defaults/user`` and ``own_defaults/project``."""
 VARIABLE = "PACELINE_DEFAULTS"
-"""Names a file in place of both; if it is empty, there are none."""
-_instead: list[Mapping[str, Any]] = []
+"""The environment variable that names one file instead of both; empty for no file."""
+_replacements: list[Mapping[str, Any]] = []
 
 
 def files(root: Path | None = None) -> dict[str, Path]:
-    """The files that are there, in the order in which they are merged, by their names for Hydra."""
+    """Return the existing files by their names in Hydra, in the order in which they are merged."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         places = {"user": Path(named).expanduser()} if named else {}
     else:
-        from platformdirs import user_config_path  # not before: what asks for no file needs no name of a folder
+        from platformdirs import user_config_path  # not at the top: the variable spares this import
 
         places = {
             "user": user_config_path("paceline") / "defaults.yaml",
@@ -37,82 +37,85 @@ def files(root: Path | None = None) -> dict[str, Path]:
     return {f"{GROUP}/{name}": path for name, path in places.items() if path.is_file()}
 
 
-def called(path: Path) -> str:
-    """A file of them as it is shown: ``conf/local.yaml``, or with its whole path."""
+def shown(path: Path) -> str:
+    """Return the name of a file in messages: ``conf/local.yaml``, or the absolute path outside of the project."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def content(name: str) -> dict[str, Any]:
-    """What a file holds for Hydra's merging. An entry of its defaults list chooses an option, with ``override`` or not.
+    """Return the content of a file for Hydra to merge; {} if there is no file.
+
+    An entry of its defaults list chooses an option, with or without ``override``.
 
     Args:
         name: ``user`` or ``project``.
+
+    Raises:
+        UsageError: an entry of the defaults list that chooses no option.
+        ValueError: the file holds a list.
     """
-    if _instead:
-        return dict(_instead[-1]) if name == "project" else {}
-    from omegaconf import DictConfig, OmegaConf  # not before: the no-op command knows a composition without Hydra
+    if _replacements:
+        return dict(_replacements[-1]) if name == "project" else {}
+    from omegaconf import DictConfig, OmegaConf  # not at the top: a finished run's command loads no OmegaConf
 
     path = files().get(f"{GROUP}/{name}")
     if path is None:
         return {}
     read = OmegaConf.load(path)
     if not isinstance(read, DictConfig):
-        raise ValueError(f"In '{GROUP}/{name}': a list stands there")  # explained like a file of conf/
-    held: dict[str, Any] = OmegaConf.to_container(read)  # type: ignore[assignment]  # a mapping
-    if "defaults" in held:
-        held["defaults"] = _choices(held["defaults"], path)
-    return held
+        raise ValueError(f"In '{GROUP}/{name}': a list stands there")  # errors/explain.py adds the place
+    fields: dict[str, Any] = OmegaConf.to_container(read)  # type: ignore[assignment]  # a mapping
+    if "defaults" in fields:
+        fields["defaults"] = _choices(fields["defaults"], path)
+    return fields
 
 
 def _choices(entries: Any, path: Path) -> list[dict[str, Any]]:
-    """``tracking: none`` and ``override /tracking: none`` alike: conf/config.yaml has chosen one already.
-
-    Raises UsageError: an entry that chooses no option.
-    """
+    """Return the entries of a defaults list as ``override /GROUP: OPTION``, because conf/config.yaml chooses first."""
     chosen = []
     for entry in entries if isinstance(entries, list) else [entries]:
         if isinstance(entry, Mapping):
             chosen += [{f"override /{group(key)}": option} for key, option in entry.items()]
         elif entry != "_self_":
             raise UsageError(
-                f"{called(path)}: {entry!r} chooses no option, and its defaults list does nothing else",
+                f"{shown(path)}: {entry!r} chooses no option, and its defaults list does nothing else",
                 hint="- tracking: none",
             )
     return chosen
 
 
 def group(key: Any) -> str:
-    """The group of an entry's key: ``tracking`` of ``override /tracking``."""
+    """Return the group of an entry's key: ``tracking`` for ``override /tracking``."""
     return str(key).removeprefix("override ").strip().lstrip("/")
 
 
 def merged() -> dict[str, Any]:
-    """Both files as one, for a run's provenance."""
-    if not _instead and not files():
+    """Return both files merged into one mapping, for a run's provenance."""
+    if not _replacements and not files():
         return {}
     from omegaconf import OmegaConf
 
     user, project = content("user"), content("project")
     chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
-    options = {key: option for entry in chosen for key, option in entry.items()}  # the project's come last
+    options = {key: option for entry in chosen for key, option in entry.items()}  # the project's take precedence
     both: Any = OmegaConf.to_container(OmegaConf.merge(user, project))
     return {**({"defaults": [{key: option} for key, option in options.items()]} if options else {}), **both}
 
 
-def words(held: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The fields that they set, as overrides."""
-    for name, value in held.items():
+def words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the fields of own defaults as overrides; ``prefix`` is the section of ``fields`` with a dot."""
+    for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield from words(value, f"{above}{name}.")
+            yield from words(value, f"{prefix}{name}.")
         elif name != "defaults":
-            yield f"{above}{name}={value}"
+            yield f"{prefix}{name}={value}"
 
 
 @contextmanager
-def replaced(held: Mapping[str, Any]) -> Iterator[None]:
-    """Compositions have these defaults and no file's: those of a run that is made again."""
-    _instead.append(held)
+def replaced(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Compose with these defaults instead of the files', such as those of a run that is reproduced."""
+    _replacements.append(fields)
     try:
         yield
     finally:
-        _instead.pop()
+        _replacements.pop()

@@ -1,6 +1,6 @@
-"""docs/configuration.md: every field with type, default and meaning. ``python -m pipeline.config.reference`` writes it.
+"""Write docs/configuration.md, every field with type, default and meaning: ``python -m pipeline.config.reference``.
 
-What a field means stands in the docstring of its settings class, in the section ``Attributes:``.
+The meaning of a field is in the docstring of its settings class, in the section ``Attributes:``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ these, and the command line over all. `null` means "none" in YAML.
 This page is generated from the settings classes: `python -m pipeline.config.reference`.
 """
 _ENTRY = re.compile(r"^    (?P<name>\w+): (?P<meaning>.+(?:\n {8,}.+)*)", re.MULTILINE)
-_PLACEHOLDERS = ("name", "launcher")  # they repeat the option
+_PLACEHOLDERS = ("name", "launcher")  # fields that repeat the option's name
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     by_name = {group.name: group for group in groups()}
     classes = get_type_hints(RootConfig)
     parts = [_HEAD, _section("Top level", {"seed": _field(RootConfig, "seed")})]
@@ -48,12 +48,12 @@ def page() -> str:
 
 
 def meanings(settings: type[Any]) -> dict[str, str]:
-    """What the docstrings of a settings class and its bases say of each field."""
-    said: dict[str, str] = {}
+    """Return the meaning of each field, from the docstrings of a settings class and its bases."""
+    texts: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
         section = inspect.cleandoc(vars(kind).get("__doc__") or "").partition("\nAttributes:\n")[2]
-        said |= {item["name"]: " ".join(item["meaning"].split()) for item in _ENTRY.finditer(section)}
-    return said
+        texts |= {item["name"]: " ".join(item["meaning"].split()) for item in _ENTRY.finditer(section)}
+    return texts
 
 
 def _group(name: str, base: type[Any], group: Group | None) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _group(name: str, base: type[Any], group: Group | None) -> Iterator[str]:
 
 
 def _settings(group: str) -> dict[str, type[Any]]:
-    """The project's own options that have settings."""
+    """Return the settings classes of Paceline's own options in a group."""
     if group == "program":
         return dict(PROGRAMS)
     options = OPTIONS.get(group)
@@ -95,7 +95,7 @@ def _fields(group: str, settings: type[Any], *, without: Any) -> dict[str, tuple
 
 
 def _field(settings: type[Any], name: str) -> tuple[str, str, str]:
-    """Type, default and meaning."""
+    """Return type, default and meaning of a field."""
     item = next(item for item in dataclasses.fields(settings) if item.name == name)
     default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
     kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
@@ -111,7 +111,7 @@ def _set_by(group: str, option: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As YAML on one line."""
+    """Return a value as YAML on one line."""
     text: str = yaml.safe_dump({"": value}, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.strip()[1:-1].partition(": ")[2]
 
@@ -125,7 +125,7 @@ def _section(title: str, fields: Mapping[str, tuple[str, str, str]], summary: st
 
 
 def _field_table(fields: Mapping[str, tuple[str, str, str]]) -> str:
-    rows = [(f"`{name}`", kind, default and f"`{default}`", said) for name, (kind, default, said) in fields.items()]
+    rows = [(f"`{name}`", kind, default and f"`{default}`", text) for name, (kind, default, text) in fields.items()]
     return _table(("field", "type", "default", "meaning"), rows) if rows else ""
 
 

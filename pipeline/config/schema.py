@@ -1,6 +1,6 @@
-"""Typed schemas of every configuration group; ``schema_store`` registers them with Hydra under the group ``schema``.
+"""The typed schemas of all configuration groups, which ``schema_store`` registers with Hydra in the group ``schema``.
 
-The schema of an option is the settings class in its own module (``OPTIONS``), so both halves read the same fields.
+The schema of an option is the settings class in the option's module (``OPTIONS``), so both halves read the same fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports Hydra
 class TrackingConfig:
     """Where runs are recorded: MLflow, and other trackers.
 
-    A tracker's module derives its settings from this class, and adds what it alone can be told.
+    A tracker's module derives its settings from this class, and adds its own fields.
 
     Attributes:
         enabled: whether runs are recorded in MLflow.
@@ -78,7 +78,7 @@ class PathsConfig:
 class SearchConfig:
     """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key.
 
-    A sampler's module derives its settings from this class, and adds what it alone can be told.
+    A sampler's module derives its settings from this class, and adds its own fields.
 
     Attributes:
         n_trials: trials in all, also over several calls; null (search=grid alone): every combination.
@@ -111,7 +111,7 @@ class SearchConfig:
             raise UsageError(f"search.n_trials=null: search={self.name} needs to know how many trials there shall be")
 
     def total(self, space: SearchSpace) -> int:
-        """How many trials there will be."""
+        """Return the number of trials."""
         return int(self.n_trials or 0)
 
 
@@ -179,12 +179,12 @@ OPTIONS = {
     "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
     "tracking": Options("tracking.tracker", "pipeline.tracking.trackers", TrackingConfig),
 }
-"""Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
+"""The options of each Hydra group. Each option has the schema ``schema/<group>/<option>``."""
 PROGRAMS: dict[str, type[ProgramConfig]] = {"classifier": ProgramConfig, "script": ScriptConfig}
-"""The options of the group ``program``, which are no modules of one package."""
+"""The options of the group ``program``, which aren't modules of one package."""
 
 
 def installed_programs() -> dict[str, str]:
-    """The scripts that other installed packages offer as ``program=NAME``: name → file ('' where it isn't there)."""
+    """Return the files of the scripts that other packages offer as ``program=NAME``; '' for a missing file."""
     modules = node.installed_options("paceline.programs")
     return {name: str(source_of_installed(module) or "") for name, module in modules.items()}

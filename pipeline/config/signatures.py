@@ -1,5 +1,8 @@
-"""What a user's classes and functions accept, found by importing them. ``own_targets`` runs the text of this file in a
-process of its own, with the import path of the ranks; so it uses the standard library alone."""
+"""Describe which arguments a user's classes and functions accept, by importing them.
+
+``own_targets`` runs the text of this file in a separate process with the import path of the ranks, so it may import
+the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from typing import Any
 def answer(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Describe each of ``request["targets"]`` (``package.module:NAME``).
 
-    A description holds one of these:
+    A description has one of these fields:
 
     - ``parameters``: [name, kind, has a default] each; with ``name``, ``file``, ``line``, ``is_class`` and ``bases``.
-    - ``names``: those that the module has instead, each with file and line.
-    - ``value``: what the name is, which is neither a class nor a function.
-    - ``failed``: the last line of a traceback that ends in the user's own code, below ``request["folders"]``.
-    - nothing: only a host can tell, as where a package lacks a library that GPUs need.
+    - ``names``: the target is missing; the classes and functions of its module, each with file and line.
+    - ``value``: the target is neither a class nor a function; its text.
+    - ``failed``: the import failed in the user's own code, below ``request["folders"]``; the error's last line.
+    - none: only a host can describe it, for example if a package needs a GPU library that is missing here.
     """
     return {target: _described(target, request["folders"]) for target in request["targets"]}
 
@@ -31,7 +34,7 @@ def _described(target: str, folders: list[str]) -> dict[str, Any]:
     try:
         module = import_module(place)
         item = getattr(module, name, _ABSENT)
-    except BaseException as error:  # whatever a module raises, sys.exit() included
+    except BaseException as error:  # anything that a module raises, including sys.exit()
         return _failed(error, folders)
     if item is _ABSENT:
         return {"file": module.__file__, "names": _names(module)}
@@ -43,7 +46,7 @@ def _described(target: str, folders: list[str]) -> dict[str, Any]:
         return {}
     try:
         parameters = inspect.signature(item).parameters.values()
-    except (TypeError, ValueError):  # one that is written in C
+    except (TypeError, ValueError):  # written in C
         return {}
     return {
         "name": item.__name__,
@@ -58,7 +61,7 @@ _ABSENT: Any = object()
 
 
 def _failed(error: BaseException, folders: list[str]) -> dict[str, Any]:
-    """Where and what, if it was raised in the user's own code or by an import of a module of the user's."""
+    """Describe an error in the user's own code, or in an import of a user's module; {} for any other error."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     last = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename:
@@ -71,7 +74,7 @@ def _failed(error: BaseException, folders: list[str]) -> dict[str, Any]:
 
 
 def _names(module: ModuleType) -> dict[str, dict[str, Any]]:
-    """The classes and functions of a module that its own package defines."""
+    """Return the classes and functions of a module that its own package defines."""
     top = module.__name__.partition(".")[0]
     return {
         name: _place(item)

@@ -1,4 +1,4 @@
-"""A step of one's own that a configuration names as the source of its data. What it is, ``pipeline.steps`` says."""
+"""The interface of a step that a configuration names as the source of its data; ``pipeline.steps`` implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.program import SCRIPT
 
 
 class StepState(NamedTuple):
-    """How one step stands: ``made``, or ``why`` it would be made; ``needs`` are the steps before it."""
+    """The state of one step: ``made``, or ``why`` it would be made. ``needs`` are the steps that it depends on."""
 
     name: str
     made: bool
@@ -25,7 +25,7 @@ class StepSource(Protocol):
 
     @property
     def path(self) -> Path | None:
-        """Where that output lies; None while the step isn't made. Raises UsageError."""
+        """The path of the step's output; None while the step isn't made. Raises UsageError."""
         ...
 
     @property
@@ -34,25 +34,28 @@ class StepSource(Protocol):
         ...
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
-        """Make it and what it needs; how many were made now. Raises PacelineError."""
+        """Make the step and the steps that it needs; return how many were made. Raises PacelineError."""
         ...
 
     def standings(self) -> Sequence[StepState]:
-        """It and all steps that it needs, in order. Raises UsageError."""
+        """Return the states of this step and of all steps that it needs, in order. Raises UsageError."""
         ...
 
 
 Steps = Callable[[str, Mapping[str, Any]], StepSource]
-"""``step:clean`` and the resolved configuration → that step. What is above this package gives it."""
+"""Find the step of ``step:clean`` in a resolved configuration. The packages above this one provide the function."""
 _UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
-"""What stands for the path of its output until then; nothing reads it."""
+"""The placeholder for the path of an output that isn't made; nothing reads it."""
 
 
 def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
-    """The configuration with the path of a step's output where it names the step, and that step; else as it is.
+    """Replace the step that a configuration names as its data by the path of the step's output.
+
+    Returns:
+        The configuration, and the step; None if the configuration names none.
 
     Raises:
-        UsageError: the step can't be made as it is told, or has no such output.
+        UsageError: the step can't be made with these settings, or has no such output.
     """
     named = named_step(resolved)
     if named is None or steps is None:
@@ -64,7 +67,7 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
 
 
 def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> None:
-    """Raises UsageError: a word says something of a step, and the run takes no step's output."""
+    """Refuse settings of a step if the run uses no step's output. Raises UsageError."""
     for name in (resolved.get("step") or {}) if step is None else ():
         raise UsageError(
             f"step.{name} is set, and nothing here needs a step: dataset.source names none",
@@ -72,9 +75,9 @@ def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> N
         )
 
 
-def with_words(placed: Mapping[str, Any], words_of: Mapping[str, Any]) -> dict[str, Any]:
-    """``placed`` with the name of a step again where it was told, for config.json."""
-    named = named_step(words_of)
+def with_words(placed: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo ``with_step``: put the name of the step in ``resolved`` back into ``placed``, for config.json."""
+    named = named_step(resolved)
     if named is None or named[0] not in placed:
         return dict(placed)
     section, field, text = named
@@ -82,7 +85,7 @@ def with_words(placed: Mapping[str, Any], words_of: Mapping[str, Any]) -> dict[s
 
 
 def named_step(resolved: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Section, field and words of what names a step as the source of the data; None: nothing does."""
+    """Return section, field and text that name a step as the source of the data, or None."""
     is_script = (resolved.get(programs.SECTION) or {}).get("name") == SCRIPT.name
     section, field = (programs.SECTION, "data") if is_script else ("dataset", "source")
     text = (resolved.get(section) or {}).get(field)

@@ -1,4 +1,4 @@
-"""Checks that every section of a configuration passes, whatever its fields mean."""
+"""Checks of the values in any section of a configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from trainers.core import config as node
 
 
 def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
-    """The settings with what the section has of their fields: ``cluster.launcher=`` may name a launcher that has more.
+    """Return an instance of ``settings`` with the fields of the section that it has, and ignore the others.
+
+    Others come from ``cluster.launcher=NAME``, which changes the launcher but keeps the section of another one.
 
     Raises:
-        UsageError: a value that cannot work.
+        UsageError: a value that can't work.
     """
     known = {item.name for item in dataclasses.fields(settings)}
     try:
@@ -26,7 +28,7 @@ def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text of plain containers, at any depth."""
+    """Yield every text in plain containers, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -38,7 +40,10 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
-    """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
+    """Refuse control characters, which no name, path or address can hold. Raises UsageError.
+
+    Texts in ``program.args`` may hold them, and values of ``env`` are checked separately.
+    """
     for field, value in _values(resolved, ""):
         if not isinstance(value, str):
             continue
@@ -48,7 +53,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
 
 
 def refuse_endless(resolved: Mapping[str, Any]) -> None:
-    """A key can't be taken of inf or NaN, and nothing can be trained by them. Raises UsageError."""
+    """Refuse inf and NaN: no key can be computed from them. Raises UsageError."""
     for field, value in _values(resolved, ""):
         if isinstance(value, float) and not math.isfinite(value):
             if field.startswith("program.args"):
@@ -61,7 +66,7 @@ def refuse_endless(resolved: Mapping[str, Any]) -> None:
 
 
 def _values(value: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """What is no list and no mapping, with its place. Without ``env``."""
+    """Yield each value that is no list and no mapping, with its field. Skip ``env``."""
     if isinstance(value, list):
         for at, inner in enumerate(value):
             yield from _values(inner, f"{field}[{at}]")
@@ -74,6 +79,7 @@ def _values(value: Any, field: str) -> Iterator[tuple[str, Any]]:
 
 
 def encodable(field: str, value: str) -> None:
+    """Refuse a text that can't be encoded as UTF-8. Raises UsageError."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

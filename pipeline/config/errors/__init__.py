@@ -1,1 +1,1 @@
-"""What is wrong with a word or a file of the configuration, in one message that names it and its mend."""
+"""Errors about a word or file of the configuration: one message that names it and says how to correct it."""

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors, turned into one line: field, value, nearest match, valid options."""
+"""Turn errors of Hydra and OmegaConf into one line: field, value, nearest match, valid options."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
 _A_LIST = "Cannot merge DictConfig with ListConfig"
 _NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
 _BLANK = re.compile(r"\s")
-_STEPS = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, as other languages write a range
-_BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
+_STEPS = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, a range in other languages
+_BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function, which quotes would make a text
 _HOSTS_ARE = (
     "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
     "takes the latter alone: hosts: [{name: node1}, {name: node2, user: me, port: 2222}]"
@@ -57,8 +57,8 @@ _HOSTS_ARE = (
 
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
-    """The same error as one line. ``composed`` composes other overrides, to find the one at fault."""
-    if isinstance(error, UsageError):  # of an option whose settings can't be read
+    """Return the error as one line. ``composed`` composes other overrides, to find the culprit: the one at fault."""
+    if isinstance(error, UsageError):  # from an option whose settings can't be read
         return error
     composed = _once(composed)
     for cause in _chain(error):
@@ -109,7 +109,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
 
 
 def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
-    """A field that a file sets and nothing reads, or whose value is wrong; None: the error is of no file."""
+    """Explain an unknown field of a file, or a wrong value of one; None if the error isn't about a file."""
     field_of_file = files.field_error(text, culprit)
     if field_of_file is None:
         return None
@@ -124,14 +124,14 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
     if of_option:
         names = [item.name for item in dataclasses.fields(of_option[0])]
         return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
-    with own_defaults.replaced({}):  # they may be the file
+    with own_defaults.replaced({}):  # the file may be among them
         config = composed([])
     known = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
 
 
 def _of_program(place: str, name: str, settings: str) -> UsageError:
-    """A field of ``program`` in a file: one that the settings class hasn't, as no script has it or none was chosen."""
+    """Explain a field of ``program`` in a file that the settings class lacks: program=script has it, or nothing has."""
     names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
     if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
         return UsageError(
@@ -146,7 +146,7 @@ def _groups() -> list[str]:
 
 
 def _other_form(culprit: str, text: str) -> str:
-    """What is wanted in place of the value, where that can be said."""
+    """Suggest another form of the value, or return ''."""
     key, _, value = culprit.partition("=")
     if key.lstrip("+") == "step":
         return (
@@ -169,7 +169,7 @@ def _of_hosts(culprit: str) -> bool:
 
 
 def _not_an_override(error: OverrideParseException) -> UsageError:
-    typed = str(error.override).removeprefix("++")  # for_hydra puts it there
+    typed = str(error.override).removeprefix("++")  # added by for_hydra
     shown = printable(typed)
     key, _, value = typed.partition("=")
     if _BLANK.search(key):
@@ -201,13 +201,13 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
 
 
 def _in_quotes(override: str) -> str:
-    """The same with its value as one text, for a shell."""
+    """Return the override with its value quoted as one text, for a shell."""
     key, _, value = override.partition("=")
     return shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
 
 
 def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageError | None:
-    """Of several seeds for a script that sees none, which a sweep would refuse; None: nothing of that."""
+    """Return the error that a sweep would give for several seeds of a script that sees no seed, or None."""
     config = composed(others) if culprit.startswith("seed=") else None
     if config is None or config.program.name != SCRIPT.name:
         return None
@@ -215,7 +215,7 @@ def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageEr
         resolved = _plain(config, resolve=True)
         if named_step(resolved) is None:
             refuse_unseen_seed([culprit], resolved)
-    except OmegaConfBaseException:  # told once the words themselves can be composed
+    except OmegaConfBaseException:  # reported once the overrides can be composed
         return None
     except UsageError as error:
         return error
@@ -223,7 +223,7 @@ def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageEr
 
 
 def _once(compose: Composer) -> Composer:
-    """Composes equal overrides once: each time takes a tenth of a second."""
+    """Cache compositions of equal overrides: each one takes 0.1 s."""
     known: dict[tuple[str, ...], DictConfig | None] = {}
 
     def composed(overrides: Sequence[str]) -> DictConfig | None:
@@ -235,7 +235,7 @@ def _once(compose: Composer) -> Composer:
 
 
 def _not_of_a_host(word: str, culprit: str) -> UsageError:
-    """A field of an entry in ``cluster.hosts`` or ``cluster.spares`` that a host hasn't."""
+    """Explain an unknown field in an entry of ``cluster.hosts`` or ``cluster.spares``."""
     field = culprit.partition("=")[0].lstrip("+")
     return not_of_a_host(
         word, field if field.startswith("cluster.") else f"{culprit}, in an entry of cluster.hosts or cluster.spares"
@@ -243,7 +243,7 @@ def _not_of_a_host(word: str, culprit: str) -> UsageError:
 
 
 def _not_yaml(error: MarkedYAMLError) -> UsageError:
-    """A configuration file that can't be read, with the line at fault."""
+    """Explain a configuration file that is no YAML, with the line at fault."""
     mark = error.problem_mark or error.context_mark
     where = f"{_shown(mark.name)}, line {mark.line + 1}" if mark else "a configuration file"
     problem = error.problem or error.context or "is no YAML"
@@ -254,7 +254,7 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
 
 
 def _not_text(error: UnicodeDecodeError) -> UsageError:
-    """The error doesn't say of which file it is."""
+    """Find the file that is no UTF-8 text: the error doesn't name it."""
     for path, _ in files.all_files():
         try:
             path.read_bytes().decode("utf-8")
@@ -269,7 +269,7 @@ def _shown(name: str) -> str:
 
 
 def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
-    """A value of ``config`` that refers to something that is not there, by its full key."""
+    """Explain a value of ``config`` that refers to a missing field."""
     if match := _NO_FIELD.search(str(error)):
         field, written = str(error.full_key), f"${{{match[1]}}}"
         place = files.place_of_value(field, written)
@@ -280,7 +280,7 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
 
 
 def missing(field: str) -> UsageError:
-    """A field without a value."""
+    """Return the error for a field without a value."""
     if _of_hosts(field):
         return UsageError(f"{field} is missing: every host has a name; {_HOSTS_ARE}")
     return UsageError(f"{field} is missing: it was deleted or set to ???; choose an option with {field}=…")
@@ -303,21 +303,22 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost cause says what is wrong with the value; the outer ones only say where."""
-    innermost = list(_chain(error))[-1]
-    return _first_line(innermost)
+    """Return the first line of the innermost cause: the outer ones only name the place."""
+    return _first_line(list(_chain(error))[-1])
 
 
 def _word_of_field(text: str, overrides: list[str]) -> str:
-    """The only override of the field that an error names, where no file has set it; else ''. Another word may be what
-    gave the field its type: program.env.A=[1] program.script=a.py."""
+    """Return the only override of the field that an error names, or ''.
+
+    It is the culprit even if another word gave the field its type: program.env.A=[1] program.script=a.py.
+    """
     field = files.full_key(text)
     words = [word for word in overrides if field and word.lstrip("+").partition("=")[0] == field]
     return words[0] if len(words) == 1 else ""
 
 
 def _culprit(overrides: list[str], composed: Composer) -> str:
-    """The first override without which the ones before it still compose. With the last one nothing does: not tried."""
+    """Return the first override with which composing fails. The last one needs no trial: all together do fail."""
     for index, item in enumerate(overrides[:-1]):
         if composed(overrides[: index + 1]) is None:
             return item
@@ -328,7 +329,7 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
         try:
-            options.settings(option)  # says what keeps it from being read
+            options.settings(option)  # raises the reason
         except UsageError as reason:
             return reason
     if error.options is None and "=[" in culprit:
@@ -362,21 +363,21 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
 
 
 def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
-    """What the key was meant to be. ``config`` is the composition without it, as plain containers."""
+    """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
     fields = tuple(field_names(config))
     known = sorted({*map(str, config), *_groups()})
     return UnknownKeyError(key, value, Names(groups=tuple(known), fields=fields, unchosen=_unchosen(fields)))
 
 
 def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
-    """The fields that only options have which weren't chosen, with these options."""
+    """Return the fields that only options have that weren't chosen, with these options."""
     choices: dict[str, list[str]] = {}
     for item in dataclasses.fields(PROGRAMS["script"]):
         if f"program.{item.name}" not in fields:
             choices[f"program.{item.name}"] = ["program=script"]
     for group, options in OPTIONS.items():
         for name in options.names():
-            with suppress(UsageError):  # an option that can't be read, and wasn't chosen
+            with suppress(UsageError):  # an option that can't be read doesn't matter unless it is chosen
                 for item in dataclasses.fields(options.settings(name)):
                     if f"{group}.{item.name}" not in fields:
                         choices.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
@@ -384,14 +385,14 @@ def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
 
 
 def _reason_of(culprit: str) -> str:
-    """What to write for a key that exists: an addition needs no +, new entries of a mapping need ++."""
+    """Say what to write for an existing key: a change needs no +, new entries of a mapping need ++."""
     if culprit.startswith("+"):
         return f"to change it write {culprit.lstrip('+')}"
     return f"to add entries write ++{culprit}"
 
 
 def _within(parent: str, word: str, names: list[str]) -> str:
-    """``suggestion`` with the parent's name in front of the match."""
+    """Return ``suggestion`` with the parent's name before the match."""
     close = nearest(word, names)
     start = f"did you mean {parent}.{close}? " if close else ""
     return f"{start}valid in {parent}: {', '.join(sorted(names))}"

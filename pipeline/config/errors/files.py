@@ -1,4 +1,4 @@
-"""Hydra's errors about what stands in a configuration file: the file, the line, the key or entry, and the mend."""
+"""Explain Hydra's errors about a configuration file: name the file, the line, the key, and the correction."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ _TWICE = re.compile(r"Multiple values for (\S+)\. ")
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """A file of a conf/ folder, or a person's own defaults. ``group`` is that of its option: ``experiment``, ''
-    where it is no option."""
+    """A file of a conf/ folder, or the user's own defaults.
+
+    ``group`` is the group of the option in this file, such as ``experiment``; '' if the file is no option.
+    """
 
     path: Path
     group: str
     lines: Sequence[str]
 
     def at(self, line: int) -> str:
-        """``conf/experiment/x.yaml, line 3``. 0: no line is known."""
+        """Return a place such as ``conf/experiment/x.yaml, line 3``; ``line`` 0: only the file."""
         shown = str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else str(self.path)
         return f"{shown}, line {line}" if line else shown
 
@@ -43,20 +45,20 @@ class ConfigFile:
 
     @property
     def root(self) -> yaml.Node | None:
-        """What it holds; None of an empty one."""
+        """The parsed content; None if the file is empty."""
         return yaml.compose("\n".join(self.lines), Loader=yaml.SafeLoader)
 
     def entry(self, group: str) -> int:
-        """The line of its defaults list that chooses an option of ``group``; 0: none does."""
+        """Return the line of the defaults list that chooses an option of ``group``, or 0."""
         wanted = re.compile(rf"\s*-\s*(override\s+)?/?{re.escape(group)}(@\S+)?\s*:")
         return next((number for number, line in enumerate(self.lines, start=1) if wanted.match(line)), 0)
 
     def line_of(self, field: str) -> int:
-        """Where it sets ``trainer.epochs``; the line of the nearest section where that key isn't written as it is."""
+        """Return the line of a field such as ``trainer.epochs``, or of the nearest section above it."""
         return next((key.start_mark.line + 1 for key, _ in reversed(self._entries(field)) if key is not None), 0)
 
     def line_in(self, field: str, text: str) -> int:
-        """The line of ``text`` in the value of the field; 0: it doesn't set the field so."""
+        """Return the line of ``text`` in the field's value, or 0."""
         _, value = self._entries(field)[-1]
         if value is None:
             return 0
@@ -65,20 +67,23 @@ class ConfigFile:
         return next((number for number, line in inside if text in line), 0)
 
     def _entries(self, field: str) -> list[tuple[yaml.Node | None, yaml.Node | None]]:
-        """The key and the value of each section on the way to the field, and of the field; None: it isn't there."""
+        """Return key and value of each section above the field, then of the field; None for what is missing."""
         inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
-        way: list[tuple[yaml.Node | None, yaml.Node | None]] = []
+        path: list[tuple[yaml.Node | None, yaml.Node | None]] = []
         node = self.root
         for part in inside.split("."):
             entries = node.value if isinstance(node, yaml.MappingNode) else []
-            way.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
-            node = way[-1][1]
-        return way
+            path.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
+            node = path[-1][1]
+        return path
 
 
 def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
-    """The file that Hydra's error names, then the one that the override at fault chooses, then the person's own
-    defaults, as an error about an option doesn't say which file chooses it."""
+    """Yield the files that an error may be about.
+
+    These are the file that Hydra's error names, the file that the culprit (the override at fault) chooses, and the
+    user's own defaults, because an error about an option doesn't say which file chooses it.
+    """
     own = own_defaults.files()
     names = [match[1] for match in [_IN_FILE.search(text)] if match]
     name, equals, option = culprit.lstrip("+").partition("=")
@@ -97,7 +102,7 @@ def _read(path: Path, group: str) -> ConfigFile:
 
 
 def all_files() -> Iterator[tuple[Path, str]]:
-    """Every configuration file, and the group of its option."""
+    """Yield every configuration file and the group of its option."""
     for folder in conf_dirs(ROOT):
         for path in sorted(folder.rglob("*.yaml")):
             if path.is_file():
@@ -107,10 +112,10 @@ def all_files() -> Iterator[tuple[Path, str]]:
 
 
 def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
-    """What is wrong with a file's header or its defaults list; None: nothing of that.
+    """Return the error in a file's header or defaults list, or None.
 
     Args:
-        text: of Hydra's error and its causes.
+        text: the text of Hydra's error and its causes.
         culprit: the override at fault.
         groups: the names of all groups.
     """
@@ -150,27 +155,29 @@ def _would(name: str, group: str, match: re.Match[str]) -> str:
 
 
 def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
-    """``conf/experiment/x.yaml, line 3`` where a file chooses the option of ``group`` that isn't there; else ''."""
+    """Return the place where a file chooses a missing option of ``group``, or ''."""
     chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
     places = ((file, file.entry(group)) for file in files_named(text, culprit))
     return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
 
 
 def full_key(text: str) -> str:
-    """The field that OmegaConf's error names; '' where it names none, or where the error is a file's."""
+    """Return the field that OmegaConf's error names; '' if it names none or is about a file."""
     match = None if _IN_FILE.search(text) else _FIELD.search(text)
     return match[1] if match else ""
 
 
 def place_of_file(text: str, culprit: str) -> str:
-    """The file that Hydra's error names; '' where it names none."""
+    """Return the file that Hydra's error names, or ''."""
     file = next(files_named(text, culprit), None) if _IN_FILE.search(text) else None
     return "" if file is None else file.at(0)
 
 
 def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
-    """Where a field with an error stands (``conf/experiment/x.yaml, line 3``), its full name, and the settings class
-    that has no such field ('': its value is wrong); None: the error is of no file."""
+    """Return the place and full name of a field of a file, and the settings class that lacks the field.
+
+    The settings class is '' if the field's value is wrong. None if the error isn't about a file.
+    """
     match, file = _FIELD.search(text), next(files_named(text, culprit), None)
     if match is None or file is None or not _IN_FILE.search(text):
         return None
@@ -180,7 +187,7 @@ def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
 
 
 def place_of_value(field: str, text: str) -> str:
-    """``conf/experiment/x.yaml, line 3`` where a file sets the field to a value that holds ``text``; else ''."""
+    """Return the place where a file sets the field to a value that contains ``text``, or ''."""
     for path, group in all_files():
         file = _read(path, group)
         if any(text in line for line in file.lines) and (line := file.line_in(_INDEX.sub("", field), text)):
@@ -189,6 +196,6 @@ def place_of_value(field: str, text: str) -> str:
 
 
 def value_reason(error: BaseException) -> str:
-    """What OmegaConf says of a wrong value, which stands below Hydra's own line."""
+    """Return OmegaConf's line about a wrong value, without the lines that only name the place."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0])

@@ -1,7 +1,7 @@
-"""A word of the command line that names nothing: what it was meant to be, with its value. Pure.
+"""Suggest a name for an unknown key of the command line. Pure.
 
-It is compared with the verb's own options, the groups, the fields of all groups by their full and short names, and
-with what other tools call the same thing.
+Keys are compared with the verb's options, the groups, the full and short names of all fields, and the names that other
+tools use for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST = 0.7  # likeness, as difflib counts it; "epochs" and "paths", "lines" and "nodes" are less alike than that
+_LEAST = 0.7  # difflib's similarity; that of "epochs" and "paths", or "lines" and "nodes", is lower
 _ELSEWHERE = {
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
@@ -44,16 +44,22 @@ _ELSEWHERE = {
     "tracking.uri": "tracking_uri mlflow_uri",
 }
 MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-"""What torchrun, Lightning, Accelerate, transformers and beginners' scripts call it → its name here."""
+"""Names in torchrun, Lightning, Accelerate, transformers and beginners' scripts → names here."""
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 _OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What can be told. ``fields`` are full names (``trainer.epochs``); ``options`` are the verb's own, and
-    ``other_options`` those of other verbs, with the verbs. ``unchosen``: fields that only other options of a group
-    have, with these options (``optimizer.momentum`` → ``optimizer=sgd``)."""
+    """The valid names.
+
+    Attributes:
+        fields: full names, such as ``trainer.epochs``.
+        unchosen: fields that only other options of a group have, with these options
+            (``optimizer.momentum`` → ``optimizer=sgd``).
+        options: the options of the verb.
+        other_options: the options of other verbs, with these verbs.
+    """
 
     groups: tuple[str, ...]
     fields: tuple[str, ...]
@@ -68,8 +74,8 @@ class UnknownKeyError(UsageError):
 
     Args:
         key: as it was typed, without ``+``.
-        value: what was to be put there, or None (``~key``).
-        names: what there is.
+        value: the value typed for it, or None (``~key``).
+        names: the valid names.
     """
 
     def __init__(self, key: str, value: str | None, names: Names) -> None:
@@ -78,12 +84,12 @@ class UnknownKeyError(UsageError):
 
     @property
     def meant(self) -> str | None:
-        """The word that was probably meant, with its value, as it is typed; None where nothing is alike."""
+        """The word that was probably meant, with its value, quoted for the shell; None if no name is similar."""
         match = known_as(self.key, self._names) or like(self.key, self._names)
         return _word(self.key, match, self._value) if match else None
 
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
-        """The same error for one who typed ``doit verb``."""
+        """Return the same error for a user of ``doit verb``."""
         verb_names = {"verb": verb, "options": options, "other_options": others}
         return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **verb_names}))
 
@@ -102,16 +108,16 @@ def _text(key: str, value: str | None, names: Names) -> str:
 
 
 def _word(key: str, match: str, value: str | None) -> str:
-    """What to type instead, quoted for the shell where it has to be."""
+    """Return the corrected word, quoted for the shell if necessary."""
     if value is None or "=" in match or is_secret_name(key):
         return match
     return shlex.quote(f"{match}={hide(value)}")
 
 
 def known_as(key: str, names: Names) -> str | None:
-    """The name that other tools call ``key``, or the whole word (``trainer.precision=fp16``); a field in another group.
+    """Return the name for which other tools use ``key``, or a field of that short name in any group, or None.
 
-    None where there is neither.
+    The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
     """
     short = _parts(key)[-1]
     if name := MEANT.get(short):
@@ -122,7 +128,7 @@ def known_as(key: str, names: Names) -> str | None:
 
 
 def like(key: str, names: Names) -> str | None:
-    """The name that is written most like ``key``; None where nothing is alike."""
+    """Return the name with the spelling most similar to ``key``, or None."""
     parts = _parts(key)
     short = parts[-1]
     inside = [name for name in names.fields if len(parts) > 1 and name.startswith(f"{parts[0]}.")]
@@ -144,7 +150,7 @@ def _nearest(word: str, known: Mapping[str, str]) -> str | None:
 
 
 def _valid(key: str, names: Names) -> str:
-    """What would be valid where the word stands."""
+    """List the valid names in the place of ``key``."""
     parent = re.split(r"[./]", key)[0]
     inside = [name[len(parent) + 1 :] for name in names.fields if name.startswith(f"{parent}.")]
     if parent != key and inside:
@@ -154,7 +160,7 @@ def _valid(key: str, names: Names) -> str:
 
 
 def field_names(config: Mapping[str, object]) -> Iterator[str]:
-    """``trainer.epochs``, … of a composed configuration, and what stands in no group."""
+    """Yield the full names of all fields of a composed configuration: ``trainer.epochs``, …, ``seed``."""
     for group in config:
         section = config[group]
         if isinstance(section, Mapping):
@@ -164,7 +170,7 @@ def field_names(config: Mapping[str, object]) -> Iterator[str]:
 
 
 def not_of_a_host(word: str, where: str) -> UsageError:
-    """A field that no host has, in an entry ``where`` of ``cluster.hosts`` or ``cluster.spares``."""
+    """Return the error for an unknown field of a host, in the entry ``where`` of ``cluster.hosts`` or its spares."""
     likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
     meant = likely if likely in HOST_FIELDS else word
     return UsageError(f"{where}: {word!r} is no field of a host; {suggestion(meant, HOST_FIELDS)}")

@@ -112,7 +112,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
 def _file_of(config_path: str) -> tuple[Path | None, str]:
     """Return the file behind one of Hydra's config paths, and its name in messages; None if there is no file."""
     if (own := own_defaults.files().get(config_path)) is not None:
-        return own, own_defaults.called(own)
+        return own, own_defaults.shown(own)
     folder = _folder_of(f"{config_path}.yaml")
     if folder is None:
         return None, ""
