@@ -1,5 +1,5 @@
-"""What the verbs do, one module a family.
+"""The actions of the verbs, one module per family.
 
-``pipeline.cli.verbs`` names the module of each, which is imported when one of its verbs runs. So what a family needs
-stands at the top of its module.
+``pipeline.cli.verbs`` names each verb's module, which is imported when one of its verbs runs. So a family's imports
+stand at the top of its module.
 """

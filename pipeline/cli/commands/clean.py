@@ -1,4 +1,4 @@
-"""`doit clean`: the runs that may go and what each frees, shown, asked about and removed."""
+"""`doit clean`: list the runs that may be removed and the space they take, ask, and remove them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _DECIDES = ("config", "data", "topology")  # of a key; the rest is code and envi
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the words ask for: each rule that is given narrows.
+    """The rules on the command line; each one narrows the choice.
 
-    ``keep_best``: so many finished runs with the best ``by`` stay. Without any rule, what failed and what is superseded
-    is chosen; with ``checkpoints``, those of all finished runs.
+    ``keep_best``: so many finished runs with the best ``by`` stay. Without a rule, failed and superseded runs are
+    chosen; with ``checkpoints``, the checkpoints of all finished runs.
     """
 
     state: str | None = None
@@ -64,7 +64,7 @@ class Rules:
 
 
 def rules_of(options: Mapping[str, str]) -> Rules:
-    """The rules that a command line gives. Raises UsageError: a value that none can have."""
+    """Return the rules of a command line. Raises UsageError: an impossible value."""
     if "by" in options and "keep_best" not in options:
         raise UsageError(f"by={options['by']} says by what keep_best=N takes the best, and there is no keep_best")
     best = options.get("keep_best")
@@ -93,11 +93,11 @@ def _days(given: str | None) -> float | None:
 
 
 def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Key → that of the newest finished run of the same configuration, data and ranks, for each run older than that.
+    """Return key → key of the newest finished run of the same configuration, data and ranks, for each older run.
 
     Args:
         rows: all runs, oldest first.
-        parts: key → what key.json holds.
+        parts: key → content of key.json.
     """
     alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
     newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
@@ -106,14 +106,14 @@ def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def ranks(values: Mapping[str, float], *, least_first: bool) -> dict[str, int]:
-    """Key → 1 of the best value, 2 of the next, …; NaN is the worst."""
+    """Return key → place: 1 for the best value, 2 for the next, …; NaN comes last."""
     sign = 1.0 if least_first else -1.0
     best_first = sorted(values, key=lambda key: (math.isnan(values[key]), sign * values[key]))
     return {key: place for place, key in enumerate(best_first, start=1)}
 
 
 def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, now: float) -> str:
-    """In a few words; '' where the rules don't choose the run.
+    """Return why the rules choose the run, in a few words; '' if they don't.
 
     Args:
         newer: the key of the run that supersedes it.
@@ -138,13 +138,13 @@ _QUIET_S = 86_400.0
 
 
 def needed(runs_dir: Path) -> dict[str, str]:
-    """Key → who needs the run's result, in words. Raises UsageError: a sweep's folder can't be read."""
+    """Return key → what needs the run's result, in words. Raises UsageError: a sweep's folder can't be read."""
     starts = {key: f"run {of}, which isn't finished, starts from its weights" for key, of in _starts(runs_dir).items()}
     return {**starts, **{key: f"the sweep {name} names its result" for key, name in _sweeps(runs_dir).items()}}
 
 
 def _sweeps(runs_dir: Path) -> dict[str, str]:
-    """Key → a sweep that has the run among its trials."""
+    """Return key → a sweep with the run among its trials."""
     named: dict[str, str] = {}
     for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
         sweep = SweepFolder(path.parent)
@@ -154,7 +154,7 @@ def _sweeps(runs_dir: Path) -> dict[str, str]:
 
 
 def _starts(runs_dir: Path) -> dict[str, str]:
-    """Key → a run that isn't finished and starts from its weights."""
+    """Return key → an unfinished run that starts from its weights."""
     named: dict[str, str] = {}
     for path in sorted(runs_dir.glob(f"*/{run_folder.INITIAL_WEIGHTS_NOTES}")):
         folder = RunFolder(path.parent)
@@ -165,17 +165,17 @@ def _starts(runs_dir: Path) -> dict[str, str]:
 
 
 def in_use(folder: RunFolder) -> str:
-    """That a command of this computer works on the run, or ''."""
+    """Return that a command on this computer works on the run, or ''."""
     return IN_USE if locks.is_held(folder.lock) else ""
 
 
 def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
-    """Why the run has to stay; '' where nothing speaks against its removal.
+    """Return why the run must stay; '' if it may be removed.
 
     Args:
-        row: the run as a list shows it.
-        needs: what ``needed`` returns.
-        result_stays: only checkpoints go.
+        row: the run as lists show it.
+        needs: the result of ``needed``.
+        result_stays: only checkpoints are removed.
     """
     if folder.path.is_symlink():
         return "a symbolic link stands in its place"
@@ -196,7 +196,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
 
 
 def _trackers_of(folder: RunFolder) -> list[str | None]:
-    """The trackers that the run was to be recorded in; None: MLflow."""
+    """Return the trackers that the run belongs in; None: MLflow."""
     was_sent = (folder.path / run_folder.TRACKING).exists()
     mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
     return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
@@ -213,7 +213,7 @@ _MOST_KEYS = 3  # in a line that says of several runs why they stay
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run that the rules choose: ``why``, what its removal frees in ``bytes``, and why it ``stays`` or ''."""
+    """A chosen run: ``why``, the ``bytes`` that its removal frees, and why it ``stays``, or ''."""
 
     folder: RunFolder
     row: Row
@@ -223,7 +223,7 @@ class Item:
 
 
 def clean() -> None:
-    """Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
+    """Remove runs. Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
     if is_on(options, "hosts"):
         clean_hosts(options)
@@ -250,7 +250,7 @@ def clean() -> None:
 
 
 def agreed(amount: str) -> bool:
-    """Whether the person wants it removed; without one at a terminal, how to say so is said."""
+    """Ask the user for the removal; without a terminal, say how to agree in the command."""
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
         return False
@@ -293,7 +293,7 @@ def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[st
 
 
 def _superseded(runs_dir: Path, rows: Sequence[Row]) -> dict[str, str]:
-    """Key → that of the run that supersedes it and is intact: another one can't take its place."""
+    """Return key → key of the superseding run, which must be intact."""
     parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
     newer = superseded(rows, parts)
     intact = {key for key in set(newer.values()) if _is_intact(RunFolder(runs_dir / key))}
@@ -309,7 +309,7 @@ def _is_intact(folder: RunFolder) -> bool:
 
 
 def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
-    """The places of the finished runs that have the metric. Raises UsageError: none has it."""
+    """Return the places of the finished runs that have the metric. Raises UsageError: none has it."""
     results = {row.key: RunFolder(runs_dir / row.key).read_result() for row in rows if row.state == State.FINISHED}
     metrics = {key: result.metrics for key, result in results.items() if result is not None}
     values = {key: known[rules.by] for key, known in metrics.items() if rules.by in known}
@@ -326,7 +326,7 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
 
 # ------------------------------------------------------------------------------------------- what removes
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
-    """Raises PacelineError: the system refuses it, at that run."""
+    """Remove the runs. Raises PacelineError: the system refuses it for a run."""
     remove = removal.remove_checkpoints if rules.checkpoints else removal.remove_run
     needs = needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
@@ -348,7 +348,7 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
 
 
 def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> Callable[[], str]:
-    """Looked up again behind the run's lock: another command may have worked on it since it was shown."""
+    """Check again behind the run's lock, because another command may have worked on it since."""
 
     def look_again() -> str:
         if not item.folder.path.is_dir():
@@ -375,7 +375,7 @@ def _table(items: Sequence[Item]) -> str:
 
 
 def _staying(items: Sequence[Item]) -> list[str]:
-    """Which runs stay although they were chosen, a line for each reason."""
+    """Return a line for each reason why chosen runs stay."""
     by_reason: dict[str, list[str]] = {}
     for item in items:
         by_reason.setdefault(item.stays, []).append(item.row.key)
@@ -386,7 +386,7 @@ def _staying(items: Sequence[Item]) -> list[str]:
 
 
 def clean_steps(options: Mapping[str, str]) -> None:
-    """Raises UsageError: words that choose runs. PacelineError: one can't be removed."""
+    """Remove steps. Raises UsageError: words that choose runs. PacelineError: one can't be removed."""
     other = [name for name in options if name not in ("steps", "yes")]
     if other:
         raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and steps=1 is about the outputs of steps")
@@ -413,14 +413,16 @@ def clean_steps(options: Mapping[str, str]) -> None:
 
 
 def _outputs_removed(paths: Sequence[Path]) -> str:
-    """``the outputs of 2 steps and 1 log``."""
+    """Return ``the outputs of 2 steps and 1 log``."""
     folders = sum(path.is_dir() for path in paths)
     parts = [f"the outputs of {counted(folders, 'step')}"] if folders else []
     return " and ".join([*parts, *([counted(len(paths) - folders, "log")] if folders < len(paths) else [])])
 
 
 def clean_hosts(options: Mapping[str, str]) -> None:
-    """Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't be asked."""
+    """Clean hosts. Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't
+    be asked.
+    """
     config = session().config
     other = [name for name in options if name not in ("hosts", "yes")]
     if other:

@@ -1,4 +1,4 @@
-"""`doit compare`, `doit plot` and `doit report`: what differs between runs, and by more than the spread over seeds."""
+"""`doit compare`, `doit plot` and `doit report`: differences between runs, compared with the spread over seeds."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from pipeline.sweep.report import BY
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
-    """The runs that are named by the beginning of their keys, in that order, then those of the sweep, then those with
-    all values of the other words.
+    """Return the runs named by their keys, in that order, then those of the sweep, then those that match the other
+    words.
 
     Raises:
-        UsageError: nothing is named, no run is meant, or a word that none can be chosen by.
+        UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
@@ -69,14 +69,14 @@ def _all(runs_dir: Path) -> list[RunFolder]:
 
 
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
-    """The sweep whose name begins so (None: the newest), and its trials that have a run folder. Raises UsageError."""
+    """Return the sweep whose name begins so (None: the newest), and its trials with run folders. Raises UsageError."""
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """An altered run is one of them where nothing that its key vouches for says otherwise."""
+    """Return the runs that match. An altered run matches unless the certain parts of it contradict."""
     experiments = experiments_of(words)
     wanted = wanted_values(words, current.config.resolved)
     matching = []
@@ -89,7 +89,7 @@ def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]
 
 
 def compare() -> None:
-    """Raises UsageError: no run is meant, or none has a metric that was asked for."""
+    """Compare runs. Raises UsageError: no run matches, or none has a requested metric."""
     current = trials.with_sweep(session())
     options = current.invocation.options
     groups = in_order(chosen(current, current.invocation.paths), current.invocation.paths)
@@ -108,7 +108,7 @@ def compare() -> None:
 
 
 def in_order(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
-    """The runs as configurations: as they were ``named``, else the best first, as in a report."""
+    """Return the runs as configurations: in the ``named`` order, else the best first, as in a report."""
     return grouped(runs) if named else reports.best_first(grouped(runs))[0]
 
 
@@ -118,7 +118,7 @@ _MOST = 8  # curves that can be told apart
 
 
 def plot() -> None:
-    """Raises UsageError: no run is meant, none has such a curve, or a kind of file that there is none of."""
+    """Plot curves. Raises UsageError: no run matches, none has such a curve, or an unknown kind of file."""
     current = trials.with_sweep(session())
     options, named = current.invocation.options, current.invocation.paths
     axis = options.get("x", "step")
@@ -144,8 +144,8 @@ def bands_of(
     """Return the metric, the first configurations that have its curve, and how many more there are.
 
     Args:
-        named: the metric that was asked for.
-        named_runs: keys of the runs in the order in which they were named; without them the best is the first.
+        named: the requested metric.
+        named_runs: the named keys in their order; without them the best is first.
 
     Raises:
         UsageError: none of the runs has such a curve.
@@ -166,7 +166,9 @@ def bands_of(
 
 
 def _picture_file(option: str | None) -> Path | None:
-    """Raises UsageError: a kind of file that can't be drawn, or a place that none is written to."""
+    """Return the picture's path. Raises UsageError: a kind of file that can't be drawn, or a place that can't be
+    written.
+    """
     if option is None:
         return None
     path = _output_file(option)
@@ -176,12 +178,12 @@ def _picture_file(option: str | None) -> Path | None:
 
 
 def _output_file(option: str) -> Path:
-    """The path that ``file=`` names, from the folder of the command. Raises UsageError: none is written there."""
+    """Return the path in ``file=``, relative to the command's folder. Raises UsageError: it can't be written."""
     return replaceable_path(clone.started_in() / expanded(option, f"file={option}"), f"file={option}")
 
 
 def _write_picture(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
-    """Raises PacelineError."""
+    """Write the picture. Raises PacelineError."""
     from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
 
     form = target.suffix.lower().removeprefix(".")
@@ -196,7 +198,7 @@ _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
 def report() -> None:
-    """Of a sweep (the newest, if nothing is named) the table too. Raises UsageError, PacelineError."""
+    """Write a report; of a sweep (the newest, if nothing is named) with its table. Raises UsageError, PacelineError."""
     current = trials.with_sweep(session())
     options = current.invocation.options
     form = options.get("format", "html")
@@ -236,7 +238,7 @@ def _is_of_sweep(current: Session) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What a report is about. ``file`` is the name of its file; the other fields are ``comparing.report``'s."""
+    """The subject of a report. ``file`` is the name of its file; the other fields are ``comparing.report``'s."""
 
     file: str
     subject: str
@@ -265,7 +267,7 @@ def _made(subject: _Subject) -> Report:
 
 
 def _of_sweep(current: Session) -> _Subject:
-    """Raises UsageError: no such sweep, or none of its trials was started."""
+    """Return the subject of a sweep. Raises UsageError: no such sweep, or no trial was started."""
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
@@ -286,7 +288,7 @@ def _of_sweep(current: Session) -> _Subject:
 
 
 def _of_runs(current: Session) -> _Subject:
-    """Those that the command line names. Raises UsageError."""
+    """Return the subject of the named runs. Raises UsageError."""
     runs = chosen(current, current.invocation.paths)
     if len(runs) > 1:
         command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
@@ -298,7 +300,7 @@ def _of_runs(current: Session) -> _Subject:
 
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
-    """The trials that were started and have no run folder."""
+    """Return the trials that were started but have no run folder."""
     gone = "its run folder isn't here any more"
     return [
         Absent(
@@ -313,7 +315,7 @@ def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
 
 
 def _selection(runs: Sequence[ComparedRun]) -> str:
-    """The same runs have the same file."""
+    """Return a name for the selection, so that the same runs have the same file."""
     return f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
 
 
@@ -336,7 +338,7 @@ def _written(page: Report, form: str) -> str:
 
 
 def _page_file(current: Session, name: str, form: str) -> Path:
-    """Raises UsageError: nothing is written to the place that was asked for."""
+    """Return the page's path. Raises UsageError: it can't be written."""
     option = current.invocation.options.get("file")
     if option is not None:
         return _output_file(option)
@@ -344,7 +346,7 @@ def _page_file(current: Session, name: str, form: str) -> Path:
 
 
 def _write_page(target: Path, text: str) -> None:
-    """Raises PacelineError."""
+    """Write the page. Raises PacelineError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text)
@@ -354,7 +356,7 @@ def _write_page(target: Path, text: str) -> None:
 
 
 def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
-    """The certificate's file and text: of one run, or of all that are finished. Raises AlteredError."""
+    """Return the certificate's file and text: of one run, or of all finished ones. Raises AlteredError."""
     if len(runs) == 1 and not page.absent:
         text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict, ROOT), runs[0].key
     else:

@@ -1,4 +1,4 @@
-"""The verbs that measure: what they print and where their figures lie."""
+"""The verbs that measure: print the figures, and where they are stored."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def preflight() -> None:
 
 
 def _answer(report: Report) -> None:
-    """Raises PacelineError without a text where a check failed: the answer holds it."""
+    """Answer with checks. Raises PacelineError without a text if one failed, because the answer holds it."""
     try:
         report.refuse()
     except PacelineError as error:
@@ -71,7 +71,7 @@ def _answer(report: Report) -> None:
 
 
 def _warn_of_batch() -> None:
-    """The hosts are asked whatever the batch is: a training says this as an error."""
+    """Warn of a batch that doesn't fit the ranks; the hosts are examined anyway, and a training refuses it."""
     config = session().config
     if config.script is not None:
         return
@@ -82,14 +82,14 @@ def _warn_of_batch() -> None:
 
 
 def _tell_rehearsal(report: Report) -> None:
-    """What a scheduler says of hosts that it would grant."""
+    """Print what a scheduler says about hosts that it would grant."""
     for check in report.checks:
         say(check.seen)
     say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
 
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
-    """With what the hosts can do, against their baseline and each other."""
+    """Add the hosts' speeds, compared with their baseline and each other."""
     config = session().config
     before = {} if saves else host_speed.baseline(config.runs_dir)
     folder, figures = host_speed.measure(
@@ -104,7 +104,7 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
 
 
 def refuse_unfit_hosts() -> None:
-    """Before a training that asks for it; what a training says of its hosts anyway isn't said twice."""
+    """Examine hosts before a training that asks for it, without repeating what a training reports anyway."""
     report = _examined(session().config.cluster, deep=True, say=note)  # without spares, which nobody needs yet
     note(f"{checks.summary(report.all_checks)}\n")
     report.refuse()

@@ -1,4 +1,4 @@
-"""`doit plan`, `doit why` and `doit config`: what would be done, and why. They start nothing and write nothing."""
+"""`doit plan`, `doit why` and `doit config`: what would be done, and why. Nothing is started or written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.runs.result import AlteredError
 
 
 def plan() -> None:
-    """What would run: the trials, their steps and the commands of each host."""
+    """Print what would run: the trials, their steps and the commands of each host."""
     options = session().invocation.options
     shapes = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = options.get("format", "text")
@@ -52,7 +52,7 @@ def _trials() -> list[PlannedRun]:
 
 
 def why() -> None:
-    """Why a run, or a step of one's own, would run."""
+    """Print why a run, or a user-defined step, would run."""
     step = session().invocation.options.get("step")
     if step is None:
         _why_run(session())
@@ -99,13 +99,13 @@ def _why_run(current: Session) -> None:
 
 
 def _other_arithmetic(run: Run | None) -> str | None:
-    """With what a finished run was computed, where that isn't what is here."""
+    """Return the hardware of a finished run, if it differs from the hardware here."""
     result = run.standing()[0] if run is not None else None
     return other_arithmetic(result.fields) if result is not None else None
 
 
 def _warn_of_alterations(run: Run | None, damage: AlteredError | None) -> None:
-    """What of a finished run's folder isn't as the run has left it."""
+    """Warn of altered files in a finished run's folder."""
     if damage is not None:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run is None:
@@ -115,14 +115,14 @@ def _warn_of_alterations(run: Run | None, damage: AlteredError | None) -> None:
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
-    """Key and key parts of the finished runs to compare with: of the one that ``run=`` names alone, if it is."""
+    """Return key → key parts of the finished runs to compare with; only of the one that ``run=`` names, if any."""
     parts = index.finished_parts(current.config.runs_dir)
     named = current.folder().key if "run" in current.invocation.options else ""
     return {named: parts[named]} if named in parts else parts
 
 
 def _damage(run: Run) -> AlteredError | None:
-    """What isn't as it was when the run finished, though no training has to be repeated for it."""
+    """Return what has changed since the run finished without making a training necessary."""
     try:
         check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
     except AlteredError as altered:
@@ -131,7 +131,7 @@ def _damage(run: Run) -> AlteredError | None:
 
 
 def config() -> None:
-    """The composed configuration, with the source of each value."""
+    """Print the composed configuration, with the source of each value."""
     values = origins.values(session().invocation.overrides)
     if answers.wanted():
         answers.answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])

@@ -1,6 +1,6 @@
-"""What is done already: doit asks before it starts a task, and for a finished run this is all that a command does.
+"""Checks for what is done already, which doit makes before it starts a task. For a finished run a command does no more.
 
-So it imports what a finished run needs and no more: no launcher, no view, not Hydra.
+So this module imports only what a finished run needs: no launcher, no view, no Hydra.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
 
 def title(verb: str) -> str:
-    """What doit prints as the task's line."""
+    """Return doit's line about the task."""
     if verb == "fetch":
         return f"fetch {session().config.resolved.get('dataset', {}).get('name', 'nothing')}"
     if verb in ("train", "evaluate") and "run" not in session().invocation.options:
@@ -34,13 +34,13 @@ def title(verb: str) -> str:
 
 
 def is_fetched() -> bool:
-    """Whether the data is here, and the weights that the run starts from."""
+    """Whether the data and the initial weights are here."""
     start = session().start
     return session().pack is not None and (start is None or start.url is None)
 
 
 def is_trained() -> bool:
-    """Whether the run is finished, which is said then. A record that no tracking server got is made up for."""
+    """Whether the run is finished; then it is reported, and a record that no tracking server got is completed."""
     current = session()
     try:
         finished = is_finished(current)
@@ -52,7 +52,9 @@ def is_trained() -> bool:
 
 
 def is_finished(current: Session) -> bool:
-    """Whether the run is, or another one was accepted for it. Raises UsageError: a newer Paceline wrote its folder."""
+    """Whether the run is finished, or another one was accepted for it. Raises UsageError: a newer Paceline wrote its
+    folder.
+    """
     with waiting(note, "looking up the run"):
         run = current.run
         if run is None or run.reason is not None:
@@ -70,7 +72,7 @@ def is_finished(current: Session) -> bool:
 
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
-    """A finished run whose record the tracking server never got, or only in part."""
+    """Complete the record of a finished run that the tracking server lacks, or has only in part."""
     settings = current.config.resolved["tracking"]
     missing = [to for to in tracking.destinations(settings, ROOT) if not to.is_recorded(folder.path)]
     if not missing:
@@ -85,7 +87,7 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
 
 # ------------------------------------------------------------------------------------- what is said of a result
 def figures(result: Result) -> str:
-    """``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; of a script its own metrics."""
+    """Return ``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; for a script its own metrics."""
     if result.fields.get("program"):
         return _script_figures(result)
     accuracy = result.metrics.get("test/accuracy")
@@ -96,7 +98,7 @@ def figures(result: Result) -> str:
 
 
 def _script_figures(result: Result) -> str:
-    """The last value of its first metrics, and whether another run has ever come out the same."""
+    """Return the last value of its first metrics, and whether a repetition came out equal."""
     parts = first_metrics(result.metrics, 4) or ["no metric was logged"]
     parts += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
     if not result.fields.get("proven"):
@@ -113,10 +115,10 @@ def answer_with(result: Result, folder: RunFolder) -> None:
 
 
 def other_arithmetic(result: Mapping[str, Any]) -> str | None:
-    """Where a finished run was computed by a processor or GPU that this computer lacks: which, for people.
+    """Return the processor or GPU of a finished run, in words, if this computer lacks it.
 
     Args:
-        result: what result.json holds.
+        result: the content of result.json.
     """
     other = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
     return None if other is None else printable(other)
@@ -124,5 +126,5 @@ def other_arithmetic(result: Mapping[str, Any]) -> str | None:
 
 @cache
 def here() -> dict[str, object]:
-    """The hardware of this computer."""
+    """Return the hardware of this computer."""
     return processors.hardware()

@@ -30,7 +30,7 @@ from pipeline.runs.lock import ask_to_stop, note_stopped
 
 
 def sync() -> None:
-    """Bring data pack, files and folders to the hosts, or tell what differs there. Raises UsageError, HostError."""
+    """Send data pack, files and folders to the hosts, or report differences there. Raises UsageError, HostError."""
     invocation = session().invocation
     check, delete = is_on(invocation.options, "check"), is_on(invocation.options, "delete")
     if delete and not invocation.paths:
@@ -57,14 +57,14 @@ def sync() -> None:
 
 @contextmanager
 def _ending_children() -> Iterator[None]:
-    """A signal comes as an exception, so that what was started (rsync, pssh) ends with this command."""
+    """Turn signals into exceptions, so that started programs (rsync, pssh) end with this command."""
     with Interruptible() as signals:
         signals.left = "; what has arrived is kept, and the same command continues"
         yield
 
 
 def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
-    """Make those that are missing, unless only to ``check``; the hosts that have none then."""
+    """Make missing environments, unless only to ``check``; then return the hosts that have none."""
     lock = launcher.environment
     assert lock is not None
     environments = launcher.environments(lock) if check else syncing.ensure(launcher, lock, heartbeat)
@@ -78,7 +78,7 @@ def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) ->
 
 
 def _pack(*, fetches: bool) -> PackSource | None:
-    """The data pack, fetched where it isn't here; None where it isn't to be fetched."""
+    """Return the data pack, fetched if it isn't here; None if it must not be fetched."""
     current = session()
     if current.pack is None and fetches:
         train.fetch()
@@ -95,7 +95,7 @@ def _pack(*, fetches: bool) -> PackSource | None:
 def _compared(
     launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], heartbeat: Heartbeat
 ) -> list[TreeState]:
-    """What the hosts have of each, as it is."""
+    """Return the state of each folder on the hosts, without changes."""
     facts = launcher.probe(pack)
     heartbeat.doing("comparing what the hosts have")
     copies = syncing.compare_pack(launcher, pack, facts) if pack is not None else []
@@ -105,7 +105,7 @@ def _compared(
 def _sent(
     launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
 ) -> list[TreeState]:
-    """What the hosts have of each once it was sent."""
+    """Send each folder, and return its state on the hosts."""
     copies: list[TreeState] = []
     if pack is not None:
         facts = launcher.probe(pack)
@@ -121,7 +121,7 @@ def _sent(
 
 
 def line(copy: TreeState, *, removed: bool) -> str:
-    """What one host has of one folder."""
+    """Return a line about one folder on one host."""
     count = len(copy.tree.files)
     whole = f"{counted(count, 'file')}, {file_size(copy.tree.total_bytes)}"
     where = f"{copy.host}: {copy.tree.name} in {copy.place}"
@@ -139,10 +139,10 @@ def line(copy: TreeState, *, removed: bool) -> str:
 
 
 def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
-    """Raises HostError where a host lacks something, or has more than ``delete`` allows.
+    """Refuse hosts that lack something, or have more than ``delete`` allows. Raises HostError.
 
     Args:
-        lacking: hosts that have no environment.
+        lacking: hosts without an environment.
     """
     other = [one.host for one in copies if one.differ or (delete and one.more)]
     hosts: Mapping[str, None] = dict.fromkeys([*lacking, *other])
@@ -156,7 +156,7 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
 
 
 def mesh() -> None:
-    """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
+    """Set up, check or undo ssh without passwords among the hosts. Raises UsageError, HostError."""
     options = session().invocation.options
     check, undo = is_on(options, "check"), is_on(options, "undo")
     if check and undo:
@@ -185,7 +185,7 @@ def mesh() -> None:
 
 
 def stop() -> None:
-    """End a run on all of its hosts: the one that is named, else the one under way."""
+    """End a run on all of its hosts: the named one, else the one under way."""
     current = session()
     by_key = "run" in current.invocation.options
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
@@ -208,7 +208,7 @@ def stop() -> None:
 
 
 def _under_way(runs_dir: Path) -> RunFolder | None:
-    """The one run whose journal has no end. Raises UsageError: there are several."""
+    """Return the one run whose journal has no end. Raises UsageError: there are several."""
     keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
     if len(keys) > 1:
         raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
@@ -216,7 +216,7 @@ def _under_way(runs_dir: Path) -> RunFolder | None:
 
 
 def lab() -> None:
-    """Raise the lab, remove it, or say how to reach its hosts."""
+    """Start the lab, remove it, or say how to reach its hosts."""
     options = session().invocation.options
     if {"down", "hosts"} <= options.keys():
         raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")

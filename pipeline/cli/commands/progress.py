@@ -1,4 +1,4 @@
-"""How `doit train` and `doit sweep` show what goes on: a view on a terminal, else lines (-v: how much); and notices."""
+"""The progress of `doit train` and `doit sweep`: a view on a terminal, else lines (-v: how many); and notices."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 # ------------------------------------------------------------------------------------------------ the screen
 def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
-    """For how the work of one command goes on, on stderr. ``picture`` is called where a view can be drawn.
+    """Return the screen for one command's progress on stderr. ``picture`` is called if a view can be drawn.
 
-    ``trials``: of what single trials say warnings and errors alone are shown; doit logs has their lines.
+    ``trials``: of single trials only warnings and errors are shown; doit logs has their lines.
     """
     wanted: Callable[[str], bool] = is_wanted if verbosity() == QUIET else lambda _: True
     if trials and verbosity() != VERBOSE:
@@ -48,18 +48,18 @@ def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
 
 
 def of_run(run: Run) -> Screen:
-    """For one run."""
+    """Return the screen of one run."""
     return screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path))
 
 
 def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
-    """For a sweep, of which ``state`` makes the first state."""
+    """Return the screen of a sweep; ``state`` makes its first state."""
     return screen(lambda: SweepPicture(state(), runs_dir), trials=True)
 
 
 # ------------------------------------------------------------------------------------------------ its events
 def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Passes the events of an attempt, or of a sweep's trials, on to the screen and to ``hear``."""
+    """Return a function that passes events of an attempt, or of a sweep's trials, to the screen and to ``hear``."""
     verbose = verbosity() == VERBOSE
 
     def on_event(event: Any) -> None:
@@ -76,7 +76,7 @@ def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], No
 def sweep_subscriber(
     shown: Screen, hear: Callable[[Any], None], lines: Callable[[Any, float], str | None]
 ) -> Callable[[Any], None]:
-    """``subscriber`` of a sweep's trials; where no table is drawn, ``lines`` says which of them starts and ends."""
+    """Return ``subscriber`` for a sweep's trials; without a table, ``lines`` reports their starts and ends."""
     pass_on = subscriber(shown, hear)
 
     def on_event(event: Any) -> None:
@@ -89,25 +89,25 @@ def sweep_subscriber(
 
 # ------------------------------------------------------------------------------------------------ notices
 class _Silent(AbstractContextManager["_Silent"]):
-    """A ``Notifier`` where nobody wants notices."""
+    """A ``Notifier`` without notices."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Sends nothing."""
+        """Send nothing."""
 
     def hear(self, event: Any) -> None:
-        """Sends nothing."""
+        """Send nothing."""
 
     def ended(self, metrics: object, error: str = "") -> None:
-        """Sends nothing."""
+        """Send nothing."""
 
 
 def notices_of_run(run: Run, say: Callable[[str], None]) -> Notifier | _Silent:
-    """Notices of one run. ``say`` takes a warning where one can't be sent."""
+    """Return the notices of one run. ``say`` takes a warning if one can't be sent."""
     return _notifier(run.config.notify, say, kind="run", key=run.key.short, name=what(run.config.resolved))
 
 
 def notices_of_sweep(first: RunConfig, key: str, trials: int, say: Callable[[str], None]) -> Notifier | _Silent:
-    """Notices of a sweep, whose trials send none of their ends. ``first``: the configuration of one of them."""
+    """Return the notices of a sweep; its trials' ends send none. ``first``: the configuration of one trial."""
     name = f"{counted(trials, 'trial')} of {what(first.resolved)}"
     return _notifier(first.notify, say, kind="sweep", key=key, name=name)
 

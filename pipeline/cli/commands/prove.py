@@ -1,4 +1,4 @@
-"""`doit prove`: whether a finished run comes out equal when it is killed and goes on."""
+"""`doit prove`: kill a repetition of a finished run, and compare the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _MOST_KILLS = 1000
 
 
 def prove() -> None:
-    """Raises UsageError: no number of kills; PacelineError: it comes out otherwise, or can't be repeated."""
+    """Prove a run. Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be
+    repeated.
+    """
     kills, seed = _number("kills", _KILLS, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
     folder = session().folder()
     result = folder.read_result()
@@ -53,7 +55,7 @@ def _place(folder: RunFolder) -> Path:
 
 
 def _tell(folder: RunFolder, proof: Proof) -> None:
-    """Raises PacelineError: it is not proven."""
+    """Write and print the proof. Raises PacelineError: it is not proven."""
     written = _place(folder) / "proof.json"
     write_json(written, _data(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"

@@ -1,4 +1,6 @@
-"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report and network, and what MLflow has."""
+"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report and network, and its record in
+MLflow.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _TIMEOUT_S = 3600.0
 
 
 def evaluate() -> None:
-    """Make the report and the confusion matrix anew, and show them."""
+    """Recreate the report and the confusion matrix, and show them."""
     folder = holder(session().folder())
     with waiting(note, "making the evaluation report"):
         complete.evaluate_again(folder, ROOT, note)
@@ -81,7 +83,7 @@ def record() -> None:
 
 
 def holder(folder: RunFolder) -> RunFolder:
-    """The folder itself, or that of the finished run which a person has accepted in its place."""
+    """Return the folder itself, or that of the finished run that a user accepted in its place."""
     _, accepted = acceptance.standing(folder)
     if accepted is None:
         return folder
@@ -122,7 +124,7 @@ def server() -> None:
 
 
 def _default_artifacts(store: str | None) -> str:
-    """A folder next to the database, if that is a file."""
+    """Return a folder next to the database, if that is a file."""
     database = tracking.sqlite_path(tracking.absolute_uri(store, ROOT))
     return str((database.parent if database is not None else ROOT) / "mlartifacts")
 
@@ -131,7 +133,7 @@ _NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow
 
 
 def publish() -> None:
-    """Raises UsageError: the run is none to publish; PacelineError: the store didn't take it."""
+    """Publish a model. Raises UsageError: the run can't be published; PacelineError: the store refused it."""
     current = session()
     name, alias = current.invocation.options.get("name"), current.invocation.options.get("alias")
     refuse_names(name, alias)
@@ -162,7 +164,7 @@ def publish() -> None:
 
 
 def finished_classifier(folder: RunFolder) -> Published:
-    """The run as a model. Raises UsageError: it isn't finished, or no classifier's; PacelineError: it was altered."""
+    """Return the run as a model. Raises UsageError: unfinished, or no classifier; PacelineError: it was altered."""
     if not folder.program.is_ours:
         raise UsageError(
             f"run {folder.key} is that of a script, whose network nobody here knows: doit publish and predict take the "
@@ -193,7 +195,7 @@ def finished_classifier(folder: RunFolder) -> Published:
 
 
 def _standing(folder: RunFolder) -> str:
-    """Whether the run was made again, for the model's description."""
+    """Return whether the run was repeated, for the model's description."""
     verdict = reading.read(folder).verdict
     if verdict is None:
         return "not made again yet"
@@ -203,7 +205,7 @@ def _standing(folder: RunFolder) -> str:
 
 
 def _recorded(current: Session, folder: RunFolder) -> str:
-    """The run's id in MLflow, where it is recorded first if it isn't yet. Raises PacelineError."""
+    """Return the run's id in MLflow; record it first if necessary. Raises PacelineError."""
     recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
     with waiting(note, "recording in MLflow"):
         run_id = recorder.finish(lambda _: None)
@@ -229,7 +231,7 @@ def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: 
 
 # ------------------------------------------------------------------------------------------- predictions
 def predict() -> None:
-    """Raises UsageError: no finished classifier, or no image is named; PacelineError: an image can't be read."""
+    """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an image can't be read."""
     folder, images = _named_images()
     top = session().invocation.options.get("top", str(_TOP))
     if not is_count(top) or int(top) < 1:
@@ -252,7 +254,7 @@ def predict() -> None:
 
 
 def _named_images() -> tuple[RunFolder, list[Path]]:
-    """The run, by ``run=``, the first bare word or the newest; and the image files, from the folder of the command."""
+    """Return the run (``run=``, the first bare word, or the newest) and the image files."""
     invocation = session().invocation
     words, runs_dir = [*invocation.paths], session().config.runs_dir
     named = invocation.options.get("run")
@@ -264,7 +266,7 @@ def _named_images() -> tuple[RunFolder, list[Path]]:
 
 
 def _typed(path: str) -> str:
-    """As it is called from the folder of the command."""
+    """Return the path relative to the command's folder."""
     here = clone.started_in()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 

@@ -1,4 +1,4 @@
-"""`doit accept`, `doit verify`, `doit export` and `doit reproduce`: whether a finished run holds, and made again."""
+"""`doit accept`, `doit verify`, `doit export` and `doit reproduce`: accept, check and repeat finished runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a ru
 
 
 def accept() -> None:
-    """Raises UsageError, PacelineError: there is nothing to accept, or it has to be said which run."""
+    """Accept a finished run. Raises UsageError, PacelineError: nothing to accept, or the run must be named."""
     current = session()
     current.refuse_data()
     run = current.run
@@ -85,7 +85,7 @@ def _accept(current: Session, run: Run) -> None:
 
 
 def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
-    """The finished run to be taken, its key, and what differs. Raises PacelineError, UsageError."""
+    """Return the finished run to accept, its key, and the differences. Raises PacelineError, UsageError."""
     runs_dir, named = current.config.runs_dir, current.invocation.options.get("run")
     if named is not None:
         base = index.find(runs_dir, named)
@@ -111,7 +111,7 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
 
 
 def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
-    """What a person has to say in full. Raises UsageError: several runs are as near, or more than code differs."""
+    """Refuse to guess. Raises UsageError: several runs are equally near, or more than code differs."""
     key, differing = nearest
     near = [name for name in parts if len(content_key.differences(parts[name], run.key.parts)) == len(differing)]
     lines = "\n".join(f"  {item}" for item in differing)
@@ -138,7 +138,9 @@ def _undo(current: Session, run: Run) -> None:
 
 
 def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
-    """After a reproduction of what was accepted: proven, or withdrawn; what is said of it. Raises PacelineError."""
+    """After the repetition of an accepted run: mark it proven, or withdraw the acceptance. Return a line. Raises
+    PacelineError.
+    """
     accepted = acceptance.read(folder)
     if accepted is None:
         return ""
@@ -161,7 +163,7 @@ def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
 
 
 def _of_this_clone(folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
-    """The run folder that the proof is of: what an archive brings may be accepted here, for equal weights."""
+    """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
     if not (folder.path / acceptance.CARRIED).exists():
         return folder
     here = RunFolder(session().config.runs_dir / folder.key)
@@ -175,7 +177,7 @@ def _of_this_clone(folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
 
 
 def _record(current: Session, base: RunFolder) -> None:
-    """Trackers show with the run what it was accepted for; where no server answers, doit record does it later."""
+    """Record the acceptance in the trackers; without a server, doit record does it later."""
     if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if not recorder.replay():
@@ -183,9 +185,10 @@ def _record(current: Session, base: RunFolder) -> None:
 
 
 def verify() -> None:
-    """Each file is checked, whatever the others are.
+    """Check certificates, each one whatever the others say.
 
-    Raises UsageError: a file that is no certificate; PacelineError, which goes before: one was altered, or its run.
+    Raises UsageError: a file that is no certificate; PacelineError, which takes precedence: a certificate or its run
+    was altered.
     """
     current = session()
     if not current.invocation.paths:
@@ -204,9 +207,9 @@ def verify() -> None:
 
 
 def _certificate_of(current: Session, word: str) -> Path:
-    """The file of that name; of a run's key or its beginning, the certificate that doit report has written.
+    """Return the file of that name; for a run's key or its beginning, the certificate that doit report has written.
 
-    Raises UsageError: there is neither, or several runs have keys that begin so.
+    Raises UsageError: there is neither, or several runs have such keys.
     """
     path = Path(os.path.abspath(clone.started_in() / expanded(word, word)))  # noqa: PTH100
     runs_dir = current.config.runs_dir
@@ -250,7 +253,7 @@ def _wrong(certified: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list
 
 
 def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
-    """What was, and what couldn't be."""
+    """Return what was checked, and what couldn't be."""
     without = [item for run in here for item in certificate.unchecked(run, RunFolder(runs_dir / str(run["run"])))]
     left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
     data = "" if any("data" in item for item in without) else ", data"
@@ -313,7 +316,9 @@ def reproduce() -> None:
 
 
 def reproduce_run(folder: RunFolder) -> None:
-    """Make a finished run again and tell how it compares. Raises PacelineError: it came out otherwise, or can't be."""
+    """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be
+    repeated.
+    """
     config, invocation = session().config, session().invocation
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
@@ -347,7 +352,7 @@ def reproduce_run(folder: RunFolder) -> None:
 
 
 def _to_reproduce(named: str, scratch: Path) -> RunFolder:
-    """The run folder; unpacked below ``scratch`` from an archive, or from what MLflow holds of a run of elsewhere."""
+    """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
     archive = _archive(named)
     if archive is not None:
         return exports.unpack(archive, scratch, root=ROOT)
@@ -362,7 +367,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
 
 
 def _archive(named: str) -> Path | None:
-    """The file of that name, if there is one; a name that no file can have is none."""
+    """Return the file of that name; None if there is none or no file can have that name."""
     try:
         path = clone.started_in() / Path(named).expanduser()
         return path if path.is_file() else None

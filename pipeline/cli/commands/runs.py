@@ -1,4 +1,4 @@
-"""`doit runs`: the runs there are, those that the words ask for, and in which fields they differ."""
+"""`doit runs`: list the runs, or those that match the words, and the fields in which they differ."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ _RANKS = f"cluster.{_RANK}"
 
 
 def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields and the values that the words give them; of a group those that its option stands for. Nothing of
-    ``experiments_of`` them.
+    """Return the fields and values that the words ask for; for a group, those that its option sets.
+
+    ``experiments_of`` the words are left out.
 
     Raises:
-        UsageError: a word of which a run tells nothing.
+        UsageError: a word about something that run folders don't store.
     """
     wanted: dict[str, Any] = {}
     experiments = experiments_of(words)
@@ -63,24 +64,24 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
 
 
 def experiments_of(words: Sequence[str]) -> frozenset[str]:
-    """The words ``experiment=NAME``: of all that a run tells, those that it was started with alone have them."""
+    """Return the words ``experiment=NAME``, which only the words that started a run tell."""
     return frozenset(word for word in words if word.startswith(_EXPERIMENT))
 
 
 def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
-    """Whether these are among the words that made the run."""
+    """Whether these words are among those that made the run."""
     return not experiments or experiments <= {*folder.overrides()}
 
 
 def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
-    """The fields that the option of a group stands for; all of its section where no option was chosen."""
+    """Return the fields that a group's option sets; the whole section without an option."""
     return stands_for(group, words) or [group]
 
 
 def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
-    """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had.
+    """Return config.json, {} without one. If a number of ranks is wanted, ``auto`` becomes the run's actual number.
 
-    Of an ``altered`` run only what its key vouches for: config.json may have been edited.
+    Of an ``altered`` run only the certain parts: config.json may have been edited.
     """
     if altered:
         return dict(intact_parts(folder).get("config", {}))
@@ -93,7 +94,7 @@ def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = F
 
 
 def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
-    """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
+    """Whether a configuration has all wanted values; if it is known only ``in_part``, unknown fields match."""
     sections = {name.partition(".")[0] for name in wanted}
     known = dict(flat({name: config[name] for name in sections if name in config}))
     return all(known[name] == value if name in known else in_part for name, value in wanted.items())
@@ -117,8 +118,8 @@ _INKS = {"FINISHED": "32", "ACCEPTED": "32", "FAILED": "31", "ALTERED": "31", "K
 class Selection(NamedTuple):
     """The runs that overrides and a state choose, oldest first, with their configurations by key.
 
-    ``comparable`` are the configurations in which fields may differ: of an altered run none, and of more than a
-    thousand runs none.
+    ``comparable`` are the configurations to compare field by field: none of altered runs, and none at all of more than
+    a thousand runs.
     """
 
     rows: list[Row]
@@ -127,7 +128,7 @@ class Selection(NamedTuple):
 
 
 def selected(current: Session, state: str | None = None) -> Selection:
-    """Raises UsageError: a state or an override that no run can be chosen by."""
+    """Return the chosen runs. Raises UsageError: a state or an override that no run can be chosen by."""
     words, runs_dir = current.invocation.overrides, current.config.runs_dir
     wanted, experiments = wanted_values(words, current.config.resolved), experiments_of(words)
     rows = of_state(index.rows(runs_dir), state, index.STATES)
@@ -146,7 +147,7 @@ def selected(current: Session, state: str | None = None) -> Selection:
 
 
 def runs() -> None:
-    """Raises UsageError: a state, an order or a word that no run can be chosen by."""
+    """List runs. Raises UsageError: a state, an order or a word that no run can be chosen by."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     wide = is_on(options, "wide")
@@ -181,7 +182,7 @@ def runs() -> None:
 
 
 def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:
-    """The lines with each state in its colour, where stdout is a terminal that shows colours."""
+    """Colour each state, if stdout is a terminal that shows colours."""
     if not takes_colours(sys.stdout, os.environ):
         return [*lines]
     at, head = STATE_AT, len(lines) - len(states)
@@ -194,14 +195,14 @@ def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:
 
 
 def of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:
-    """Those in this state. Raises UsageError: no run can have it."""
+    """Return the runs in this state. Raises UsageError: there is no such state."""
     if state is not None and state.upper() not in known:
         raise UsageError(f"state={state} is no state of a run; {suggestion(state.upper(), known)}")
     return [row for row in rows if state is None or row.state == state.upper()]
 
 
 def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Row]:
-    """What is best, newest or largest stands last: above the next prompt. ``sizes`` in bytes, by key."""
+    """Sort the runs; the best, newest or largest comes last, above the next prompt. ``sizes`` in bytes, by key."""
     if by not in _SORTED_BY:
         raise UsageError(f"sort={by} is no order; {suggestion(by, _SORTED_BY)}")
     if by == "size":
@@ -213,11 +214,10 @@ def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Ro
 
 # ------------------------------------------------------------------------------------------------ pure
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Key → the fields in which the runs differ, but for where they ran and what each line begins with.
+    """Return key → the fields in which the runs differ, without places, and without what each line begins with.
 
-    Compared are the runs that have the field: a model of another kind lacks it, and that is said by the model's name. A
-    script's arguments are compared with every script, variables of the ranks with every run; nothing stands where none
-    was set.
+    A field is compared among the runs that have it: another kind of model lacks it, which the model's name shows. A
+    script's arguments are compared with every script, variables of the ranks with every run; unset ones are left out.
     """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})

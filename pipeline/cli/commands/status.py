@@ -1,4 +1,4 @@
-"""`doit status`, `logs` and `wait`: how far a run has come, and what its hosts said."""
+"""`doit status`, `logs` and `wait`: the progress of a run, and the output of its hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOG_BYTES = 1 << 16
 
 
 def status() -> None:
-    """A run, and before it the steps that are being made, unless a run is named; of a sweep under way its trials."""
+    """Print the state of a run; first of steps under way, unless a run is named; of a running sweep its trials."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
     named = invocation.options.get("run")
     is_named = named is not None
@@ -89,7 +89,7 @@ def _status_of_sweep(folder: SweepFolder, *, watches: bool) -> None:
 
 
 def watch(folder: RunFolder) -> None:
-    """Follow a run that another command trains, to its end."""
+    """Follow a run of another command to its end."""
     if not is_under_way(folder):
         return
     state = first_state(folder.key, folder.read_json(run_folder.CONFIG) or {})
@@ -102,7 +102,7 @@ def watch(folder: RunFolder) -> None:
 
 
 def watch_sweep(folder: SweepFolder) -> None:
-    """Follow a sweep that another command runs, to its end."""
+    """Follow a sweep of another command to its end."""
     files = SweepFiles(folder)
     state = files.so_far(time.time(), time.monotonic())
     try:
@@ -114,7 +114,7 @@ def watch_sweep(folder: SweepFolder) -> None:
 
 
 def wait() -> None:
-    """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials of it failed."""
+    """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials failed."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
     named = options.get("run")
     name = named if named is not None and trials.names_sweep(runs_dir, named) else options.get("sweep")
@@ -150,7 +150,7 @@ def _until_over(folder: RunFolder | SweepFolder) -> None:
 
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
-    """The newest lines of the run's newest attempt, and all further ones."""
+    """Print the newest lines of the run's newest attempt, and all further ones."""
     files = AttemptFiles(folder)
     while True:
         over = not is_under_way(folder)
@@ -163,7 +163,7 @@ def _follow_logs(folder: RunFolder, host: str | None) -> None:
 
 
 def logs() -> None:
-    """What the hosts of a run have written, or a step."""
+    """Print the output of a run's hosts, or of a step."""
     if "step" in session().invocation.options:
         log = steps.log_of(session().invocation.options["step"])
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
@@ -183,9 +183,10 @@ def _names_no_run() -> bool:
 
 
 def _named_or_newest() -> RunFolder:
-    """The run that a key or the overrides name; with neither the one that something happened to last.
+    """Return the run that a key or the overrides name; without them the one with the latest event.
 
-    Raises UsageError: there is none."""
+    Raises UsageError: there is none.
+    """
     invocation, runs_dir = session().invocation, session().config.runs_dir
     if "run" in invocation.options or not _names_no_run():
         return session().folder()

@@ -1,4 +1,4 @@
-"""The verbs for steps of one's own: make them, list them, show the graph."""
+"""The verbs for user-defined steps: run them, list them, show the graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.steps.making import make_all
 
 
 def step() -> None:
-    """Make the steps that are named, with what they need; without a name say how all of them stand."""
+    """Run the named steps, with what they need; without a name, list the states of all."""
     current = session()
     graph, names = current.steps, current.invocation.paths
     if not names:
@@ -36,7 +36,7 @@ def step() -> None:
 
 
 def make(name: str) -> Path:
-    """Make one step and what it needs; the folder of its outputs. Raises PacelineError."""
+    """Run one step and what it needs, and return the folder of its outputs. Raises PacelineError."""
     graph = session().steps
     make_all(graph, [name], note, at_once=at_once())
     standing = graph.standing(name)
@@ -56,7 +56,7 @@ def _list(graph: Graph) -> None:
 
 
 def _state(graph: Graph, name: str) -> tuple[str, str]:
-    """``up to date`` and where, ``would run`` and why, or ``can't run`` and why not."""
+    """Return ``up to date`` and where, ``would run`` and why, or ``can't run`` and why not."""
     try:
         standing = graph.standing(name)
     except UsageError as error:
@@ -69,7 +69,7 @@ def _state(graph: Graph, name: str) -> tuple[str, str]:
 
 
 def why(name: str) -> None:
-    """Why a step would run: what has changed since it was made last."""
+    """Return why a step would run: what has changed since it was run last."""
     graph = session().steps
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
@@ -88,7 +88,7 @@ def why(name: str) -> None:
 
 
 def under_way(runs_dir: Path) -> list[str]:
-    """A line for each step that a command is making now."""
+    """Return a line for each step that a command is running."""
     return [
         f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
         f"{relative(log)}"
@@ -97,7 +97,9 @@ def under_way(runs_dir: Path) -> list[str]:
 
 
 def dag() -> None:
-    """The tasks of this configuration's run after the steps that it needs; without overrides all other steps, too."""
+    """Print the tasks of this configuration's run after the steps that it needs; without overrides, all other steps
+    too.
+    """
     current = session()
     shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = current.invocation.options.get("format", "mermaid")
@@ -109,7 +111,7 @@ def dag() -> None:
 
 
 def _own(graph: Graph) -> list[Step]:
-    """Every step, each after what it needs."""
+    """Return every step, each after what it needs."""
     states = []
     for name in _in_order(graph):
         state, why = _state(graph, name)
@@ -121,7 +123,7 @@ def _own(graph: Graph) -> list[Step]:
 
 
 def _in_order(graph: Graph) -> list[str]:
-    """Every step after what it needs; one whose needs can't be read keeps no other from being shown."""
+    """Return every step after what it needs; one with unreadable needs doesn't hide others."""
     ordered: dict[str, None] = {}
     for name in graph.names():
         try:
@@ -132,7 +134,7 @@ def _in_order(graph: Graph) -> list[str]:
 
 
 def log_of(name: str) -> Path:
-    """The log of a step: of the one that is being made or failed last, else of what is made. Raises UsageError."""
+    """Return the log of a step: of its current or last failed run, else of its outputs. Raises UsageError."""
     graph = session().steps
     graph.step(name)
     steps_dir = store.steps_dir(graph.runs_dir)

@@ -1,4 +1,4 @@
-"""`doit sweep`: the trials of a grid, or those that a search chooses, brought to their ends."""
+"""`doit sweep`: run the trials of a grid, or those that a search chooses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # imports optuna
 
 
 def sweep() -> None:
-    """Bring every trial of the command line to its end; what is finished already is not run again."""
+    """Run every trial of the command line to its end; finished ones are not run again."""
     current = session()
     fork, retry_failed, dry_run = (
         is_on(current.invocation.options, name) for name in ("fork", "retry_failed", "dry_run")
@@ -67,7 +67,7 @@ def sweep() -> None:
 
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
-    """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
+    """Run combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
@@ -79,7 +79,7 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------- a grid
 def make_steps(space: Space) -> bool:
-    """Every step that a trial's data comes from and that isn't made yet. False: all were, so the space stands."""
+    """Run every missing step that a trial's data comes from. Return False if all existed, so the space stays."""
     made = 0
     for trial in space.trials:
         if trial.run is None and trial.config.step is not None:
@@ -88,9 +88,9 @@ def make_steps(space: Space) -> bool:
 
 
 def fetch_all(space: Space) -> bool:
-    """Every data set that a trial needs and that isn't there yet, and the weights that it starts from.
+    """Fetch every missing data set of a trial, and the weights that it starts from.
 
-    False: all trials had theirs, so the space stands.
+    Return False if all existed, so the space stays.
     """
     for trial in space.trials:
         if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
@@ -104,7 +104,7 @@ def fetch_all(space: Space) -> bool:
 def run(
     space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False, most: int | None = None
 ) -> None:
-    """Run the trials of a space whose data is in place. ``most``: start so many of them; None: all.
+    """Run the trials of a space whose data is in place. ``most``: start at most so many; None: all.
 
     Raises:
         PacelineError: trials have failed; the text names each with its first error line.
@@ -136,7 +136,7 @@ _ENDS = (State.FINISHED, State.PRUNED, State.FAILED)
 
 @contextmanager
 def alone(folder: SweepFolder) -> Iterator[None]:
-    """The only command to run this sweep; a second one waits. A Killed that comes out says how to go on."""
+    """Hold the sweep's lock; a second command waits. A Killed that passes through says how to continue."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -181,7 +181,7 @@ def run_trials(
     retry_failed: bool,
     most: int | None = None,
 ) -> list[Ended]:
-    """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
+    """Run the trials of a grid or a search to their end, with output on the terminal. Raises Killed."""
     if any(slot.spares for slot in what.slots):
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
@@ -212,7 +212,7 @@ def run_trials(
 
 
 def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
-    """For a notice: how many trials ended how, and the first that failed."""
+    """Return how many trials ended how, and the first that failed, for a notice."""
     failed = [item for item in ended if item.outcome.state is State.FAILED]
     counts = {f"trials_{state.lower()}": float(sum(item.outcome.state is state for item in ended)) for state in _ENDS}
     first = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
@@ -220,14 +220,14 @@ def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
 
 
 def _first_state(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
-    """For its view. The best is that of a search's first objective."""
+    """Return the first state of its view. The best is by a search's first objective."""
     metric, maximize = _metric(what)
     at_once = max(1, len(what.slots))
     return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
 
 
 def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
-    """By which the best trial is chosen, and whether it is to be high."""
+    """Return the metric that chooses the best trial, and whether higher is better."""
     if not isinstance(what, SearchPlan):
         return tables.BY, True
     goal = objectives(what.config)[0]
@@ -235,7 +235,7 @@ def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
 
 
 def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Ended]) -> None:
-    """The last lines of a sweep whose table was shown. Raises PacelineError: trials have failed."""
+    """Print the last lines of a sweep after its table. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
     shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
     elsewhere = sum(item.outcome.elsewhere for item in ended)
@@ -256,7 +256,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
 
 
 def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
-    """What the command ends with where trials have failed."""
+    """Return the error of a sweep with failed trials."""
     failed = [item for item in results if item.state == State.FAILED]
     if not failed:
         return None
@@ -269,7 +269,7 @@ def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
 
 # ------------------------------------------------------------------------------------------- a dry run
 def show_trials(space: Space, *, fork: bool, retry_failed: bool) -> None:
-    """Each trial: done, to run, and why. Writes nothing."""
+    """Print each trial: done, to run, and why. Writes nothing."""
     entries: dict[str, TrialEntry] = {}
     name = "(its data isn't fetched, so it has no key yet)"
     if space.key:
@@ -287,7 +287,7 @@ def show_trials(space: Space, *, fork: bool, retry_failed: bool) -> None:
 
 
 def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
-    """``done``, ``to run`` or ``failed``, and why."""
+    """Return ``done``, ``to run`` or ``failed``, and why."""
     if trial.run is None:
         step = trial.config.step
         waits = "its data, or what it starts from, isn't here"
@@ -346,7 +346,7 @@ def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_fai
 
 
 def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
-    """Under the search's key, or under ``sweep.name``. Raises UsageError: that name is a grid's."""
+    """Return the folder by the search's key, or by ``sweep.name``. Raises UsageError: that name is a grid's."""
     if plan.settings.name is None:
         return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
     folder = base = folders.named(plan.runs_dir, plan.settings.name)
@@ -381,7 +381,7 @@ class _SearchRecord:
         )
 
     def add(self, trial: Trial) -> None:
-        """Before the trial starts: what a report is made of, also after a crash."""
+        """Record a trial before it starts, so that a report has it even after a crash."""
 
         if any((item.number, item.key) == (trial.number, trial.key) for item in self._about.trials):
             return
@@ -391,7 +391,7 @@ class _SearchRecord:
 
 
 def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
-    """The table, the best, and what failed as the error."""
+    """Print the table and the best; failed trials are the error."""
     goals = objectives(plan.config)
     results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
     by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
@@ -411,7 +411,7 @@ def _front(results: Sequence[TrialResult], metrics: Sequence[str]) -> str:
 
 
 def _show_search(plan: SearchPlan, folder: SweepFolder) -> None:
-    """The trials chosen so far and how they stand; the next ones depend on their results. Writes nothing."""
+    """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
     known, entries = folder.about().trials, folders.latest(folder.entries()[0])
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: item.number):

@@ -1,4 +1,4 @@
-"""`doit fetch`, `train` and `attach`: the data set made, the run trained to its result, also without a terminal."""
+"""`doit fetch`, `train` and `attach`: make the data set, train the run, also without a terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LAST_WORDS = 2_000  # characters of what a command said that has ended at once
 
 
 def fetch() -> None:
-    """Make the data pack, and fetch the weights that the run starts from, where they aren't here yet."""
+    """Make the data pack, and fetch the initial weights, if they are missing."""
     current = session()
     if current.pack is None:
         _fetch_data(current)
@@ -62,7 +62,7 @@ def _fetch_data(current: Session) -> None:
 
 
 def train() -> None:
-    """A finished run is only here with `doit -a`: it is made again in a folder of its own, and compared."""
+    """Train the run. With `doit -a`, a finished run is repeated in a separate folder and compared."""
     current = session()
     run = current.run
     if current.invocation.again and run is not None and run.reason is None:
@@ -74,7 +74,7 @@ def train() -> None:
 
 
 def train_all(current: Session) -> None:
-    """Fetch and train in one go, for the Hydra application (doit has a task for each)."""
+    """Fetch and train in one step, for the Hydra application (doit has a task for each)."""
     if current.pack is None:
         _fetch_data(current)
     if not is_finished(current):
@@ -82,7 +82,7 @@ def train_all(current: Session) -> None:
 
 
 def attach() -> None:
-    """Take up the attempt that a command which is gone has left running."""
+    """Follow the attempt that outlived its command."""
     current = session()
     if is_finished(current):
         return
@@ -154,7 +154,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
 
 def _changed_meanwhile(current: Session, run: Run) -> str:
-    """The data of a script that isn't what the run began with, or ''."""
+    """Return which data of a script has changed since the run began, or ''."""
     if current.config.script is None or not current.config.script.data:
         return ""
     before = run.pack.digest
@@ -165,21 +165,23 @@ def _changed_meanwhile(current: Session, run: Run) -> str:
 
 
 def refuse_unfit(cluster: Cluster) -> None:
-    """Raises UsageError, before there is a run, where that is known without a host; warns of what will be slow."""
+    """Refuse what can't work before there is a run, if that is known without a host; warn of what will be slow. Raises
+    UsageError.
+    """
     if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)
 
 
 # ------------------------------------------------------------------------------- without a terminal
 def start_detached(name: str, lock: Path | None = None) -> None:
-    """Start the command that was typed, without ``--detach``, in a session of its own.
+    """Start the typed command, without ``--detach``, in its own session.
 
     Args:
         name: of the run or sweep; its log is ``runs/.detached/NAME.log``.
-        lock: what the command holds while it works. None: it is known to work once it has lived for two seconds.
+        lock: the lock that the command holds while it works. None: it counts as working once it has lived two seconds.
 
     Raises:
-        PacelineError: it can't be started, or ended badly at once.
+        PacelineError: it can't be started, or failed at once.
     """
     log = session().config.runs_dir / _DETACHED / f"{name}.log"
     env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})
@@ -208,7 +210,7 @@ def _asks_to_detach(word: str) -> bool:
 
 
 def ended_at_once(code: int, log: Path) -> None:
-    """Raises PacelineError: it ended badly."""
+    """Report the end of a detached command. Raises PacelineError: it failed."""
     said = log.read_text(encoding="utf-8", errors="replace").strip()
     if code == 0:
         say(said[-_LAST_WORDS:])

@@ -71,7 +71,8 @@ def triage() -> None:
 
 def examined(folder: RunFolder) -> dict[str, Any]:
     """Return what is known of a run's end: ``run`` and ``state``, ``what`` was run, what ``failed``, ``where`` (hosts
-    and ranks, the first error first), ``evidence`` (texts by name) and the ``next`` command. Secrets are masked."""
+    and ranks, the first error first), ``evidence`` (texts by name) and the ``next`` command. Secrets are masked.
+    """
     run, entries = reading.read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
@@ -94,7 +95,7 @@ def examined(folder: RunFolder) -> dict[str, Any]:
 
 
 def _errors(folder: RunFolder, attempt: int) -> list[_Failed]:
-    """Return the errors of an attempt's ranks, the first one first, without those that only follow from another."""
+    """Return the errors of an attempt's ranks, first one first, without consequences of other errors."""
     errors = sorted(_all_errors(folder, attempt), key=lambda one: one.error.unix_time)
     return [one for one in errors if not is_echo(one.error)] or errors
 
@@ -121,7 +122,7 @@ def _traceback(error: RankError, key: str) -> str:
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
-    """Return the last lines of a rank before its traceback; those of all ranks where none is to blame."""
+    """Return the last lines of a rank before its traceback; those of all ranks if none is at fault."""
     path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
     try:
         with path.open("rb") as file:
@@ -136,7 +137,7 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
 
 
 def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str:
-    """Return what to do now: the mend, and the command that goes on."""
+    """Return what to do now: the fix, and the command that continues."""
     again = command_line("train", run.overrides)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
@@ -164,6 +165,6 @@ def _cut(text: str, most: int) -> str:
 
 
 def _end(text: str, most: int) -> str:
-    """Return the last whole lines of a text, of at most so many characters, without secrets."""
+    """Return the last complete lines of a text, at most ``most`` characters, without secrets."""
     text = hide(text.strip("\n"))
     return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"

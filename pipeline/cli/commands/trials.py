@@ -1,4 +1,4 @@
-"""What the trials of a sweep have come to: read from its folder and the run folders, as a table or as JSON."""
+"""The results of a sweep's trials so far, from its folder and the run folders, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.sweep.schedule import Ended
 
 
 def with_sweep(current: Session) -> Session:
-    """The session itself; a bare argument that names a sweep and no run is from now on what ``sweep=`` says.
+    """Return the session; a bare argument that names a sweep and no run becomes ``sweep=``.
 
     Raises UsageError: several sweeps are named.
     """
@@ -46,13 +46,13 @@ def names_sweep(runs_dir: Path, word: str) -> bool:
 
 
 def show_chosen() -> None:
-    """Of the sweep that the words name, else of the newest."""
+    """Print the table of the named sweep, else of the newest."""
     options = session().invocation.options
     show(folders.find(session().config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
 
 
 def show(folder: SweepFolder, *, as_json: bool = False) -> None:
-    """Its table, on stdout."""
+    """Print a sweep's table."""
     about, results = folder.begun(), results_of(folder)
     if as_json:
         table = tables.as_json(results, about.total, about.by, about.goals)
@@ -63,7 +63,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
 
 
 def results_of(folder: SweepFolder) -> list[TrialResult]:
-    """What its trials have come to so far, those that were not started too."""
+    """Return the results of its trials so far, including those not started."""
     runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
     results = []
     for trial in folder.begun().trials:
@@ -86,7 +86,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
 
 
 def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
-    """The sweep that a command runs now, unless another command's run is the newest under way."""
+    """Return the sweep that a command runs now, unless a run of another command is newer."""
     running = [folder for folder in folders.every(runs_dir) if locks.is_held(folder.lock)]
     if not running:
         return None
@@ -95,7 +95,7 @@ def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
 
 
 def standing(folder: SweepFolder) -> str:
-    """``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
+    """Return ``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
     states = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
     running, killed = states.count(State.RUNNING), states.count(State.KILLED)
     done = len(states) - running - killed
@@ -103,7 +103,7 @@ def standing(folder: SweepFolder) -> str:
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
-    """Of a trial whose result was altered nothing is shown but that; the others keep theirs."""
+    """Return a trial's figures; of an altered result only that, while other trials keep theirs."""
     try:
         return figures_of(folder), ""
     except AlteredError as error:
@@ -111,7 +111,7 @@ def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
 
 
 def result_of(item: Ended) -> TrialResult:
-    """A trial that has ended, as a report shows it. Raises AlteredError."""
+    """Return an ended trial as a report shows it. Raises AlteredError."""
     trial, state = item.trial, item.outcome.state
     folder = trial.run.folder if trial.run is not None and state is State.FINISHED else None
     return TrialResult(
@@ -126,7 +126,7 @@ def result_of(item: Ended) -> TrialResult:
 
 
 def figures_of(folder: RunFolder) -> Mapping[str, float]:
-    """The numbers of result.json that a table can show; none before it is there. Raises AlteredError."""
+    """Return the numbers of result.json for a table; none before it exists. Raises AlteredError."""
     result, _ = acceptance.standing(folder)
     if result is None:
         return {}
@@ -135,7 +135,7 @@ def figures_of(folder: RunFolder) -> Mapping[str, float]:
 
 
 def remark_on(folder: RunFolder) -> str:
-    """``accepted, not proven: as …`` of a trial for which another run holds; else a metric that was no number."""
+    """Return ``accepted, not proven: as …`` for an accepted trial; else a metric that was no number."""
     try:
         result, accepted = acceptance.standing(folder)
     except AlteredError:
