@@ -231,7 +231,7 @@ def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: 
 
 # ------------------------------------------------------------------------------------------- predictions
 def predict() -> None:
-    """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an image can't be read."""
+    """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an unreadable image."""
     folder, images = _named_images()
     top = session().invocation.options.get("top", str(_TOP))
     if not is_count(top) or int(top) < 1:
