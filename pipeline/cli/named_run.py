@@ -103,7 +103,7 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     cluster_config = build_cluster(raw, root=root, local_gpus=local_gpus)
     if plan is None or not nodes or not _has_names(cluster_config.launcher):
         return cluster_config
-    hosts = starts.way(cluster_config, plan, [node.host for node in nodes]).hosts
+    hosts = starts.cluster_with(cluster_config, plan, [node.host for node in nodes]).hosts
     return replace(cluster_config, hosts=hosts, spares=())
 
 

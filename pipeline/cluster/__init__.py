@@ -1,5 +1,5 @@
-"""A run brought to the hosts: the launch plan as data, the hosts probed, one attempt followed to its end.
+"""The launch of a run on its hosts: the plan as data, the probe of the hosts, one attempt from start to end.
 
-Public face: ``plan.render`` (pure), ``attempt`` (start, follow, stop), ``preflight``, ``launchers`` (how hosts are
+Entry points: ``plan.render`` (pure), ``attempt`` (start, follow, stop), ``preflight``, ``launchers`` (how hosts are
 reached) and ``agent``, which is sent to them.
 """

@@ -1,4 +1,4 @@
-"""One attempt of a run: probe, plan, start, follow to the end, and leave no process behind, whatever happens."""
+"""One attempt of a run: probe, plan, start, follow to the end. Whatever happens, no process stays behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.cluster.failures import cause, failure_text, first_error, is_echo,
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
-from pipeline.cluster.launchers.transport import claims
+from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import probed, refuse_others
@@ -36,16 +36,16 @@ from trainers.contract import run_folder
 
 
 def run_attempt(
-    spec: AttemptSpec, way: AbstractContextManager[Hosts], watchers: Watchers, stop: Stop | None = None
+    spec: AttemptSpec, hosts_context: AbstractContextManager[Hosts], watchers: Watchers, stop: Stop | None = None
 ) -> LaunchPlan:
-    """Run the trainer on all nodes to its end; the plan that did it. The outputs are in ``spec.run_dir`` then.
+    """Run the trainer on all nodes to its end and return the plan that was run.
 
-    Written there: plan.json, attempts/N/<host>.log and .exit.json, and on launchers whose nodes don't share the folder
-    metrics.jsonl and rank 0's outputs.
+    Afterwards ``spec.run_dir`` holds plan.json, attempts/N/<host>.log and .exit.json and, on launchers whose nodes
+    don't share the folder, metrics.jsonl and rank 0's outputs.
 
     Args:
-        way: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts. Entered once
-            signals are caught, left before they take effect.
+        hosts_context: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts.
+            Entered once signals are caught, left before they take effect.
         stop: ends an attempt that isn't in the main thread.
 
     Raises:
@@ -54,18 +54,18 @@ def run_attempt(
         TrainingError: names the host, rank and traceback of the first error.
         Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
     """
-    with Interruptible(stop) as signals, way as hosts:
+    with Interruptible(stop) as signals, hosts_context as hosts:
         try:
             while True:
-                one = _run_once(spec, hosts, watchers, signals)
-                if one.ended_well:
-                    return one.plan
-                outcome = hosts.launcher.outcome(one.plan)
+                running = _run_once(spec, hosts, watchers, signals)
+                if running.ended_well:
+                    return running.plan
+                outcome = hosts.launcher.outcome(running.plan)
                 if not outcome.again:
-                    raise _failure(one, outcome)
+                    raise _failure(running, outcome)
                 watchers.on_job(outcome.text)
                 signals.release()
-        except TrainingError:  # another attempt may want the same hosts
+        except TrainingError:  # a further attempt may use the same hosts
             raise
         except BaseException:
             signals.hold()
@@ -76,27 +76,27 @@ def run_attempt(
 def attach_attempt(
     plan: LaunchPlan,
     spec: AttemptSpec,
-    way: AbstractContextManager[Hosts],
+    hosts_context: AbstractContextManager[Hosts],
     watchers: Watchers,
     stop: Stop | None = None,
 ) -> None:
-    """Follow an attempt that a command which is gone has started, to its end; then as ``run_attempt`` does.
+    """Follow to its end an attempt whose own command is gone, then finish as ``run_attempt`` does.
 
-    ``plan`` is its plan, whose hosts must be those of the cluster. What ended meanwhile is brought here as well.
+    What ended in the meantime is fetched too. ``plan`` is the attempt's plan; its hosts must be those of the cluster.
 
     Raises:
         TrainingError, Killed: as ``run_attempt``.
     """
-    with Interruptible(stop) as signals, way as hosts:
+    with Interruptible(stop) as signals, hosts_context as hosts:
         signals.check()
-        one = RunningAttempt(hosts.launcher, plan, spec, [], watchers, signals)
-        one.run(started=True)
-        if not one.ended_well:
-            raise _failure(one, hosts.launcher.outcome(plan))
+        running = RunningAttempt(hosts.launcher, plan, spec, [], watchers, signals)
+        running.run(started=True)
+        if not running.ended_well:
+            raise _failure(running, hosts.launcher.outcome(plan))
 
 
 def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
-    """From asking the hosts to the end of all nodes, with another port where somebody took the first one."""
+    """Probe the hosts, start, and follow all nodes to their end. Repeat if another run claimed a host first."""
     signals.check()
     if hosts.launcher.capabilities.hosts_are_granted:
         watchers.on_launch(hosts.launcher.starting)
@@ -113,8 +113,8 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
 
 
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
-    """The same, on hosts that this run may have."""
-    facts = _fit_hosts(spec, hosts)
+    """Start on hosts that are free, with another port each time the rendezvous port was taken after the probe."""
+    facts = _checked_hosts(spec, hosts)
     watchers.on_facts(facts)
     if spec.outputs.resume:
         earlier.bring(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
@@ -126,36 +126,36 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
         plan = _planned(spec, hosts, facts, port)
         for note in hosts.notes(plan, facts):
             watchers.on_note(note)
-        one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
-        one.run()
-        if one.ended_well:
+        running = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
+        running.run()
+        if running.ended_well:
             break
         hosts.forget()
-        if not port_was_taken(plan, one.ends):
+        if not port_was_taken(plan, running.ends):
             break
         signals.release()
-    return one
+    return running
 
 
-def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
-    """The first error of a bad end, and what the launcher knows of it besides."""
-    first, why = first_error(one.ends), cause(one.ends)
-    if one.verdict is not None:
-        text, why = stall_text(one.verdict, one.log_dir), "host" if one.verdict.kind in OF_HOSTS else "code"
-    elif outcome.hint and (first is None or is_echo(first[1])):  # the ranks only tell that they were ended
-        text = f"training failed: {outcome.text}\nlogs: {one.log_dir}"
+def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
+    """Return the error of an attempt that failed: the first error, and what the launcher knows besides."""
+    first, why = first_error(running.ends), cause(running.ends)
+    if running.verdict is not None:
+        text, why = stall_text(running.verdict, running.log_dir), "host" if running.verdict.kind in OF_HOSTS else "code"
+    elif outcome.hint and (first is None or is_echo(first[1])):  # the ranks' own errors say only that they were ended
+        text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
-        text = failure_text(one.plan, one.ends, one.order, one.log_dir)
-        text += "".join(f"\n{line}" for line in [*seen_of_lost(one.lost, one.seen), outcome.text] if line)
-    return TrainingError(text + one.left, hint=outcome.hint, cause=outcome.cause or why, gone=one.gone)
+        text = failure_text(running.plan, running.ends, running.order, running.log_dir)
+        text += "".join(f"\n{line}" for line in [*seen_of_lost(running.lost, running.seen), outcome.text] if line)
+    return TrainingError(text + running.left, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
 
-def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
-    """What the hosts said. Raises HostError, UsageError: they can't run this."""
+def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
+    """Return the facts of the hosts. Raises HostError, UsageError: they can't run this."""
     warm = warm_environment(hosts.cluster) if hosts.cluster.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, probed(spec.versions), warm)
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
-    validate(  # a script has neither section: each rank takes what it likes
+    validate(  # a script has neither section
         hosts.cluster,
         facts,
         global_batch_size=trainer.get("global_batch_size", hosts.cluster.world_size),
@@ -170,7 +170,7 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
 
 
 def _has_installed_torch(spec: AttemptSpec) -> bool:
-    """False for scripts, which import it themselves, and where a project brings a package of that name."""
+    """False for scripts, which import torch themselves, and for projects with a package of that name."""
     return spec.script is None and not (spec.run_dir / run_folder.CODE / "torch").exists()
 
 
@@ -181,12 +181,15 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
-    """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
+    """Render the plan and write it down.
+
+    Its run id is new, so that what is left of an earlier start can't be mistaken for this one.
+    """
     run_id = journal.new_attempt_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
-    if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
+    if not hosts.launcher.capabilities.shares_run_dir:  # where it is shared, its ranks see that a later attempt began
         starts.note(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
     journal.register_attempt(spec.run_dir, run_id)
@@ -194,8 +197,10 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
-    """End whatever runs for this key on the cluster's hosts, on spares that the newest attempt has taken, and on hosts
-    of attempts before that nobody has seen the end of; the hosts that were asked.
+    """End all processes of this run and return the labels of the hosts concerned.
+
+    These are the cluster's hosts, the spares of the newest attempt, and hosts of earlier attempts whose end no command
+    has seen.
 
     Raises HostError that lists hosts that failed.
     """
@@ -212,22 +217,22 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
     return [host.label for host in cluster.hosts] + others
 
 
-_LOOK_S = 0.2
-ASK_AGAIN_S = 5.0
+_POLL_S = 0.2
+PROBE_AGAIN_S = 5.0
 
 
 def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
-    """Refuse hosts where somebody else computes, or wait until nobody does, as ``cluster.when_busy`` says.
+    """Refuse hosts that are in use by others, or wait until they are free, as ``cluster.when_busy`` says.
 
-    Nothing is held while it waits. The start claims each host, and is refused where another run was quicker.
+    Waiting claims nothing. The start claims each host, and is refused if another run was quicker.
 
     Args:
-        check: raises when a signal wants the end.
+        check: raises when a signal has arrived.
 
     Raises:
-        HostError: names who is on which host since when; or a host can't be asked.
+        HostError: names who uses which host since when; or a host doesn't answer.
     """
-    if claims.policy(hosts.cluster) == claims.SHARE or not isinstance(hosts.launcher, AgentLauncher):
+    if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
     wait = _Wait(hosts, spec, watchers, check)
     if waits(hosts, spec):
@@ -237,25 +242,29 @@ def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Calla
 
 
 def waits(hosts: Hosts, spec: AttemptSpec) -> bool:
-    """Whether this run waits for busy hosts; a restart does, as its user isn't there to start it again."""
-    policy = claims.policy(hosts.cluster)
-    return policy == claims.WAIT or (policy == claims.REFUSE and spec.is_restart)
+    """True if this run waits for busy hosts. A restart does, as its user isn't there to start it again."""
+    policy = busy_policy(hosts.cluster)
+    return policy == WAIT or (policy == REFUSE and spec.is_restart)
 
 
 def was_forestalled(error: HostError, hosts: Hosts, spec: AttemptSpec) -> bool:
-    """Whether a start failed because another run claimed a host first, and this run waits for it."""
+    """True if a start failed because another run claimed a host first, and this run waits for it."""
     return BUSY in error.what and waits(hosts, spec)
 
 
 def wait_a_moment(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
-    """After a start that was forestalled. Two runs that took one host each have both let go of it, and must not try
-    again at the same moment. Raises HostError, and as ``check`` does."""
-    _Wait(hosts, spec, watchers, check).pause(random.uniform(0.0, ASK_AGAIN_S))
+    """Pause for a random time before the next try of a start that was refused.
+
+    Two runs that claimed one host each have both released it, and must not try again at the same moment.
+
+    Raises HostError, and as ``check`` does.
+    """
+    _Wait(hosts, spec, watchers, check).pause(random.uniform(0.0, PROBE_AGAIN_S))
     hosts.forget()
 
 
 class _Wait:
-    """Ask the hosts of one run again and again who is on them."""
+    """The wait of one run for its hosts: they are probed again and again."""
 
     def __init__(self, hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
         self._hosts, self._spec, self._watchers, self._check = hosts, spec, watchers, check
@@ -263,20 +272,23 @@ class _Wait:
         self._said = ""
 
     def others(self) -> list[occupation.Occupation]:
-        """Who else is on the hosts, as they answered last. Raises HostError."""
+        """Return the other users of the hosts, by their last answers. Raises HostError."""
         facts = self._hosts.facts(self._spec.pack, probed(self._spec.versions))
         return occupation.occupied(self._hosts.cluster, facts, self._prefix)
 
     def until_free(self) -> None:
-        """Raises HostError: a host could not be asked at first, or since ``lease_s``, for as long as a run goes on
-        without its command."""
-        told = Waiting(self._spec.run_dir)
-        try:
-            self._until_free(told)
-        finally:
-            told.is_over()
+        """Wait until nobody else uses the hosts.
 
-    def _until_free(self, told: Waiting) -> None:
+        Raises HostError: a host didn't answer the first probe, or has been silent for ``lease_s``, as long as ranks
+        train on without their command.
+        """
+        waiting = Waiting(self._spec.run_dir)
+        try:
+            self._until_free(waiting)
+        finally:
+            waiting.is_over()
+
+    def _until_free(self, waiting: Waiting) -> None:
         answered = None
         while True:
             try:
@@ -289,22 +301,22 @@ class _Wait:
                 if not busy:
                     return
                 answered = time.monotonic()
-                told.for_host(busy[0].host, busy[0].who)
+                waiting.for_host(busy[0].host, busy[0].who)
                 self._say(f"waiting for {busy[0].host}: {busy[0].who}")
-            self.pause(ASK_AGAIN_S)
+            self.pause(PROBE_AGAIN_S)
             self._hosts.forget()
 
     def pause(self, seconds: float) -> None:
-        """Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
+        """Sleep. Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._check()
             if (self._spec.run_dir / run_folder.STOP).exists():
                 raise HostError("doit stop has ended the wait for the hosts")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _say(self, text: str) -> None:
-        """Once when it begins or changes; who waits is shown the newest."""
+        """Report the text when it changes."""
         if not self._said:
             self._watchers.on_launch(lambda: self._said)
         if text != self._said:

@@ -181,7 +181,7 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
         if not labels:
             continue
         try:
-            with closing(launchers.create(starts.way(cluster, start.plan, labels))) as launcher:
+            with closing(launchers.create(starts.cluster_with(cluster, start.plan, labels))) as launcher:
                 failures = launcher.stop(start.plan.run_key, run_dir.resolve())
         except PacelineError as error:
             failures = dict.fromkeys(labels, error.what)
@@ -199,7 +199,7 @@ def _to_bring(run_dir: Path) -> list[Start]:
     what is ahead of it is seen."""
     open_starts, newest_one = starts.unended(run_dir), unfinished_plan(run_dir)
     if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in open_starts]:
-        open_starts.append(Start(plan=newest_one, heard=(run_dir / run_folder.PLAN).stat().st_mtime))
+        open_starts.append(Start(plan=newest_one, followed_at=(run_dir / run_folder.PLAN).stat().st_mtime))
     return open_starts[::-1]
 
 
@@ -235,7 +235,7 @@ def _ways(
         own = launcher.cluster
         if on_this_computer:  # these words name hosts elsewhere; what runs here writes to the run folder itself
             own = dataclasses.replace(own, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
-        cluster = starts.way(own, plan, away)
+        cluster = starts.cluster_with(own, plan, away)
         other = stack.enter_context(closing(launchers.create(cluster)))
         ways.append(_Way(launcher=other, plan=plan))
     if plan.nodes[0].node_rank not in here:  # the other one leads there, if there is one

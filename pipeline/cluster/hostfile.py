@@ -1,4 +1,4 @@
-"""Hostfiles: one ``user@host:port slots=N`` a line for ssh; those of MPI, with ``host slots=N`` or ``host:N``."""
+"""Hostfiles: for ssh one ``user@host:port slots=N`` a line, for MPI ``host slots=N`` or ``host:N``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address stands in brack
 
 
 def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
-    """Hosts in the file's order. ``slots`` is nproc_per_node.
+    """Return the hosts of an ssh hostfile in the file's order. ``slots`` is nproc_per_node.
 
     Args:
-        source: what errors call the file.
+        source: the file's name in errors.
         default_slots: nproc_per_node of lines without ``slots=``.
 
     Raises:
@@ -44,7 +44,7 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Number and words of each line that has some. Raises UsageError: a character that nobody sees, or YAML."""
+    """Yield number and words of each line that isn't empty. Raises UsageError: an invisible character, or YAML."""
     for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
         line = raw.partition("#")[0].rstrip("\r")
         bad = next((mark for mark in line if unicodedata.category(mark) in _UNSEEN and mark != "\t"), None)
@@ -52,7 +52,7 @@ def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
             kind = _UNSEEN[unicodedata.category(bad)]
             raise UsageError(f"{source}:{number}: {line!r} holds the {kind} character {bad!r}; take it out")
         words = line.split()
-        if words and words[0].endswith(":"):  # of YAML: hosts: [node0, node1]
+        if words and words[0].endswith(":"):  # such as YAML's "hosts: [node0, node1]"
             raise UsageError(
                 f"{source}:{number}: {line.strip()!r} is not a host; a line is one host, such as node0 slots=4 "
                 "(a list in brackets is for cluster.hosts=)"
@@ -65,10 +65,10 @@ _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
 
 def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
-    """The same of a hostfile that Open MPI or MPICH reads.
+    """Return the hosts of a hostfile for Open MPI or MPICH.
 
-    A host that stands on several lines has the slots of all of them (one each where none are said), as in the files
-    that batch systems write. Raises UsageError.
+    A host on several lines has the slots of all of them (one for a line without a number), as batch systems write it.
+    Raises UsageError.
     """
     slots: dict[str, list[int | None]] = {}
     for number, words in _lines(text, source):
@@ -86,7 +86,7 @@ def _added(counts: list[int | None], default_slots: int) -> int:
 
 
 def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
-    """Name and slots (None: not said)."""
+    """Return name and slots (None: not given) of a line."""
     name, colon, text = words[0].partition(":")
     if why := unfit_name(Host(name=name)):
         raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user's name stands in ~/.ssh/config")
@@ -94,7 +94,7 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
 
 
 def _slots(words: list[str], where: str, form: str) -> int | None:
-    """What the line says of slots (None: nothing). ``max_slots=`` is of MPI, and only compared with it."""
+    """Return the slots of a line (None: not given). ``max_slots=`` is MPI's and only has to be larger."""
     counts: dict[str, int] = {}
     for word in words:
         key, equals, value = word.replace("max-slots", "max_slots").partition("=")

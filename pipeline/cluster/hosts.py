@@ -1,4 +1,4 @@
-"""The way to a cluster's hosts, and what they said when they were asked."""
+"""A cluster's hosts: the launcher that reaches them, and their answers to the probe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Hosts:
-    """The way to a cluster's hosts, and what they said when they were asked, kept for one attempt after another.
+    """A cluster's hosts with their answers to the probe, which are kept from one attempt to the next.
 
     Several attempts may share it: one may start while an earlier one still collects its outputs.
     """
@@ -27,17 +27,17 @@ class Hosts:
         self.cluster = cluster
         self._launcher: Launcher | None = None
         self._facts: list[NodeFacts] = []
-        self._about: PackSource | None = None
+        self._pack: PackSource | None = None
         self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
-        self._connected = False  # all hosts have connected to each other
-        self._note = ""  # on their network
+        self._connected = False  # True once all hosts have connected to each other
+        self._note = ""  # about their network
         self._reported: set[str] = set()
         self._checks: list[preflight.Check] | None = None
 
     @property
     def launcher(self) -> Launcher:
-        """Made when first needed. Raises HostError."""
+        """The launcher, created on first use. Raises HostError."""
         if self._launcher is None:
             self._launcher = launchers.create(self.cluster)
         return self._launcher
@@ -45,21 +45,22 @@ class Hosts:
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
-        """Where a scheduler grants the hosts: wait for those of one attempt. Raises HostError."""
+        """Wait for the hosts of one attempt, where a scheduler grants them. Raises HostError."""
         if isinstance(self.launcher, GrantedLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
             self.forget()
 
     def give_back(self, spec: AttemptSpec) -> None:
-        """Where a scheduler has granted the hosts: it may have them again."""
+        """Return granted hosts to the scheduler."""
         if isinstance(self._launcher, GrantedLauncher):
             self._launcher.stop(spec.run_key, spec.run_dir)
 
     def facts(
         self, pack: PackSource | None, modules: Collection[str] = (), warm: Mapping[str, Any] | None = None
     ) -> list[NodeFacts]:
-        """What each host answered. Asked again while a host lacks the pack (the next start sends it), or for another
-        pack or more modules.
+        """Return the facts of each host.
+
+        Hosts are probed again for another pack or more modules, and while one lacks the pack (the next start sends it).
 
         Args:
             pack: the data that the attempt needs (None: none).
@@ -67,19 +68,19 @@ class Hosts:
             warm: the environment of the ranks that are to start there, for a warm parent.
 
         Raises:
-            HostError: a host can't be asked.
+            HostError: a host doesn't answer.
         """
         lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
-        if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
+        if not self._facts or self._pack != pack or lacking or not self._modules.issuperset(modules):
             self._modules |= frozenset(modules)
-            self._facts, self._about = self.launcher.probe(pack, sorted(self._modules), warm), pack
+            self._facts, self._pack = self.launcher.probe(pack, sorted(self._modules), warm), pack
             self._checks = None
             self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
             self._connected = False
         return self._facts
 
     def connected(self) -> list[NodeFacts]:
-        """What each host answered, with the network over which all of them have connected to each other, once.
+        """Return the facts with the network over which all hosts have connected to each other; tried once.
 
         Raises HostError that names who can't reach whom.
         """
@@ -89,18 +90,18 @@ class Hosts:
         return self._facts
 
     def checks(self) -> list[preflight.Check]:
-        """Preflight's short form of the last answers."""
+        """Return preflight's short checks of the last answers."""
         if self._checks is None:
             self._checks = preflight.short(self.cluster, self._facts, self.launcher)
         return self._checks
 
     def ports(self) -> list[int]:
-        """Ports that were free on node 0. The order moves on at each call, so the first one is not the last call's."""
+        """Return ports that were free on node 0, in an order that starts at another port at each call."""
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
     def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
-        """What the person should know of the hosts' shells and cores; each line once."""
+        """Return what the user should know of the hosts' shells, cores and network; each line once."""
         whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
         seen = {fact.host: _not_ours(fact.extra.get("left_behind", {})) for fact in facts}
         lines = [
@@ -114,7 +115,7 @@ class Hosts:
         return new
 
     def forget(self) -> None:
-        """Drop the answers: after a failure they may be outdated."""
+        """Drop the answers, which may be outdated after a failure."""
         self._facts = []
 
     def close(self) -> None:
@@ -123,7 +124,9 @@ class Hosts:
 
 
 def _not_ours(variables: Mapping[str, str]) -> dict[str, str]:
-    """Without the PYTHONPATH by which a checkout that isn't installed is run, and a run's code that is made again: of
-    the project and of Paceline a run has copies."""
+    """Drop a PYTHONPATH that only makes Paceline or the project importable: a run has copies of both.
+
+    A checkout that isn't installed, and the code of a run that is reproduced, are imported that way.
+    """
     ours = {("PYTHONPATH", str(folder)) for folder in (places.HOME, places.ROOT)}
     return dict(variables.items() - ours)

@@ -1,4 +1,4 @@
-"""GPUs of this computer, as ``cluster=local`` may use them."""
+"""The GPUs of this computer that ``cluster=local`` may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pipeline.keys.installed import version
 
 
 def usable_gpus() -> int:
-    """How many CUDA may see (``CUDA_VISIBLE_DEVICES``), and none where torch was built for the CPU alone."""
+    """Count the GPUs that CUDA may see (``CUDA_VISIBLE_DEVICES``); 0 where torch was built for the CPU alone."""
     count = count_gpus()
     return 0 if count and (version("torch") or "").endswith("+cpu") else count

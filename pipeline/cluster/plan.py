@@ -1,4 +1,7 @@
-"""Cluster and probed facts → the launch plan, as data. Pure: no clock, environment, file system or chance."""
+"""The launch plan, rendered from the cluster and the probed facts of its hosts.
+
+Pure: no clock, environment, file system or chance.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Cluster, Host, NodeFacts
 
 LOOPBACK = "127.0.0.1"
-_NUMA_TORCH = (2, 9)  # the first whose torchrun has --numa-binding
-WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
+_NUMA_TORCH = (2, 9)  # the first release whose torchrun has --numa-binding
+WORKERS_TERM_S = 3  # torchrun's limit for workers that ignore TERM; its default of 30 s is more than our 10 s
 
 
 def render(
@@ -33,10 +36,10 @@ def render(
     run_id: str,
     master_port: int,
 ) -> LaunchPlan:
-    """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
+    """Return every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
     Args:
-        run_id: TORCHELASTIC_RUN_ID, fresh for each start.
+        run_id: TORCHELASTIC_RUN_ID, new for each start.
         master_port: a port that was free on node 0.
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
@@ -69,7 +72,7 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """Where and under which id the nodes of one start find each other."""
+    """Where the nodes of one start meet, and under which id."""
 
     cluster: Cluster
     run_id: str
@@ -97,7 +100,7 @@ def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodeP
         "local-addr": fact.address,
         "max-restarts": 0,
         "log-dir": f"{place.state_dir}/ranks",
-        "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
+        "redirects": 3,  # one file a rank, so the agent knows each line's rank
         **_numa_binding(node, rendezvous.cluster.device),
     }
     env = environment(
@@ -130,7 +133,7 @@ def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodeP
 
 
 def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
-    """The variables that say over which network the ranks speak, and how: on one node over none."""
+    """Return the variables that choose the ranks' network; on a single node that is the loopback."""
     if cluster.nnodes == 1:
         return networks.loopback(node.fact)
     chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
@@ -138,7 +141,7 @@ def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
 
 
 def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
-    """Each rank on the cores beside its GPU, where the host says which those are and torchrun can bind to them."""
+    """Bind each rank to the cores near its GPU, where the host knows them and its torchrun can bind to them."""
     host, fact = node.host, node.fact
     gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
     release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
@@ -147,12 +150,15 @@ def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
 
 
 def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
-    """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
+    """Return torchrun's rendezvous options.
+
+    With rendezvous=file each torchrun is on its own, and only the ranks meet.
+    """
     alone = rendezvous.cluster.rendezvous == "file"
     return {
         "nnodes": 1 if alone else rendezvous.cluster.nnodes,
         "node-rank": 0 if alone else node.node_rank,
-        "rdzv-backend": "static",  # its node ranks follow the list, and nothing that a peer sends is unpickled
+        "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
         "rdzv-id": rendezvous.run_id,
         "master-addr": LOOPBACK if alone else rendezvous.address,
         "master-port": 0 if alone else rendezvous.port,
@@ -160,7 +166,9 @@ def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
 
 
 def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
-    """What trainers.distributed reads instead of torchrun's RANK where torchrun doesn't know the list of hosts."""
+    """Return what trainers.distributed reads in place of torchrun's RANK, where torchrun doesn't know the list of
+    hosts.
+    """
     cluster = rendezvous.cluster
     if cluster.rendezvous == "static":
         return {}
@@ -174,12 +182,12 @@ def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
 
 
 def torchrun(*, python: str, run_dir: str, options: dict[str, str | int]) -> tuple[str, ...]:
-    """torchrun of one node, from the snapshot, up to what its ranks run."""
+    """Return the torchrun command of one node, from the snapshot, up to what its ranks run."""
     return (python, f"{run_dir}/code/{TORCHRUN_FILE}", *(f"--{name}={value}" for name, value in options.items()))
 
 
 def argv(spec: AttemptSpec, node: _Node, options: dict[str, str | int]) -> tuple[str, ...]:
-    """What is started on one node; ``options`` are torchrun's."""
+    """Return the command of one node; ``options`` are torchrun's."""
     config = ("--config", f"{node.place.run_dir}/config.json")
     starter = torchrun(python=node.fact.python, run_dir=node.place.run_dir, options=options)
     if spec.script is None:
@@ -201,11 +209,12 @@ def environment(
     one_thread: bool = False,
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
+    """Return the variables for torchrun on a node, on top of those of its own shell. The host's ``env`` wins.
 
-    A rank has as many threads as its part of the cores, or ``one_thread``: where processors compute, the number of
-    threads decides the last bits of a result, and a host's cores must not. ``network`` are the variables that say over
-    which one the ranks speak.
+    Args:
+        one_thread: one thread a rank, instead of a rank's share of the cores. Where processors compute, the number of
+            threads decides the last bits of a result, so a host's number of cores must not decide it.
+        network: the variables that choose the ranks' network.
     """
     threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
     env = {
@@ -224,7 +233,7 @@ def environment(
 
 
 def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
-    """What is known of the ranks' environment before any host has answered: that of a warm parent.
+    """Return what is known of the ranks' environment before any host has answered, for a warm parent.
 
     None: hosts differ in it, or have a PYTHONPATH of their own, which decides what Python imports at its start.
     """
@@ -237,9 +246,10 @@ def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
     return {"env": env, "ranks": 0 if one_thread else ranks.pop()}
 
 
-def _python_path(code: str, behind: str) -> dict[str, str]:
-    """The snapshot comes first whatever ``cluster.env`` says, or other code than the hashed one would run. It has what
-    is imported from relative folders, which are of the project.
+def _python_path(code: str, configured: str) -> dict[str, str]:
+    """Put the snapshot first in PYTHONPATH, or other code than the hashed one would run.
+
+    Relative folders are left out: they belong to the project, whose modules are in the snapshot.
 
     Raises:
         UsageError: a folder that PYTHONPATH can't hold.
@@ -249,5 +259,5 @@ def _python_path(code: str, behind: str) -> dict[str, str]:
             f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
             hint="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
         )
-    absolute = [entry for entry in behind.split(":") if entry.startswith("/")]
+    absolute = [entry for entry in configured.split(":") if entry.startswith("/")]
     return {"PYTHONPATH": ":".join([code, *absolute])}

@@ -1,4 +1,4 @@
-"""One plan under way: started, followed to the end of every node, and nothing of it left behind."""
+"""A started plan, followed to the end of every node; afterwards nothing of it is left behind."""
 
 from __future__ import annotations
 
@@ -43,30 +43,38 @@ if TYPE_CHECKING:
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0
 _POLL_S = 0.5
-_MOST_QUESTIONED = 3  # lost hosts: the others have a moment to answer
+_MOST_QUESTIONED = 3  # lost hosts, as the others have little time to answer
 _COLLECT_AGAIN_S = 2.0
-_ASK_AGAIN_S, _ANSWERED_S = 5.0, 3.5  # between two questions of them; after which those answers that came will do
+_ASK_AGAIN_S = 5.0  # between two questions to the other hosts
+_ANSWERED_S = 3.5  # after which missing answers are no longer waited for
 
 Ends = dict[str, NodeExit | NodeLost]
 Progress = LaunchPlan | Event | Verdict
-"""What is told of an attempt as it goes on."""
+"""What ``Watchers.on_event`` takes."""
 
 
 def nothing(*_: object) -> None:
-    """The default callback: does nothing."""
+    """Do nothing: the default callback."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
-    """What the caller wants to hear of.
+    """The callbacks of an attempt.
 
-    ``on_line``: ranks' lines. ``on_note``: what is remarkable about the hosts, once. ``on_facts``: what the hosts told,
-    before anything starts. ``on_job``: what a batch scheduler was asked for and does. ``on_launch``: that begins, and
-    what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_wait``: hosts
-    are silent and waited for (the same kind of words; '': no longer). ``on_end``: all
-    have ended well (their hosts are free from then on, though the outputs aren't here yet). ``on_checkpoint``: the run
-    folder has a new one, and after a bad end the last (None: nobody wants to know). ``on_event``: the plan
-    when it is followed, each event of its nodes, and the verdict on ranks that no longer move.
+    Attributes:
+        on_line: takes the ranks' lines.
+        on_note: takes each remark about the hosts, once.
+        on_facts: takes the facts of the hosts, before anything starts.
+        on_job: takes what a batch scheduler was asked for, and what it does.
+        on_launch: called when a start begins, with a function that returns its progress (words that follow "still").
+        on_start: called when all nodes have started.
+        on_wait: takes the words for a wait for silent hosts ('': the wait is over).
+        on_end: called when all nodes have ended well. Their hosts are free from then on, though the outputs are still
+            to be fetched.
+        on_checkpoint: called when the run folder has a new checkpoint, and after a bad end the last one (None: not
+            wanted).
+        on_event: takes the plan when it is followed, each event of its nodes, and the verdict on ranks that no longer
+            move.
     """
 
     on_line: Callable[[LogLine], None]
@@ -105,22 +113,22 @@ class RunningAttempt:
         )
         self.notes: list[str] = []  # on ranks and connections, as `doit status` shows them
         self.verdict: Verdict | None = None  # on a rank that held the others up
-        self.lost: list[str] = []  # hosts that no longer answer, of which the others were asked
-        self.seen: dict[str, tuple[str, ...]] = {}  # host that was asked → what it said of each of them
-        self.gone: tuple[str, ...] = ()  # of these, those that no fresh connection reached either
-        self.left = ""  # hosts that could not be asked to stop
-        self.silent: dict[str, NodeSilent] = {}  # hosts of which nothing is known at the moment
-        self._waited_for: set[str] = set()  # of these, those of which that has been said
+        self.lost: list[str] = []  # hosts that no longer answer and that the others were asked to reach
+        self.seen: dict[str, tuple[str, ...]] = {}  # other host → its answer for each lost one
+        self.gone: tuple[str, ...] = ()  # lost hosts that no new connection reached either
+        self.left = ""  # message about hosts that could not be stopped
+        self.silent: dict[str, NodeSilent] = {}  # hosts that don't answer at the moment
+        self._waited_for: set[str] = set()  # silent hosts that were reported
         self._replaceable = spec.replaceable
-        self._questioned_at = 0.0  # when the others were asked of them
-        self.order: list[str] = []  # hosts as their ends came in
+        self._questioned_at = 0.0  # when the others were asked to reach the silent hosts
+        self.order: list[str] = []  # hosts in the order of their ends
         self._on_checkpoint = watchers.on_checkpoint or nothing
         is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
         every_s = 0.0 if is_here else plan.checkpoint_fetch_s
         self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s, self._on_checkpoint, self._not_fetched)
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
-        self._shown: dict[str, int] = {}  # lines of a host's log that are known already
+        self._shown: dict[str, int] = {}  # host → lines of its log that were shown already
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
         self._looked = self._noted = 0.0
@@ -128,12 +136,18 @@ class RunningAttempt:
 
     @property
     def ended_well(self) -> bool:
-        """All nodes have ended with exit code 0."""
+        """True if all nodes have ended with exit code 0."""
         all_ended = len(self.ends) == self.plan.nnodes
-        return all_ended and self.verdict is None and not any(map(_bad, self.ends.values()))
+        return all_ended and self.verdict is None and not any(map(_ended_badly, self.ends.values()))
 
     def run(self, *, started: bool = False) -> None:
-        """To the end of all nodes; ``started``: another command has done that. Raises HostError, Killed."""
+        """Run the plan to the end of all nodes.
+
+        Args:
+            started: another command has started it; only follow.
+
+        Raises HostError, Killed.
+        """
         with self._files:
             self._open(started=started)
             try:
@@ -145,21 +159,24 @@ class RunningAttempt:
                 self._follow()
             except BaseException:
                 self.signals.hold()
-                self._end_everything()
-                self._after(keep_final=False)
+                self._stop_rest()
+                self._finish(keep_final=False)
                 raise
         self.signals.hold()
         if not self.ended_well:
-            self._end_everything()
+            self._stop_rest()
         else:
             self._tracebacks.release()
             self._name_slow_ranks()
             self.watchers.on_end()
-        self._after(keep_final=self.ended_well)
+        self._finish(keep_final=self.ended_well)
 
     def _open(self, *, started: bool) -> None:
-        """The files that are written here. Of an attempt that runs already the logs come again from their beginning,
-        and what another command has shown of them is not shown again."""
+        """Open the files that are written here.
+
+        The logs of an attempt that runs already are sent again from their beginning; lines that another command has
+        shown are not shown again.
+        """
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for node in self.plan.nodes:
             path = self.log_dir / f"{node.host}.log"
@@ -186,7 +203,7 @@ class RunningAttempt:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
-        pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
+        pruning = self.launcher.capabilities.shares_run_dir  # on a shared folder rank 0 sees the file itself
         try:
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
@@ -197,9 +214,11 @@ class RunningAttempt:
                     pruning = True
                 if deadline is None:
                     self._judge(following)
-                self._weigh_silence(following, is_over=deadline is not None or any(map(_bad, self.ends.values())))
-                if deadline is None and (self.verdict is not None or any(map(_bad, self.ends.values()))):
-                    self._ask_others(following)
+                has_failed = any(map(_ended_badly, self.ends.values()))
+                self._judge_silence(following, is_over=deadline is not None or has_failed)
+                has_failed = self.verdict is not None or any(map(_ended_badly, self.ends.values()))
+                if deadline is None and has_failed:
+                    self._ask_about_lost(following)
                     following.stop()
                     deadline = time.monotonic() + STOP_S
         except BaseException:
@@ -213,7 +232,7 @@ class RunningAttempt:
             following.close()
 
     def _judge(self, following: Following) -> None:
-        """Where no rank moves any more, say who holds the others up; the run is ended for it."""
+        """Where no rank moves any more, say which one holds the others up; the run is ended for it."""
         now = time.monotonic()
         slow = self.watch.slow_network(now, partial(following.look, None))
         if slow is not None:
@@ -227,30 +246,33 @@ class RunningAttempt:
             self._note_ranks()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
-    def _saved_here(self) -> int:
-        """What ``NodeBeat.saved`` is elsewhere: of a script nobody knows what its checkpoints are called."""
+    def _newest_saved(self) -> int:
+        """Return ``NodeBeat.saved`` of the shared run folder. The names of a script's checkpoints aren't known."""
         return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
 
-    def _weigh_silence(self, following: Following, *, is_over: bool) -> None:
-        """Whether the silent hosts are lost: the run ``is_over`` without them, or others see that they are dead. Where
-        nobody can tell, their ranks may train on under their lease, and they are waited for."""
+    def _judge_silence(self, following: Following, *, is_over: bool) -> None:
+        """Decide whether the silent hosts are lost.
+
+        They are if the run is over without them (``is_over``), or if the other hosts see that they are dead. Otherwise
+        their ranks may train on under their lease, and the attempt waits for them.
+        """
         others = [node.host for node in self.plan.nodes if node.host not in self.silent and node.host not in self.ends]
         now = time.monotonic()
         if self.silent and not is_over and others and now - self._questioned_at > _ASK_AGAIN_S:
             self._questioned_at = now
-            self._ask(following, [*self.silent])
+            self._ask_to_reach(following, [*self.silent])
         late = now - self._questioned_at > _ANSWERED_S
         witnesses = [host for host in others if host in self.seen] if late else others
         for host in [*self.silent]:
             is_alone = not others and self.plan.nnodes == 1
             unknown = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
             if is_over or unknown or failures.is_dead(host, self.lost, self.seen, witnesses):
-                self._take(NodeLost(host=host, reason=self.silent[host].reason))
+                self._record_end(NodeLost(host=host, reason=self.silent[host].reason))
         if late or not others or set(others) <= self.seen.keys():
-            self._say_silence()
+            self._report_silence()
 
-    def _say_silence(self) -> None:
-        """Of each silent host once why it is waited for, and until when at most."""
+    def _report_silence(self) -> None:
+        """Report once for each silent host why it is waited for, and until when at most."""
         new = [host for host in self.silent if host not in self._waited_for]
         for host in new:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
@@ -260,19 +282,19 @@ class RunningAttempt:
             self.watchers.on_job("\n".join([line, *failures.seen_of_lost([host], seen)]))
         if new:
             self._waited_for.update(new)
-            self._say_wait()
+            self._report_wait()
 
-    def _say_wait(self) -> None:
+    def _report_wait(self) -> None:
         hosts = ", ".join(sorted(self._waited_for))
         self.watchers.on_wait(f"waiting for {hosts}, whose ranks may train on" if hosts else "")
 
-    def _ask_others(self, following: Following) -> None:
-        """Whether the other nodes still reach those that no longer answer here, unless they have told so already."""
+    def _ask_about_lost(self, following: Following) -> None:
+        """Let the other nodes check whether they reach the lost ones, unless they have answered that already."""
         lost = [host for host, end in self.ends.items() if isinstance(end, NodeLost) and not end.answers]
         if not self.seen or not set(lost) <= set(self.lost):
-            self._ask(following, lost)
+            self._ask_to_reach(following, lost)
 
-    def _ask(self, following: Following, silent: Sequence[str]) -> None:
+    def _ask_to_reach(self, following: Following, silent: Sequence[str]) -> None:
         servers = {host: failures.ssh_server(self.plan, host) for host in silent}
         known = {host: server for host, server in servers.items() if server is not None}
         self.lost, self.seen = [*known][:_MOST_QUESTIONED], {}
@@ -283,21 +305,23 @@ class RunningAttempt:
         self.watchers.on_line(not_brought(self.plan, self.run_dir, error))
 
     def _is_collected(self, *, final: bool) -> bool:
-        """Raises TrainingError, OSError: after a good end, whose results are wanted now. Where the way there is broken,
-        it is tried again for as long as the ranks' lease would have been waited for."""
+        """Fetch the outputs. True if they are here.
+
+        Raises TrainingError, OSError: only after a good end, where a broken connection is tried again for ``lease_s``.
+        """
         try:
-            came = self._collected_at_last() if final else self.launcher.collect(self.plan, self.run_dir, final=False)
+            fetched = self._collect_final() if final else self.launcher.collect(self.plan, self.run_dir, final=False)
             for note in self.launcher.notes():
                 text = f"WARNING: {note}"
                 self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
-            return came
+            return fetched
         except OSError as error:
             if final:
                 raise
             self._not_fetched(error)
             return False
 
-    def _collected_at_last(self) -> bool:
+    def _collect_final(self) -> bool:
         until, said = time.monotonic() + self.plan.lease_s, False
         while True:
             try:
@@ -308,12 +332,14 @@ class RunningAttempt:
                 if not said:
                     self.watchers.on_job(f"{error.what}; it is tried again for {self.plan.lease_s:g} s")
                 said = True
-            self.signals.release()  # nothing is lost by leaving: the same command fetches them
+            self.signals.release()  # Ctrl-C loses nothing: the same command fetches them
             time.sleep(_COLLECT_AGAIN_S)
             self.signals.hold()
 
     def _note_ranks(self) -> None:
-        """Where the ranks stand, for `doit status`; a full disk, or a folder that was removed, is told elsewhere."""
+        """Write the state of the ranks for `doit status`. Failures (a full disk, a removed folder) are reported
+        elsewhere.
+        """
         now = time.monotonic()
         if now - self._noted >= NOTE_S and self.watch.last:
             self._noted = now
@@ -330,7 +356,10 @@ class RunningAttempt:
         self._note_ranks()
 
     def _check_folder(self) -> None:
-        """Where hosts have copies, only the controller sees its own folder. Raises TrainingError once it is gone."""
+        """Check that the run folder is still this attempt's; on hosts with copies only the controller sees it.
+
+        Raises TrainingError once it is gone.
+        """
         now = time.monotonic()
         if self.launcher.capabilities.shares_run_dir or now - self._looked < _POLL_S:
             return
@@ -367,7 +396,7 @@ class RunningAttempt:
         elif isinstance(event, NodeBeat):
             self.watch.heard(event)
             self._note_ranks()
-            saved = self._saved_here() if self.launcher.capabilities.shares_run_dir else event.saved
+            saved = self._newest_saved() if self.launcher.capabilities.shares_run_dir else event.saved
             if saved:
                 self._fetch.heard(saved)
         elif isinstance(event, NodeLook):
@@ -383,48 +412,49 @@ class RunningAttempt:
             if event.host in self._waited_for:
                 self._waited_for.remove(event.host)
                 self.watchers.on_job(f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost")
-                self._say_wait()
+                self._report_wait()
         else:
-            self._take(event)
+            self._record_end(event)
 
-    def _take(self, end: NodeExit | NodeLost) -> None:
-        """Note how a node has ended."""
+    def _record_end(self, end: NodeExit | NodeLost) -> None:
+        """Record how a node has ended."""
         self.silent.pop(end.host, None)
         self.ends[end.host] = end
         self.watch.ended(end.host)
         self.order.append(end.host)
         kind = {"event": type(end).__name__}
-        if self._folder_is_ours():  # nor is it made anew for this where it was removed
+        if self._folder_is_ours():  # a removed folder isn't made again for this
             write_json(self.log_dir / f"{end.host}.exit.json", {**kind, **dataclasses.asdict(end)})
 
-    def _end_everything(self) -> None:
-        """Stop by a command of its own what the streams could not end; it also keeps a late start from beginning."""
+    def _stop_rest(self) -> None:
+        """Stop by a separate command what the streams could not end; it also keeps a late start from beginning."""
         sure = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
         if len(sure) == self.plan.nnodes:
             return
         failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
-        lost = {host for host, end in self.ends.items() if _is_lost(end)}
+        lost = {host for host, end in self.ends.items() if isinstance(end, NodeLost)}
         self.gone = tuple(host for host, why in failures.items() if host in lost and not why.startswith(NOT_ENDED))
         unsure = {host: why for host, why in failures.items() if host not in sure}
         self.left = "".join(f"\n{host}{_not_stopped(why, self.plan.lease_s)}" for host, why in unsure.items())
         self.signals.left = self.left
 
-    def _after(self, *, keep_final: bool) -> None:
-        """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes.
+    def _finish(self, *, keep_final: bool) -> None:
+        """Fetch the outputs (after a bad end: what a later attempt resumes from) and clear the nodes.
 
-        What could not be brought stays there: the next attempt asks for it (pipeline/cluster/earlier.py). The run
-        folder may be away for a while only (renamed, not mounted), or its disk be full, so that no end was noted.
+        What could not be fetched stays there, and the next attempt fetches it (pipeline/cluster/earlier.py). If no end
+        was recorded, the run folder may be away for a while (renamed, not mounted) or its disk full, so nothing is
+        cleared.
         """
         self._fetch.wait(copied=not keep_final)
-        heard = bool(self.ends) and self._folder_is_ours()
-        if not heard and self._followed and not self.launcher.capabilities.shares_run_dir:
+        was_recorded = bool(self.ends) and self._folder_is_ours()
+        if not was_recorded and self._followed and not self.launcher.capabilities.shares_run_dir:
             return
-        if heard and not self._is_collected(final=keep_final):
+        if was_recorded and not self._is_collected(final=keep_final):
             return
-        if heard and not keep_final:
+        if was_recorded and not keep_final:
             self._on_checkpoint()
         self.launcher.clean(self.plan)
-        if heard and not self.launcher.capabilities.shares_run_dir:
+        if was_recorded and not self.launcher.capabilities.shares_run_dir:
             earlier.nothing_is_left(self.plan, self.run_dir)
 
 
@@ -437,9 +467,5 @@ def _not_stopped(why: str, lease_s: float) -> str:
     )
 
 
-def _is_lost(end: NodeExit | NodeLost) -> bool:
-    return isinstance(end, NodeLost)
-
-
-def _bad(end: NodeExit | NodeLost) -> bool:
+def _ended_badly(end: NodeExit | NodeLost) -> bool:
     return isinstance(end, NodeLost) or end.code != 0

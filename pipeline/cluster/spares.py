@@ -1,4 +1,4 @@
-"""Who takes the place, and the ranks, of a host that is gone: a spare, or all that are left, with fewer ranks. Pure."""
+"""Replacement of lost hosts: spares take their places, or fewer hosts and ranks go on. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pipeline.core.tables import counted
 
 
 def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]] | None:
-    """The cluster with spares in the places of the hosts ``gone``, and a line for each; None where one has no spare.
+    """Put spares in the places of the hosts ``gone``; None where one has no fitting spare.
 
-    A spare has as many ranks as the host that it stands for and the same variables, which are what a run's key knows of
-    a host. Each is taken once, and a host that is gone isn't among the spares any more.
+    Returns the new cluster and a line for each replacement. A spare has as many ranks and the same variables as the
+    host
+    it replaces, because a run's key contains these. A lost host is no longer a spare.
     """
     spares = [spare for spare in cluster.spares if spare.label not in gone]
     hosts, lines = list(cluster.hosts), []
@@ -30,8 +31,9 @@ def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]
 
 
 def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool]) -> tuple[Cluster, list[str]] | None:
-    """The cluster with as many of the other hosts as can go on without those that are gone, at least ``min_nodes``, and
-    a line that says so; None where that isn't allowed. Hosts that aren't needed become spares.
+    """Go on with as many of the remaining hosts as possible, at least ``min_nodes``; None where that isn't allowed.
+
+    Returns the new cluster and a line that says so. Hosts that aren't needed become spares.
 
     Args:
         fits: whether a number of ranks can take the run over.
@@ -48,7 +50,7 @@ def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool])
 
 
 def passed_over(cluster: Cluster, gone: Collection[str]) -> list[str]:
-    """A line for each spare that could take none of the places of the hosts ``gone``."""
+    """Return a line for each spare that could take none of the places of the hosts ``gone``."""
     lines = []
     for spare in cluster.spares:
         reasons = [against(spare, host) for host in cluster.hosts if host.label in gone]
@@ -58,7 +60,7 @@ def passed_over(cluster: Cluster, gone: Collection[str]) -> list[str]:
 
 
 def without_use(cluster: Cluster) -> str:
-    """A warning where spares are named and no attempt could need one; '': nothing to say."""
+    """Return a warning if spares are named and no attempt could need one, else ''."""
     if not cluster.spares or cluster.max_restarts:
         return ""
     return (
@@ -68,7 +70,7 @@ def without_use(cluster: Cluster) -> str:
 
 
 def against(spare: Host, host: Host) -> str:
-    """What keeps a spare from a host's place, value seen and value wanted; '': nothing. Secrets aren't shown."""
+    """Return why a spare can't take a host's place (value seen, value wanted); '': it can. Secrets aren't shown."""
     own, wanted = spare.nproc_per_node, host.nproc_per_node
     if own != wanted:
         return f"it has {counted(own, 'rank')} (nproc_per_node={own}), and {host.label} has {wanted}"

@@ -1,11 +1,11 @@
-"""Starts of a run that nobody has seen the end of: what each is called, and on which hosts it is.
+"""Starts of a run whose end no command has seen yet: their names and hosts.
 
-plan.json tells of the newest start alone, and a run may go on on other hosts than it began on: its key doesn't hold
-their names. So each start whose hosts have copies of the run folder leaves attempts/N/start-*.json before anything is
-started, and the file goes once all that the start has left there is here.
+plan.json describes only the newest start, and a run may continue on other hosts than it began on, as its key doesn't
+contain their names. So each start whose hosts have copies of the run folder first writes attempts/N/start-*.json. The
+file is removed once everything that the start has left on its hosts is here.
 
-A run folder may have come from anybody, and holds labels alone: run ids, names of hosts, folders that carry the run id.
-How a host is reached (launcher, interpreter, ssh configuration) is never read from it: the words and conf/ say it.
+A run folder may come from anyone, so only labels are read from it: run ids, host names, folders that carry the run id.
+How a host is reached (launcher, interpreter, ssh configuration) always comes from the command line and conf/.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host,
 from pipeline.runs import journal
 from trainers.contract import run_folder
 
-_CONNECT_S = 5.0  # to hosts that this command doesn't name: it must not wait long for one that is gone for good
-_NOT_LABELS = ("argv", "env")  # of a node: what was started there
+_CONNECT_S = 5.0  # for hosts that the command doesn't name, which may be gone for good
+_NOT_LABELS = ("argv", "env")  # fields of a node that are not written down
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
-_LONGEST = 1000  # characters of any text
+_LONGEST = 1000  # characters of a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """``plan`` has the labels of a start and not what ran there; ``heard`` is the unix time at which a command last
-    followed it."""
+    """A start by its labels (``plan`` without commands and environments).
+
+    ``followed_at`` is the unix time at which a command last followed it.
+    """
 
     plan: LaunchPlan
-    heard: float
+    followed_at: float
 
     @property
     def lease_ends(self) -> float:
         """Unix time after which none of its ranks trains any more, if no command has followed it since."""
-        return self.heard + self.plan.lease_s
+        return self.followed_at + self.plan.lease_s
 
 
 def note(plan: LaunchPlan, run_dir: Path) -> None:
@@ -59,30 +61,30 @@ def note(plan: LaunchPlan, run_dir: Path) -> None:
 
 
 def followed(run_id: str, run_dir: Path) -> None:
-    """A command follows the start just now, which renews the lease of its hosts."""
-    with suppress(OSError):  # one that began under an earlier version has no file
+    """Record that a command follows the start now, which renews the lease of its hosts."""
+    with suppress(OSError):  # a start of an earlier version has no file
         os.utime(_path(run_id, run_dir))
 
 
 def forget(run_id: str, run_dir: Path) -> None:
-    """All that the start has left on its hosts is here."""
+    """Remove the note of a start: everything that it has left on its hosts is here."""
     _path(run_id, run_dir).unlink(missing_ok=True)
 
 
 def is_noted(run_id: str, run_dir: Path) -> bool:
-    """Whether something of it may still be on its hosts."""
+    """True if something of the start may still be on its hosts."""
     return _path(run_id, run_dir).is_file()
 
 
 def unended(run_dir: Path) -> list[Start]:
-    """The oldest first; what is damaged is passed over."""
+    """Return the noted starts of a run, the oldest first; damaged notes are skipped."""
     starts = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
     order = {run_id: number for number, run_id in enumerate(journal.known_attempts(run_dir))}
     return sorted(starts, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
 def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
-    """The labels in a plan of ``run_dir``; None where it is missing, damaged, or holds what no plan of it can."""
+    """Return the labels in a plan of ``run_dir``; None where it is missing, damaged or invalid."""
     try:
         return plan_of(documents.read(path), run_dir)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -90,7 +92,7 @@ def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
 
 
 def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    """From its JSON, each value by its form: what runs on the hosts isn't among it.
+    """Read the labels of a plan from its JSON, checking the form of each; commands and environments stay empty.
 
     Raises KeyError, TypeError, ValueError, AttributeError: it is damaged, or no plan of this run folder.
     """
@@ -118,8 +120,8 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
     )
 
 
-def way(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
-    """Those of the plan's hosts that ``labels`` names, as ``cluster`` reaches hosts.
+def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
+    """Return ``cluster`` with those hosts of the plan that ``labels`` names, to reach them as the cluster's own.
 
     Raises:
         UsageError: another launcher has started them.
@@ -137,7 +139,7 @@ def way(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
 
 
 def host_of(label: str) -> Host:
-    """The host that has this label. Raises ValueError: it is none."""
+    """Return the host with this label. Raises ValueError: it isn't a host's label."""
     form = _LABEL.fullmatch(_text(label))
     if form is None:
         raise ValueError(f"{label!r} is no label of a host")
@@ -170,7 +172,7 @@ def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> No
 
 
 def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
-    """Whether a launcher keeps this start there: below a host's workdir, or in the run folder itself."""
+    """True if a launcher would keep this start there: below a host's workdir, or in the run folder itself."""
     parts = place.split("/")
     if not place.startswith(("/", "~/")) or ".." in (*parts, *state.split("/")):
         return False
@@ -193,7 +195,7 @@ def _word(value: Any) -> str:
 
 
 def _address(value: Any) -> str:
-    """An IP address, or a host's name; '' where there is none."""
+    """Return an IP address or a host's name; '' where there is none."""
     if re.fullmatch(r"[\w.-]*", _text(value)) is None:
         ipaddress.ip_address(value)
     return str(value)
@@ -222,5 +224,5 @@ def _read(path: Path, run_dir: Path) -> Start | None:
     if plan is None or _path(plan.run_id, run_dir) != path:
         return None
     with suppress(OSError):
-        return Start(plan=plan, heard=path.stat().st_mtime)
+        return Start(plan=plan, followed_at=path.stat().st_mtime)
     return None

@@ -1,4 +1,4 @@
-"""Whether the hosts, as they were probed, can run this: what can't work is refused before anything starts. Pure."""
+"""Check that the probed hosts can run a training, before anything starts. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.core.tables import counted
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster, Host, NodeFacts
 
-OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
+OLDEST_PYTHON = (3, 11)  # for trainers/
 
 
 def validate(
@@ -26,7 +26,7 @@ def validate(
     shards: int = 0,
     backend: str = "auto",
 ) -> None:
-    """Refuse what can't work before anything is started.
+    """Refuse a batch or hosts that can't work.
 
     Raises:
         UsageError: the ranks can't share the global batch evenly.
@@ -37,7 +37,10 @@ def validate(
 
 
 def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
-    """Raises HostError: one text that lists every host that can't take part, the value seen and the fix."""
+    """Refuse hosts that can't take part.
+
+    Raises HostError: one text that lists every such host, the value seen and the fix.
+    """
     refuse_tls_over_nccl(cluster, backend)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
@@ -54,8 +57,10 @@ def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str
 
 
 def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1, shards: int = 0) -> None:
-    """Raises UsageError that names the nearest sizes that the ranks (the ``shards``) can share, micro-batch by
-    micro-batch."""
+    """Refuse a global batch that the ranks (or ``shards``) can't share, micro-batch by micro-batch.
+
+    Raises UsageError that names the nearest sizes that they can.
+    """
     parts = (shards or world_size) * accumulate_steps
     if global_batch_size % parts == 0:
         return
@@ -70,7 +75,7 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 
 def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
-    """Two names, addresses or ssh ports of one machine, whichever users log in."""
+    """Report names, addresses or ssh ports that lead to the same host, also as different users."""
     by_node = defaultdict(list)
     for fact in facts:
         by_node[fact.extra.get("machine") or fact.identity].append(fact)
@@ -83,7 +88,7 @@ def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
 
 
 def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
-    """A node that ssh reached at 127.x can't be reached there by one that has another address."""
+    """Report hosts whose address is a loopback, where hosts with other addresses can't reach them."""
     inside = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
     if all(inside) or not any(inside):
         return []
@@ -125,7 +130,7 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
 
 
 def _device_differs(gpus: int, device: str) -> list[str]:
-    """The kind of device is a part of the key, which is taken before a host is asked."""
+    """Compare the GPUs with the kind of device in the run's key, which was fixed before the probe."""
     if device == "cuda" and gpus == 0:
         return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
     if device == "auto" and gpus > 0:
@@ -134,16 +139,16 @@ def _device_differs(gpus: int, device: str) -> list[str]:
     return []
 
 
-def visible_gpus(there: int, env: Mapping[str, str]) -> int:
-    """How many of a host's GPUs are left under a configured environment."""
+def visible_gpus(installed: int, env: Mapping[str, str]) -> int:
+    """Return how many of a host's GPUs a configured environment leaves visible."""
     chosen = env.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return there
-    return min(there, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
+        return installed
+    return min(installed, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
 
 
 def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
-    """Different releases don't speak the same protocol; a local suffix (+cpu, +cu128) may differ."""
+    """Report differing torch releases, which may use different protocols; a local suffix (+cpu, +cu128) may differ."""
     versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
     if len(set(versions.values())) <= 1:
         return []

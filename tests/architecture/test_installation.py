@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.transport import environments
+from pipeline.cluster.launchers import pssh
 from tests.waiting import ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +84,10 @@ def _pins(lock: Path) -> set[tuple[str, str]]:
 
 
 def test_the_lock_of_hosts_is_taken_where_the_project_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(pssh, "ROOT", tmp_path)
     for name in ("requirements.lock", "requirements-nodes.lock"):
         (tmp_path / name).write_text("")
-        lock = environments.lock_file("lock", None)
+        lock = pssh.lock_file("lock", None)
         assert lock is not None
         assert lock.path.name == name
 

@@ -22,7 +22,8 @@ import pytest
 from pipeline.cluster import attempt
 from pipeline.cluster.agent.host import processors
 from pipeline.cluster.agent.running import claims
-from pipeline.cluster.launchers.transport import claims as wishes
+from pipeline.cluster.launchers import settings
+from pipeline.cluster.launchers.transport.agent_requests import resources, title
 from pipeline.cluster.preflight import State, occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
@@ -198,12 +199,12 @@ def _refused(original: Any, path: str, flags: int, *mode: int, **where: Any) -> 
     ],
 )
 def test_a_run_claims_the_devices_of_its_ranks(device: str, change: dict[str, object], expected: list[str]) -> None:
-    assert wishes.resources(Host(name="a", **change), device) == expected  # type: ignore[arg-type]
+    assert resources(Host(name="a", **change), device) == expected  # type: ignore[arg-type]
 
 
 def test_gpus_are_refused_by_default_and_processors_shared(tmp_path: Path) -> None:
     def policy(device: str, when_busy: str = "auto") -> str:
-        return wishes.policy(Cluster(launcher="pssh", hosts=(), device=device, when_busy=when_busy))
+        return settings.busy_policy(Cluster(launcher="pssh", hosts=(), device=device, when_busy=when_busy))
 
     assert [policy("cuda"), policy("cpu"), policy("auto")] == ["refuse", "share", "share"]
     assert [policy("cuda", "share"), policy("cpu", "wait")] == ["share", "wait"]
@@ -232,7 +233,7 @@ def test_runs_and_processes_of_others_on_the_gpus_of_the_ranks_are_named_with_si
     )
     with pytest.raises(HostError, match=r"1 of 3 hosts is busy:\n  node0 is busy: bob's run a; alice's") as caught:
         occupation.refuse([found], 3)
-    assert caught.value.hint == wishes.WHEN_BUSY
+    assert caught.value.hint == settings.WHEN_BUSY_HINT
 
 
 def test_what_is_left_of_the_same_run_gives_way_and_a_run_with_a_claim_is_named_once() -> None:
@@ -268,8 +269,8 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
 
 def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model": {"name": "resnet18"}}))
-    assert wishes.title(tmp_path, "5a0c") == "run 5a0c (resnet18)"
-    assert wishes.title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
+    assert title(tmp_path, "5a0c") == "run 5a0c (resnet18)"
+    assert title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
 
 
 def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:
@@ -291,7 +292,7 @@ def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[st
 def test_who_waits_asks_until_nobody_is_there_and_outlives_a_host_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(attempt, "PROBE_AGAIN_S", 0.0)
     monkeypatch.setattr(attempt, "AgentLauncher", SimpleNamespace)
     answers = [[row("a", "gpu:0")], HostError("node0: timed out"), [row("a", "gpu:0")], []]
     said, hosts, spec = waiting(tmp_path, "wait", answers)

@@ -245,7 +245,7 @@ def test_what_is_noted_of_a_start_are_labels_and_hosts_are_reached_as_the_words_
     (start,) = starts.unended(tmp_path)
     assert start.plan.nodes[0].argv == ()
     now = dataclasses.replace(on("node1", python="/now/python", user="ann"), ssh_config="now")
-    way = starts.way(now, start.plan, ["node0", "ann@node1", "bob@node2:22"])
+    way = starts.cluster_with(now, start.plan, ["node0", "ann@node1", "bob@node2:22"])
     assert way.ssh_config == "now"
     assert way.hosts == (
         Host(name="node0", python="/now/python"),

@@ -43,7 +43,7 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
 def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(attempt, "PROBE_AGAIN_S", 0.0)
     monkeypatch.setattr(attempt, "AgentLauncher", SimpleNamespace)
     folder, seen = RunFolder(tmp_path / "0123456789ab"), list[Wait]()
     folder.path.mkdir()

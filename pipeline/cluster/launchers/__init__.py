@@ -1,4 +1,4 @@
-"""The launchers: one module each, known by its name and imported on use. docs/launchers.md shows how to add one."""
+"""The launchers: one module each, found by name and imported on use. docs/launchers.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
 
     Launcher: TypeAlias = AgentLauncher | GrantedLauncher
-    """Carries a rendered plan out on the hosts of one cluster."""
+    """Runs a rendered plan on the hosts of one cluster."""
     Following: TypeAlias = Streams | JobFollower
     """The live streams of one attempt."""
 
 
 def create(cluster: Cluster) -> Launcher:
-    """The launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    # a finished run needs neither
+    """Return the launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
+    # imported here, as the command of a finished run needs neither
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 
@@ -34,17 +34,16 @@ def create(cluster: Cluster) -> Launcher:
 
 
 def submission(cluster: Cluster, spec: AttemptSpec) -> str:
-    """What a scheduler is given for an attempt, or the commands that reach the hosts, as text; '': nothing to show.
+    """Return what a scheduler gets for an attempt, or the commands that reach the hosts; '': nothing to show.
 
-    Pure: nothing is looked for or asked. Raises UsageError.
+    Pure: no program or host is needed. Raises UsageError.
     """
     text: str = _class(cluster).render(cluster, spec)
     return text
 
 
 def _class(cluster: Cluster) -> Any:
-    """The class of the launcher's module that derives from ``base.Transport`` or ``base.Scheduler``."""
-
+    """Return the class of the launcher's module that derives from ``base.Transport`` or ``base.Scheduler``."""
     module = LAUNCHERS.module(cluster.launcher)
     base = Scheduler if capabilities(cluster).hosts_are_granted else Transport
     for value in vars(module).values():

@@ -16,12 +16,19 @@ from typing import IO, Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.running.claims import BUSY
-from pipeline.cluster.launchers.base import NOT_ENDED, Outcome, PackSource, Transport, workdir_of
-from pipeline.cluster.launchers.settings import Capabilities, capabilities
-from pipeline.cluster.launchers.transport import agent_requests, claims
+from pipeline.cluster.launchers.base import (
+    NOT_ENDED,
+    Environment,
+    LockFile,
+    Outcome,
+    PackSource,
+    Transport,
+    workdir_of,
+)
+from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
+from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.launchers.transport.answers import Answer, answer_in, received_bytes
 from pipeline.cluster.launchers.transport.collect import receive, receive_others
-from pipeline.cluster.launchers.transport.environments import Environment, LockFile
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.probe_answer import node_facts
 from pipeline.cluster.launchers.transport.sending import (
@@ -29,8 +36,8 @@ from pipeline.cluster.launchers.transport.sending import (
     Transfer,
     append,
     append_run,
+    is_sent_with_run,
     pack_bytes,
-    rides_with_the_run,
     weights_bytes,
 )
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
@@ -40,19 +47,19 @@ from pipeline.runs import journal
 from trainers.contract import run_folder
 
 ANSWER_S = 8.0  # what a short command takes once it is connected
-USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
-_ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
+USUAL_S = 3.5  # a slower answer to the probe means a slow login
+_ROWS, _HINTS = 20, 3  # most lines of an error, whose beginning must stay on the screen
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
-_LISTENING_S = 10.0  # for which an agent waits for the others, beyond the time of a slow login
+_LISTENING_S = 10.0  # how long an agent waits for the others, beyond the time of a slow login
 
 
 class AgentLauncher:
-    """Runs attempts on the hosts that ``cluster`` names: each is asked by the node agent, which a transport starts."""
+    """Runs attempts on the hosts of ``cluster`` through the node agent, which a transport starts there."""
 
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
-        self.environment = transport.environment  # of which hosts get their environment from here
-        self.transfer: Transfer | None = None  # what was sent last, or is under way
+        self.environment = transport.environment  # the lock file for the hosts' environments
+        self.transfer: Transfer | None = None  # the newest payload
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
         self._notes: list[str] = []
@@ -63,16 +70,18 @@ class AgentLauncher:
 
     @property
     def slow_s(self) -> float:
-        """How long further connections may take until they answer; 0: the usual limits will do."""
+        """How long further connections may take until they answer; 0: the usual limits are enough."""
         return self.transport.slow_s or 0.0
 
     def close(self) -> None:
-        """Give back what the transport holds here (connections, folders)."""
+        """Release what the transport holds on this computer."""
         self.transport.close()
 
     def registry(self, run_dir: Path) -> str:
-        """The folder on a node where its agents register (``~`` is the node's). It outlives the run folder, which
-        anybody may remove at any time."""
+        """Return the folder on a node where its agents register (``~`` is the node's).
+
+        It lies outside the run folder, which may be removed at any time.
+        """
         return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
     # ---------------------------------------------------------------------------- short verbs
@@ -85,12 +94,13 @@ class AgentLauncher:
         payload: Callable[[IO[bytes]], None] | None = None,
         what: str = "code and data",
     ) -> dict[str, Answer]:
-        """Send one request (and what ``payload`` appends to the file) to all hosts at once; never raises for a host.
+        """Send one request to all hosts at once, followed by what ``payload`` appends; never raises for a host.
 
-        The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
+        The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
+        killed.
 
         Args:
-            what: the name of the payload, for who waits.
+            what: the name of the payload for the user who waits.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
@@ -106,12 +116,14 @@ class AgentLauncher:
         return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """The values of all answers. Raises HostError that lists the hosts that failed (of many the first few) and the
-        fix."""
+        """Return the values of all answers.
+
+        Raises HostError that lists the hosts that failed (the first of many) and the fix.
+        """
 
         def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
             why, hint = self.transport.explain(host, answer)
-            return why, claims.WHEN_BUSY if BUSY in (answer.reported_error or "") else hint
+            return why, WHEN_BUSY_HINT if BUSY in (answer.reported_error or "") else hint
 
         rows, hints = self.failures(answers, explained)
         if rows:
@@ -126,7 +138,7 @@ class AgentLauncher:
     def failures(
         self, answers: dict[str, Answer], explained: Callable[[Host, Answer], tuple[str, str | None]]
     ) -> tuple[list[str], list[str]]:
-        """A row for each host that did not do what it was asked, and what to do about them, each once."""
+        """Return a row for each host that failed, and the fixes, each once."""
         rows, hints = list[str](), list[str]()
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
@@ -143,8 +155,9 @@ class AgentLauncher:
 
     @property
     def short_s(self) -> float:
-        """Time limit of a short command. Hosts that have answered answer quickly again, or the others would run on for
-        long after one is lost."""
+        """Time limit of a short command: shorter for hosts that have answered before, so that a lost one is noticed
+        soon.
+        """
         first_s = self.cluster.connect_timeout_s
         slow_s = self.transport.slow_s
         return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
@@ -152,12 +165,12 @@ class AgentLauncher:
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
     ) -> list[NodeFacts]:
-        """Facts of every host, in the cluster's order.
+        """Return the facts of every host, in the cluster's order.
 
         Args:
             modules: names to look for among what is installed there.
-            warm: where a start is to follow, the environment of its ranks (``plan.warm_environment``): a warm parent
-                imports torch meanwhile.
+            warm: before a start, the environment of its ranks (``plan.warm_environment``): a warm parent imports torch
+                meanwhile.
 
         Raises:
             HostError: lists every host that failed.
@@ -168,22 +181,22 @@ class AgentLauncher:
         request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
         requested_at, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
-        answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
+        answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
         self.transport.slow_s = max(self.slow_s, slowness_s(answered_s))
-        when = {"asked": requested_at, "answered": time.time()}  # by this computer's clock, to compare the host's with
+        when = {"asked": requested_at, "answered": time.time()}  # unix times here, to compare the host's clock
         return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
     def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
-        """The probe's answer with what the configuration says about this host on top."""
+        """Return the facts of a host, with the address and interface that the configuration chooses."""
         facts = node_facts(host.label, value)
         address, interface = networks.address_and_interface(host, facts.address, facts.extra["interfaces"])
         return replace(facts, address=address, interface=interface, extra={**facts.extra, **when})
 
     def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
-        """Let all hosts connect to each other, as ``reach`` does; the facts with the addresses that did, and what is
-        remarkable about that.
+        """Let all hosts connect to each other. Returns the facts with the addresses that worked, and a warning or ''.
 
-        Where the configuration chose none and all have InfiniBand, its addresses are tried before those of ssh.
+        If the configuration chose no address and all hosts have InfiniBand, its addresses are tried before those of
+        ssh.
         """
         fast = networks.over_infiniband(self.cluster.hosts, facts)
         if fast is None:
@@ -201,10 +214,9 @@ class AgentLauncher:
         return fast, ""
 
     def reach(self, facts: list[NodeFacts]) -> None:
-        """Let all hosts connect to each other over TCP at their addresses, as ranks will: by one command to all, which
-        listen and connect at the same time. One host has nobody to reach.
+        """Let all hosts listen and connect to each other over TCP at the same time, at the addresses of the ranks.
 
-        Raises HostError: names each host that another can't reach, the address, how that failed, and what mends it.
+        Raises HostError: names each host that another can't reach, the address, how that failed, and the fix.
         """
         if len(facts) == 1:
             return
@@ -222,7 +234,7 @@ class AgentLauncher:
             raise networks.unreached_error(failures, facts)
 
     def environments(self, lock: LockFile) -> list[Environment]:
-        """Each host's environment of a lock file, in their order, by the interpreters that the configuration names.
+        """Return each host's environment of a lock file, in their order, found by the configured interpreters.
 
         Raises HostError.
         """
@@ -231,7 +243,7 @@ class AgentLauncher:
         return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
 
     def _interpreters(self, lock: LockFile) -> dict[str, str]:
-        """Host label → the interpreter of its environment. Raises HostError that names hosts without one."""
+        """Return host label → the interpreter of its environment. Raises HostError that names hosts without one."""
         pythons = {one.host: one.python for one in self.environments(lock)}
         lacking = [label for label, python in pythons.items() if python is None]
         if lacking:
@@ -243,20 +255,21 @@ class AgentLauncher:
         return {label: python for label, python in pythons.items() if python is not None}
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
-        """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
-        rides = self._provide(pack, facts) if pack is not None else None
+        """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
+        small_pack = self._provide(pack, facts) if pack is not None else None
         digest = pack.digest if pack else ""
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
         answers = self.ask(
             request,
             timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
-            payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
+            payload=(lambda stdin: append_run(stdin, run_dir, small_pack)) if request["stage"] else None,
         )
         self.demand("start", answers)
 
     def starting(self) -> str:
-        """What ``start`` is at, for who waits (asked from another thread): words that follow "still"; with the bytes
-        that have arrived at each host, once one has reported any."""
+        """Return the progress of ``start`` for another thread: words that follow "still", with the bytes that have
+        arrived.
+        """
         if self.capabilities.shares_run_dir:
             return "starting torchrun on the hosts"
         arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
@@ -265,7 +278,7 @@ class AgentLauncher:
         return self.transfer.text(arrived, time.monotonic())
 
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
-        """How much the hosts of ``labels`` have reported to have of what the newest request brings."""
+        """Return host label → how many bytes of the newest request's payload the host has reported."""
         arrived = {}
         for label in labels:
             with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
@@ -273,23 +286,23 @@ class AgentLauncher:
         return arrived
 
     def notes(self) -> list[str]:
-        """What the user should know of what was done, in lines; each is given once."""
+        """Return new remarks for the user, a line each."""
         notes, self._notes = self._notes, []
         return notes
 
     def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
-        """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
+        """Send a large pack to the hosts that lack it; return a small one, which is sent with the run."""
         lacking = any(fact.pack_path is None for fact in facts)
-        if lacking and rides_with_the_run(pack, len(facts)):
+        if lacking and is_sent_with_run(pack, len(facts)):
             return pack
         self.send_pack(pack, facts)
         return None
 
     def send_pack(self, pack: PackSource, facts: Sequence[NodeFacts]) -> None:
-        """Send the data pack to all hosts that lack it, at once; each has it whole, with its digests, or not at all.
+        """Send the data pack to all hosts that lack it, at once. A host has it whole, with its digests, or not at all.
 
         Raises:
-            HostError: a host could not be sent it, or has no room for it.
+            HostError: a host has no room for it, or could not receive it.
         """
         lacking = {fact.host for fact in facts if fact.pack_path is None}
         if not lacking:
@@ -309,7 +322,8 @@ class AgentLauncher:
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).
 
-        ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
+        Args:
+            metrics_at: bytes of metrics.jsonl that the controller has already; rank 0's host sends what follows.
         """
         hosts = {host.label: host for host in self.cluster.hosts}
         request = {**self._request(plan, Path()), "do": "follow", **self.transport.in_requests}
@@ -322,15 +336,17 @@ class AgentLauncher:
             return message({**request, **dict(offsets)}, token)
 
         def opening(offsets: dict[str, int]) -> bytes:
-            """It holds the parts of all nodes, and nearly all streams begin at the same bytes: it is made once."""
+            """Return the request for all streams; nearly all begin at the same bytes, so it is built once."""
             with lock:
                 return opened(tuple(offsets.items()))
 
-        lease_s = 0.0 if self.capabilities.is_this_computer else plan.lease_s  # here no network can break
+        lease_s = (
+            0.0 if self.capabilities.is_this_computer else plan.lease_s
+        )  # no network between them that could break
         return Streams(connections, opening, emit, metrics_at, token, lease_s)
 
     def connection(self, host: Host) -> Connection:
-        """To a live agent on one host; what comes after a broken one shares nothing with it."""
+        """Return a live connection to one host. Reconnecting opens a new ssh connection."""
 
         def again() -> list[str]:
             self.transport.shares_connections = False
@@ -340,12 +356,12 @@ class AgentLauncher:
         return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.transport.silent_s)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        """End everything that runs for this key, on every host that answers. Host label → what went wrong.
+        """End everything that runs for this key, on every host that answers. Returns host label → what went wrong.
 
-        It takes a key and no plan, so that it also ends what an earlier controller, which died, has left behind.
+        It takes a key instead of a plan, so that it also ends what a dead controller has left behind.
 
         Args:
-            bar: a run id that may not start any more: its start command may still be on its way.
+            bar: a run id that must not start any more, as its start command may still be on its way.
         """
         self.transport.shares_connections = False
         which = journal.attempt_prefix(run_key, run_dir)
@@ -363,18 +379,19 @@ class AgentLauncher:
         return {**failures, **left}
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
-        """Nobody but the nodes knows how an attempt ended."""
+        """Return nothing: only the nodes know how an attempt ended."""
         return Outcome()
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole, and what the other nodes have
-        of their own, into ``nodes/RANK``. Where one of those can't be had before the end, that is noted.
+        """Fetch and verify rank 0's outputs into ``run_dir``, and the other nodes' own files into ``nodes/RANK``.
+
+        Files of the other nodes that can't be fetched are noted.
 
         Args:
-            final: the attempt has ended well; else only what a later attempt resumes from is brought.
+            final: the attempt has ended well; else only what a later attempt resumes from is fetched.
 
         Returns:
-            False: it could not be had and lies there still.
+            False: the outputs could not be fetched and are still there.
 
         Raises:
             TrainingError, OSError: as ``collect.receive`` does.
@@ -383,17 +400,17 @@ class AgentLauncher:
             return True
         request, labels = self._request(plan, run_dir), {host.label: host for host in self.cluster.hosts}
         connections = {label: partial(self.connection, labels[label]) for label in labels.keys() - self._silent}
-        bring_others = partial(receive_others, plan, connections, request, run_dir, final=final, say=self._notes.append)
+        fetch_others = partial(receive_others, plan, connections, request, run_dir, final=final, say=self._notes.append)
         if final and plan.outputs.others:
-            bring_others()  # before the first node's, of which summary.json says that all of the run is here
+            fetch_others()  # before the first node's files, as its summary.json marks the run complete
         first = self.connection(labels[plan.nodes[0].host])
-        came = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
-        if came and not final and plan.outputs.others:
-            bring_others()
-        if came and final and not (run_dir / run_folder.PRUNED).exists():  # all of it is among the outputs now
+        received = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
+        if received and not final and plan.outputs.others:
+            fetch_others()
+        if received and final and not (run_dir / run_folder.PRUNED).exists():  # its files are among the outputs now
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
-        return came
+        return received
 
     def clean(self, plan: LaunchPlan) -> None:
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
@@ -402,8 +419,10 @@ class AgentLauncher:
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
     def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
-        """Remove named folders of attempts that are over; host label → those that are gone. What is in use again stays.
-        Raises nothing for a host."""
+        """Remove named folders of attempts that are over, unless they are in use again.
+
+        Returns host label → the removed ones; a host that fails is left out.
+        """
         labels = {fact.host for fact, _ in unwanted}
         hosts = [host for host in self.cluster.hosts if host.label in labels]
         folders = {fact.identity: list(names) for fact, names in unwanted}
@@ -416,7 +435,7 @@ class AgentLauncher:
 
 
 def slowness_s(answered_s: float) -> float:
-    """How long further connections may take until they answer; 0 where the usual limits will do.
+    """Return how long further connections may take until they answer; 0: the usual limits are enough.
 
     Args:
         answered_s: after which all hosts had answered the probe.

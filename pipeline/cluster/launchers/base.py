@@ -1,6 +1,6 @@
-"""What one launcher has to bring: a ``Transport`` to hosts that are known, or the ``Scheduler`` that grants hosts.
+"""The interface of a launcher: a ``Transport`` to known hosts, or a ``Scheduler`` that grants hosts.
 
-All else is the same for all of them: ``AgentLauncher`` runs an attempt over a transport, ``GrantedLauncher`` in a job.
+Everything else is shared: ``AgentLauncher`` runs an attempt over a transport, ``GrantedLauncher`` runs one in a job.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from pipeline.cluster.launchers.settings import capabilities
 from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.core.errors import HostError, TrainingError
+from pipeline.core.errors import HostError, TrainingError, UsageError
+from pipeline.core.files import sha256_text
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, NodeFacts, Outputs
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.job_folder import JobFolder
-    from pipeline.cluster.launchers.transport.environments import LockFile
 
 NOT_ENDED = "could not be ended there: "
-"""How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
+"""The beginning of a host's answer to ``stop`` when something of the run still lives there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSource:
-    """The data pack as the controller holds it: where, and the digest that names it on every node.
+    """The data pack on the controller: its folder, and the digest that names it on every node.
 
-    ``inside`` is what of it a script is given as {data}, {data2}, …
+    ``inside`` are the paths in it that a script gets as {data}, {data2}, …
     """
 
     path: Path
@@ -39,16 +39,21 @@ class PackSource:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpec:
-    """What one attempt runs, before a host was asked.
+    """What one attempt runs, before any host is probed.
 
-    ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
-    from 1. ``trainer`` is the module that each rank runs, or, where there is a ``script`` (its path in the snapshot, ''
-    for another program), the one that starts torchrun with it on each node, or without ``uses_torchrun`` the script
-    alone; ``project`` is the checkout that it is of.
-    ``pack`` is None for what needs no data. ``outputs`` are what rank 0 leaves.
-    ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
-    same command has had the hosts before, so where they are busy now it waits. ``replaceable``: another host
-    would take the place of one that can't be reached, so its ranks' lease isn't waited for.
+    Attributes:
+        run_dir: absolute; holds config.json and code/.
+        run_key: names the run on the hosts.
+        attempt: counts from 1.
+        trainer: the module that each rank runs. With a ``script`` it is the module that starts torchrun with the script
+            on each node, or without ``uses_torchrun`` the script alone.
+        pack: None: the attempt needs no data.
+        outputs: what rank 0 leaves.
+        versions: those of the run's key; a host with others is refused. Empty: the run has no key.
+        is_restart: the same command has had the hosts before, so if they are busy now it waits.
+        replaceable: another host would replace one that can't be reached, so the lease of its ranks isn't waited for.
+        script: its path in the snapshot; '' for another program.
+        project: the checkout that the script belongs to.
     """
 
     run_dir: Path
@@ -75,9 +80,9 @@ class Place:
 
 
 def place(cluster: Cluster, number: int, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
-    """Where node ``number`` keeps the run. Without a pack (a diagnosis without data) ``data_dir`` is empty.
+    """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
 
-    Hosts that don't share the run folder have one for each run id and node: homes are often shared over NFS.
+    Hosts that don't share the run folder have one for each run id and node, because homes are often shared over NFS.
     """
     able = capabilities(cluster)
     if able.shares_run_dir:
@@ -94,16 +99,19 @@ def place(cluster: Cluster, number: int, facts: NodeFacts, spec: AttemptSpec, ru
 
 
 def workdir_of(cluster: Cluster) -> str:
-    """The folder on a host in which hosts that share no run folder keep their files (``~`` is the host's)."""
+    """Return the folder on a host for the files of hosts that share no run folder (``~`` is the host's)."""
     return cluster.workdir or "~/.cache/paceline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a launcher knows of an attempt's bad end that its nodes could not tell.
+    """What a launcher knows about a failed attempt beyond the ends of its nodes.
 
-    ``text`` is put behind the nodes' own words, ``hint`` says what helps. ``cause`` is a TrainingError's ('': as the
-    nodes' ends tell). ``again``: the scheduler took the hosts away and will grant others, so the attempt goes on.
+    Attributes:
+        text: appended to the nodes' own words.
+        hint: what helps.
+        cause: as TrainingError's; '': taken from the nodes' ends.
+        again: the scheduler took the hosts away and will grant others, so the attempt goes on.
     """
 
     text: str = ""
@@ -112,16 +120,53 @@ class Outcome:
     again: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class LockFile:
+    """A lock file for the hosts (``cluster.environment_from``).
+
+    ``wheelhouse`` is a local folder of wheels for it; None: hosts have a network.
+    """
+
+    path: Path
+    wheelhouse: Path | None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The part of a request that names the environment; the host adds its own. Raises UsageError."""
+        return {"lock_sha256": sha256_text(self.text)}
+
+    @property
+    def text(self) -> str:
+        """Its content. Raises UsageError."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cluster.environment_from: {self.path} can't be read: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One host's environment of a lock file, in its folder ``place``. ``python`` is None until it is made."""
+
+    host: str
+    place: str
+    python: str | None
+    python_version: str
+
+
 class Transport(ABC):
-    """How the node agent is started on the hosts of a cluster, all of them at once or one with a live stream.
+    """The way to start the node agent on the hosts of a cluster: on all of them at once, or on one with a live stream.
 
-    ``silent_s``: how long a live agent may say nothing before it counts as lost; 0: as long as ssh takes to notice a
-    lost host. ``starts_s``: how long a further connection takes at least. ``in_requests``: goes into every request.
-    ``environment``: what hosts get their environment from, with ``pythons``, host label → the interpreter of it.
-    ``outputs``: host label → the file in which what its command says stands meanwhile, where there is one.
-
-    Who uses the transport sets ``slow_s`` (how long further connections may take until they answer; None: no host has
-    answered yet) and ``shares_connections`` (False: one broke or hangs, so commands open connections of their own).
+    Attributes:
+        silent_s: how long a live agent may be silent before it counts as lost; 0: until ssh notices a lost host.
+        starts_s: the least time that a further connection takes.
+        in_requests: added to every request.
+        environment: the lock file from which hosts get their environment.
+        pythons: host label → the interpreter of that environment.
+        outputs: host label → the file that receives what its command prints, where there is one.
+        slow_s: how long further connections may take until they answer; None: no host has answered yet. Set by the user
+            of the transport, as is the next one.
+        shares_connections: False: a connection broke or hangs, so commands open connections of their own.
     """
 
     silent_s: ClassVar[float] = 0.0
@@ -138,28 +183,27 @@ class Transport(ABC):
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec) -> str:
-        """What plan.json and `doit plan` show of how hosts are reached; pure."""
+        """Return what plan.json and `doit plan` show of how hosts are reached. Pure."""
         return ""
 
     @abstractmethod
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
+        """Run the agent on ``hosts`` at once, each with the whole file ``stdin``. Returns host label → its output."""
 
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
-        """The command of a live agent on one host."""
+        """Return the command of a live agent on one host."""
 
     def remote_shell(self, host: Host) -> list[str]:
-        """The command that reaches the host, up to its name, for programs that bring their own remote command (rsync);
-        empty: there is none."""
+        """Return the command that reaches the host, up to its name, for programs like rsync; empty: there is none."""
         return []
 
     @abstractmethod
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        """An answer that failed in plain words, and the command that fixes it (None: not known)."""
+        """Return why an answer failed, in plain words, and the command that fixes it (None: not known)."""
 
     def close(self) -> None:
-        """Give back what is held here (connections, folders)."""
+        """Release connections and folders on this computer."""
         return
 
 
@@ -168,14 +212,14 @@ class GrantedJob:
     """One job of a scheduler for one run.
 
     Args:
-        id: as the scheduler knows it.
-        title: how messages name it.
+        id: the scheduler's id.
+        title: its name in messages.
         show_command: the command with which the user sees it.
         end_command: the command with which the user may end it.
-        folder: what its nodes and the controller share.
+        folder: the folder shared by its nodes and the controller.
         life: how often the scheduler had taken its nodes away when they had all reported.
-        is_started: it has had a start.
-        printed_bytes: what it had printed before its newest start.
+        is_started: an attempt was started in it.
+        printed_bytes: the length of its output before its newest start.
     """
 
     id: str
@@ -191,22 +235,22 @@ class GrantedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """How a job stands. Texts are empty where there is nothing to say.
+    """The state of a job. Texts are empty where there is nothing to say.
 
     Args:
         words: what is waited for, as words that follow "still".
         phase: the scheduler's own word for it.
         warning: what somebody has to do before the job can start.
-        is_unanswered: the scheduler doesn't answer now, so nothing of what follows is known.
+        is_unanswered: the scheduler doesn't answer now, so none of the following is known.
         life: how often the scheduler has taken its nodes away and granted it others.
         is_running: its nodes may take a start.
         is_leaving: the scheduler is about to take these nodes away.
-        is_over: nothing more becomes of it.
+        is_over: the job won't run any more.
         is_idle: nothing runs in ``GrantedJob.life`` any more.
-        is_settled: it is decided what becomes of it.
+        is_settled: the scheduler has decided what becomes of the job.
         standing: why its ranks stand still.
         gone: why the nodes of ``GrantedJob.life`` are no longer the run's.
-        remains: what of a job that was ended goes on, and the command that ends that.
+        remains: which part of an ended job goes on, and the command that ends it.
         outcome: what the scheduler did to it.
         error: why it ended before anything was started in it.
         nodes: a node's own name → the name of what it runs on, where that is another one.
@@ -231,14 +275,19 @@ class JobState:
 
 
 class Scheduler(ABC):
-    """Grants hosts by jobs, each for one run, whose nodes share the folder of runs with the controller.
+    """A batch system that grants hosts by jobs, one run a job; the nodes share the folder of runs with the controller.
 
-    ``name``: how messages call it. ``agent``: the agent's module that knows on which node of a job it is.
-    ``folder``, ``script``: the folder below a run's for those of its jobs, and the file in such a folder with what the
-    scheduler was given. ``node_name``: nodes are called by it and their number; '': by their own names. ``requeues``:
-    a job whose nodes are taken away waits for others, and one that ended is forgotten; else both stay until they are
-    cancelled. ``end_s``: how long the end of a start or of a job may take; ``settle_s``: how long the scheduler may
-    take to decide what becomes of a job. ``side_by_side``: how many trials of a sweep submit jobs at a time.
+    Attributes:
+        name: its name in messages.
+        agent: the agent's module that knows on which node of a job it runs.
+        folder: the folder below a run's that holds a folder for each job.
+        script: the file in a job's folder with what the scheduler got.
+        node_name: nodes are called by it and their number; '': by their own names.
+        requeues: a job whose nodes are taken away waits for others, and one that ended is forgotten; else both stay
+            until they are cancelled.
+        end_s: how long the end of a start or of a job may take.
+        settle_s: how long the scheduler may take to decide what becomes of a job.
+        side_by_side: how many trials of a sweep submit jobs at a time.
     """
 
     name: ClassVar[str]
@@ -257,7 +306,7 @@ class Scheduler(ABC):
     @classmethod
     @abstractmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
-        """What the scheduler is given, as text; pure. Raises UsageError: its nodes can't do this.
+        """Return the text that the scheduler gets. Pure. Raises UsageError: its nodes can't do this.
 
         Args:
             nonce: a job's own part of its name, and the name of its folder.
@@ -265,27 +314,26 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
-        """Make ``folder``, and ask for a job whose agents get ``request`` first. Raises HostError: it is refused."""
+        """Make ``folder`` and submit a job whose agents get ``request`` first. Raises HostError: it is refused."""
 
     @abstractmethod
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """The jobs of a run folder that the scheduler knows, the one to be taken up first. Raises PacelineError."""
+        """Return the scheduler's jobs of a run folder, the one to continue first. Raises PacelineError."""
 
     @abstractmethod
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
-        """How a job stands. Raises HostError: the scheduler refuses to say.
+        """Return the state of a job. Raises HostError: the scheduler refuses to say.
 
         Args:
-            before: what an earlier poll said, of which something may be known that the scheduler has forgotten.
+            before: an earlier state, which may hold what the scheduler has forgotten since.
         """
 
     @abstractmethod
     def cancel(self, job: GrantedJob) -> None:
-        """Let the scheduler end the job; one that is over is no error. Raises PacelineError."""
+        """End the job; one that is over is no error. Raises PacelineError."""
 
     @abstractmethod
     def rehearse(self) -> list[str]:
-        """What can be said of hosts that would be granted, a line each, without asking for any.
-
-        Raises HostError: they would be refused.
+        """Describe the hosts that would be granted, a line each, without a job. Raises HostError: they would be
+        refused.
         """

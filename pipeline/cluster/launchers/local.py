@@ -1,4 +1,4 @@
-"""This computer alone: the same agent, started without ssh; nothing is sent, nothing collected."""
+"""This computer as the only host: the same agent, started without ssh. Nothing is sent or collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARVED_S = 60.0
 
 @dataclass(kw_only=True)
 class LocalConfig(ClusterConfig):
-    """Nothing more to set."""
+    """Settings of the local launcher: no further ones."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(shares_run_dir=True, is_this_computer=True)
 
@@ -32,8 +32,9 @@ class LocalConfig(ClusterConfig):
 class LocalTransport(Transport):
     """Starts the agent as a process of this computer.
 
-    Between it and its agents lies no network: one that has ended is noticed at once, and one that says nothing gets no
-    processor, for as long as others want them all.
+    There is no network in between, so the end of an agent is noticed at once. A silent agent only gets no processor
+    time,
+    for as long as other processes want it all, which is why it is waited for.
     """
 
     silent_s = _STARVED_S

@@ -1,8 +1,8 @@
 """Hosts over OpenSSH: the system's pssh for short commands on all hosts at once, plain ssh for live output.
 
-Your own ~/.ssh/config, agent, ProxyJump and known_hosts are honoured; host-key checking is never touched.
-No value reaches a remote shell: the remote command is constant but for the interpreter's path (quoted),
-everything else goes through stdin.
+Your own ~/.ssh/config, agent, ProxyJump and known_hosts are used, and host-key checking is never changed. No value
+reaches a remote shell: the remote command is constant except for the quoted path of the interpreter, and everything
+else goes through stdin.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.base import Transport
+from pipeline.cluster.launchers.base import LockFile, Transport
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
-from pipeline.cluster.launchers.transport.environments import lock_file
 from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.files import system_temporary_prefix, temporary_prefix
+from pipeline.core.files import expanded, system_temporary_prefix, temporary_prefix
+from pipeline.core.places import ROOT
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host, unfit_name
 
@@ -37,19 +37,19 @@ INSTALL = {
     "darwin": "brew install pssh",
     "linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
-# Of one pssh. It looks at all of its ssh in a signal handler, which each ssh that ends meanwhile calls within itself:
-# of a thousand that end at once more than Python nests (RecursionError).
+# Of one pssh: its signal handler runs again within itself for each ssh that ends meanwhile, and for a thousand that end
+# at once this exceeds Python's recursion limit.
 _MOST_HOSTS = 200
-_MOST_BYTES = 32 << 20  # no answer is so long, and nothing that a login prints before one
+_MOST_BYTES = 32 << 20  # longer than any answer with what a login prints before it
 _SHOWN_BYTES = 4096  # of an output that was cut off
-_AT_ONCE = 8  # ssh clients that connect or end something here
-_FILES, _FILES_OF_HOST = 512, 16  # pssh was seen to open nine for each host, the live streams have three
-_RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
+_AT_ONCE = 8  # ssh clients
+_FILES, _FILES_OF_HOST = 512, 16  # pssh opens about nine for each host, the live streams three
+_RECONNECT_TIMEOUT_S = 2.0  # so that a broken stream is tried again within streams.LOST_S
 
 
 @dataclass(kw_only=True)
 class PsshConfig(ClusterConfig):
-    """Hosts that may get their environment from here.
+    """Settings of the ssh launcher.
 
     Attributes:
         environment_from: lock (requirements-nodes.lock, torch and what trainers import; where there is none,
@@ -61,6 +61,34 @@ class PsshConfig(ClusterConfig):
     launcher: str = "pssh"
     environment_from: str | None = None
     wheelhouse: str | None = None
+
+
+LOCKS = ("requirements-nodes.lock", "requirements.lock")
+"""The project's files that ``cluster.environment_from=lock`` takes, by preference."""
+
+
+def lock_file(environment_from: str | None, wheelhouse: str | None) -> LockFile | None:
+    """Return the lock file of the settings; None: hosts have their own environments. Raises UsageError."""
+    if environment_from is None:
+        if wheelhouse is not None:
+            raise UsageError("cluster.wheelhouse is for cluster.environment_from=lock, which isn't set")
+        return None
+    name = environment_from
+    if environment_from == "lock":
+        name = next((own for own in LOCKS if (ROOT / own).is_file()), LOCKS[-1])
+    lock = ROOT / expanded(name, f"cluster.environment_from={name}")
+    wheels = ROOT / expanded(wheelhouse, f"cluster.wheelhouse={wheelhouse}") if wheelhouse is not None else None
+    if not lock.is_file():
+        raise UsageError(
+            f"cluster.environment_from={environment_from}: there is no file {lock}",
+            hint=f"cluster.environment_from=lock takes the project's {' or '.join(LOCKS)}",
+        )
+    if wheels is not None and not wheels.is_dir():
+        raise UsageError(
+            f"cluster.wheelhouse={wheelhouse}: there is no folder {wheels}",
+            hint=f"python -m pip download --no-deps --require-hashes -r {lock} -d {wheelhouse}",
+        )
+    return LockFile(path=lock, wheelhouse=wheels)
 
 
 class PsshTransport(Transport):
@@ -96,10 +124,10 @@ class PsshTransport(Transport):
 
     # ------------------------------------------------------------------------- reaching hosts
     def _shared_connection(self) -> dict[str, str]:
-        """ssh options that let all later commands share the probe's connection to each host.
+        """Return ssh options that let later commands share the probe's connection to each host.
 
-        A handshake costs 0.2 to 0.5 s, and many at once meet sshd's MaxStartups. Shared connections of the user's own
-        configuration are kept: they may be the only way past a second factor.
+        A handshake costs 0.2 to 0.5 s, and many at once may exceed sshd's MaxStartups. Shared connections of the user's
+        own configuration are kept: they may be the only way past a second factor.
         """
 
         def settings_of(host: Host, *options: str) -> tuple[str, str]:
@@ -131,31 +159,32 @@ class PsshTransport(Transport):
         return argv
 
     def python_of(self, host: Host) -> str | None:
-        """The interpreter that is configured for the host; None: whichever is there."""
+        """Return the interpreter that is configured for the host; None: none is."""
         return self.pythons.get(host.label, host.python)
 
     @property
     def _connect_s(self) -> float:
-        """ssh's limit for a connection. Hosts that have answered answer quickly again, or the others would run on for
-        long after one is lost."""
+        """ssh's limit for a connection: shorter for hosts that have answered before, so that a lost one is noticed
+        soon.
+        """
         first_s = self.cluster.connect_timeout_s
         return first_s if self.slow_s is None else min(first_s, max(_RECONNECT_TIMEOUT_S, self.slow_s))
 
     def _options(self) -> dict[str, str]:
         return {
             **(self._shared if self.shares_connections else {}),
-            "BatchMode": "yes",  # no questions: nobody could answer for many hosts at once
+            "BatchMode": "yes",  # no questions, which a user couldn't answer for many hosts
             "ConnectTimeout": str(max(1, round(self._connect_s))),
             "ServerAliveInterval": "1",
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
-            "RemoteCommand": "none",  # one of the user's config excludes ours
+            "RemoteCommand": "none",  # the user's own would replace ours
             "RequestTTY": "no",  # a terminal would echo what is sent, and change what comes back
             "LogLevel": "INFO",  # ssh says why it failed, and no more
         }
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """By one pssh for each group of hosts, as a rule for all of them."""
+        """Run one pssh for each group of hosts; usually one for all."""
         groups = self._groups(hosts)
         if len(groups) == 1:
             return self._pssh_run(stdin, groups[0], timeout_s)
@@ -166,7 +195,7 @@ class PsshTransport(Transport):
             return {label: output for outputs in groups_outputs for label, output in outputs.items()}
 
     def _groups(self, hosts: Sequence[Host]) -> list[list[Host]]:
-        """Group hosts by interpreter: one pssh runs one command, and on a limited number of hosts."""
+        """Group hosts by interpreter: one pssh runs one command, on a limited number of hosts."""
         pythons = dict.fromkeys(map(self.python_of, hosts))
         alike = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
         return [group[at : at + _MOST_HOSTS] for group in alike for at in range(0, len(group), _MOST_HOSTS)]
@@ -186,14 +215,14 @@ class PsshTransport(Transport):
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
     def _pssh_argv(self, folder: Path, hosts: Sequence[Host], timeout_s: float) -> list[str]:
-        """The command that runs the agent on one group of hosts; its files lie in ``folder``."""
+        """Return the command that runs the agent on one group of hosts; its files lie in ``folder``."""
         self.outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
         (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
         argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
         argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
         argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
         if self.cluster.ssh_config:
-            # as one word, which pssh splits as a shell does
+            # one word, which pssh splits like a shell
             argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
         return [*argv, remote_command(self.python_of(hosts[0]))]
 
@@ -202,7 +231,7 @@ class PsshTransport(Transport):
 
     def remote_shell(self, host: Host) -> list[str]:
         options = self._options()
-        if "ControlMaster" in options:  # one that became the shared connection would hold rsync's output open
+        if "ControlMaster" in options:  # else rsync's ssh may become the shared one, which keeps rsync's output open
             options["ControlMaster"] = "no"
         return self._ssh(host, options)
 
@@ -212,7 +241,7 @@ class PsshTransport(Transport):
 
 
 def _copy_of(file: IO[bytes]) -> IO[bytes]:
-    """A temporary file with the same content, and a position of its own."""
+    """Return a temporary file with the same content and a position of its own."""
     copy = tempfile.TemporaryFile(prefix="paceline-")  # noqa: SIM115  (the caller closes it)
     file.seek(0)
     shutil.copyfileobj(file, copy)
@@ -220,23 +249,23 @@ def _copy_of(file: IO[bytes]) -> IO[bytes]:
 
 
 def remote_command(python: str | None) -> str:
-    """The command line for the remote login shell."""
+    """Return the command line for the remote login shell."""
     return shlex.join(["exec", *agent_argv(python)])
 
 
 # ---------------------------------------------------------------------------------------------------- what pssh leaves
 def pssh_name(host: Host) -> str:
-    """A host's line in pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
+    """Return a host's line in pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
     if ":" in host.name and host.port is None:
         return f"{host.label}:22"
     return host.label
 
 
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
-    """What one host's command wrote, and how it ended, as pssh's report says.
+    """Return the output of one host's command and how it ended, by pssh's report.
 
     Args:
-        name: of the host in pssh's host file, and so of its two files.
+        name: the host's line in pssh's host file, which also names its two output files.
         timeout_s: the limit that pssh was given.
     """
     out, err = folder / "out" / name, folder / "err" / name
@@ -258,13 +287,13 @@ def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
 
 @lru_cache(maxsize=1)
 def _ends(report: str) -> dict[str, str]:
-    """Each host's name → what the report says of its end. Read once for all hosts: it has a line of each."""
+    """Return host name → what the report says of its end. Cached, as it is read once for each host."""
     lines = re.finditer(r"\[(?:SUCCESS|FAILURE)\] (\S+)(?: (.*))?$", report, re.MULTILINE)
     return {line[1]: line[2] or "" for line in lines}
 
 
 def _is_endless(folder: Path) -> bool:
-    """Whether a host has written more into ``folder`` than is ever read, and would fill the disk."""
+    """True if a host has written more into ``folder`` than is ever read, and would fill the disk."""
     with contextlib.suppress(OSError):  # there is nothing yet
         return any(path.stat().st_size > 2 * _MOST_BYTES for path in folder.iterdir())
     return False
@@ -277,11 +306,10 @@ _SET = re.compile(r"^controlpath (?!none$)", re.MULTILINE)
 
 
 def shares_already(hosts: Sequence[Host], settings_of: Callable[..., tuple[str, str]]) -> bool:
-    """Whether the user's ssh configuration shares connections to one of these hosts.
+    """True if the user's ssh configuration shares connections to one of these hosts.
 
-    ``ssh -G`` takes ten milliseconds of a core for a host. So for one host ssh names the files that it reads: they are
-    the same for all hosts, since it reads those of other hosts' blocks, too. Only where one of them mentions shared
-    connections, ``ssh -G`` runs for all of them.
+    ``ssh -G`` takes ten milliseconds of a core for a host. So ssh first names the files that it reads for one host,
+    which are the same for all hosts. Only if one of them mentions shared connections, ``ssh -G`` runs for all of them.
 
     Args:
         settings_of: a host, further options of ``ssh -G`` → its output and its errors.

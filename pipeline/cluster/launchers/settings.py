@@ -1,4 +1,4 @@
-"""What the section ``cluster`` holds, whichever launcher it names, and which launchers there are."""
+"""The settings of the section ``cluster`` that all launchers share, and the list of launchers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from pipeline.core.options import Options
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
 
-MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
+MISSING: Any = "???"  # OmegaConf's own mark; importing OmegaConf takes 0.1 s, which the command of a finished run saves
 
 POLICIES = ("auto", "refuse", "wait", "share")
-"""What ``cluster.when_busy`` may say."""
+"""The values of ``cluster.when_busy``."""
+_AUTO, REFUSE, WAIT, SHARE = POLICIES
+WHEN_BUSY_HINT = (
+    "cluster.when_busy=wait waits until it is free, cluster.when_busy=share starts beside it; or other hosts"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What is asked of a launcher, so that nobody has to ask which one it is.
+    """How a launcher differs from others, so that no code has to compare launchers' names.
 
-    ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected. ``is_this_computer``:
-    its only host is this computer, so it is configured without hosts, and what this process knows (GPUs, cores, the
-    interpreter) is known of the host before it is asked. ``hosts_are_granted``: a batch scheduler chooses the hosts
-    when an attempt asks for them, so ``nnodes`` of its settings stands for ``hosts``. ``hostfile_of_mpi``: in its
-    hostfile ``host:4`` are slots, and a host may stand on several lines.
+    Attributes:
+        shares_run_dir: nodes see the controller's run folder, so nothing is sent or collected.
+        is_this_computer: its only host is this computer. It is configured without hosts, and this process knows the
+            host's GPUs, cores and interpreter before the probe.
+        hosts_are_granted: a batch scheduler chooses the hosts when an attempt starts, so its settings have ``nnodes``
+            in place of ``hosts``.
+        hostfile_of_mpi: in its hostfile ``host:4`` are slots, and a host may stand on several lines.
     """
 
     shares_run_dir: bool = False
@@ -144,6 +150,13 @@ LAUNCHERS = Options("cluster.launcher", "pipeline.cluster.launchers", ClusterCon
 
 
 def capabilities(cluster: Cluster) -> Capabilities:
-    """What the cluster's launcher can do; its module isn't imported for it. Raises UsageError."""
+    """Return the capabilities of the cluster's launcher without importing its module. Raises UsageError."""
     settings: type[ClusterConfig] = LAUNCHERS.settings(cluster.launcher)
     return settings.capabilities
+
+
+def busy_policy(cluster: Cluster) -> str:
+    """Return refuse, wait or share. By default GPUs aren't shared and processors are."""
+    if cluster.when_busy != _AUTO:
+        return cluster.when_busy
+    return REFUSE if cluster.device == "cuda" else SHARE

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.cluster.agent.running.claims import clock, collide, printable
-from pipeline.cluster.launchers.transport import claims
+from pipeline.cluster.launchers.settings import REFUSE, WHEN_BUSY_HINT, busy_policy
+from pipeline.cluster.launchers.transport.agent_requests import claim, resources
 from pipeline.cluster.preflight import gpus
 from pipeline.cluster.preflight.judgement import Check, State
 from pipeline.core.errors import HostError
@@ -36,7 +37,7 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
-        wish = claims.claim(cluster, host, attempts, "")
+        wish = claim(cluster, host, attempts, "")
         rows = [row for row in system.get("claims", []) if collide(row, wish)]
         own = {
             attempts,
@@ -53,7 +54,7 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
 
 def _processes(host: Host, said: Mapping[str, str], own: set[str]) -> Iterator[str]:
     """Processes on the GPUs of the ranks that belong to no run that is known there."""
-    wanted = set(claims.resources(host, "cuda"))
+    wanted = set(resources(host, "cuda"))
     owners = dict(_owners(said.get("owners", "")))
     for gpu in gpus.parse(said):
         if wanted.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
@@ -75,7 +76,7 @@ def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     """For preflight, where no run is meant yet: one of one's own is named as well."""
-    state = State.FAILED if claims.policy(cluster) == claims.REFUSE else State.WARNING
+    state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [
         Check(
             host=occupation.host,
@@ -83,7 +84,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
             state=state,
             seen=occupation.who,
             wanted="nobody",
-            hint=claims.WHEN_BUSY,
+            hint=WHEN_BUSY_HINT,
         )
         for occupation in occupied(cluster, facts, "")
     ]
@@ -94,4 +95,4 @@ def refuse(occupations: Sequence[Occupation], nnodes: int) -> None:
     if occupations:
         rows = [f"  {one.host} is busy: {one.who}" for one in occupations]
         head = f"{len(occupations)} of {counted(nnodes, 'host')} {'is' if len(occupations) == 1 else 'are'} busy:"
-        raise HostError("\n".join([head, *rows]), hint=claims.WHEN_BUSY)
+        raise HostError("\n".join([head, *rows]), hint=WHEN_BUSY_HINT)

@@ -12,9 +12,8 @@ from typing import Any
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.base import Environment, LockFile, PackSource
 from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.launchers.transport.environments import Environment, LockFile
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
 from pipeline.cluster.launchers.transport.sending import NOT_SENT, Transfer
 from pipeline.cluster.sync import rsync

@@ -1,1 +1,1 @@
-"""How requests reach the node agents of hosts, and how their answers and files come back."""
+"""Requests to the node agents of hosts, and the way back of their answers and files."""

@@ -1,27 +1,36 @@
-"""What agents are asked to do with a plan: requests as data."""
+"""Requests to the agents about a plan, as data, with what a run claims on its hosts (docs/sharing-hosts.md)."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import secrets
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers.base import PackSource, workdir_of
-from pipeline.cluster.launchers.settings import capabilities
-from pipeline.cluster.launchers.transport import claims
+from pipeline.cluster.launchers.settings import SHARE, busy_policy, capabilities
 from pipeline.cluster.networks import tls_files
 from pipeline.core.redact import hidden_by, rules
-from pipeline.core.specs import Cluster, LaunchPlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.keys import rank_environment
 from pipeline.runs import journal
+from trainers.contract import run_folder
 
-ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
+ENV_NAMES = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_DEBUG*",
+)  # variables that a host may have set, which then stay
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 
 
 def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], registry: str) -> dict[str, Any]:
-    """Asks for the facts of a host; ``registry`` is the folder there in which agents register."""
+    """Return the request for the facts of a host; ``registry`` is the folder there in which agents register."""
     return {
         "do": "probe",
         "workdir": workdir_of(cluster),
@@ -40,20 +49,20 @@ def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], reg
 
 
 def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path, digest: str) -> dict[str, Any]:
-    """``run`` (of ``of_run``) with what ``start`` alone carries: the nodes with their secret variables, what the run
-    claims there, and what hides the secrets in their output.
+    """Return the request that starts a run: ``run`` (of ``of_run``) with secrets, claims and the rules that hide
+    secrets.
 
     Args:
         digest: of the data pack; '': the run needs none.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-    prefix, what = journal.prefix_of_attempt(plan.run_id), claims.title(run_dir, plan.run_key)
+    prefix, what = journal.prefix_of_attempt(plan.run_id), title(run_dir, plan.run_key)
     nodes = [
         {
             **node,
             "env": {**node["env"], **hosts[node["host"]].secrets},
-            "claim": claims.claim(cluster, hosts[node["host"]], prefix, what),
+            "claim": claim(cluster, hosts[node["host"]], prefix, what),
         }
         for node in run["nodes"]
     ]
@@ -62,7 +71,9 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
 
 
 def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
-    """What start, follow, collect and clean all carry: every node's part, found there by identity."""
+    """Return what start, follow, collect and clean have in common: the parts of all nodes. An agent finds its own by
+    identity.
+    """
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
@@ -70,7 +81,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,
-        "meeting": [plan.master_addr, plan.master_port] if _nodes_meet(cluster, plan) else None,
+        "meeting": [plan.master_addr, plan.master_port] if _has_rendezvous(cluster, plan) else None,
         "registry": registry,
         "env_passed": rank_environment.PASSED,
         "nodes": [
@@ -80,11 +91,46 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
     }
 
 
-def _nodes_meet(cluster: Cluster, plan: LaunchPlan) -> bool:
-    """Whether torchrun of each node waits for the others at one address."""
+def _has_rendezvous(cluster: Cluster, plan: LaunchPlan) -> bool:
+    """True if torchrun of each node waits for the others at one address."""
     return plan.nnodes > 1 and cluster.rendezvous != "file"
 
 
 def _removed(cluster: Cluster, run_dir: str, state_dir: str) -> str:
-    """The folder that ``clean`` removes on a node."""
+    """Return the folder that ``clean`` removes on a node."""
     return state_dir if capabilities(cluster).shares_run_dir else run_dir
+
+
+def resources(host: Host, device: str) -> list[str]:
+    """Return what a host's ranks compute on: ``gpu:0``, …, or ``cpu``."""
+    if device != "cuda":
+        return ["cpu"]
+    chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(host.nproc_per_node)] if chosen is None else chosen.split(",")
+    return [f"gpu:{name.strip()}" for name in names[: host.nproc_per_node] if name.strip()]
+
+
+@cache
+def group() -> str:
+    """Return the mark of this process, whose runs don't refuse each other: a sweep arranges its trials itself."""
+    return secrets.token_hex(8)
+
+
+def claim(cluster: Cluster, host: Host, attempts: str, what: str) -> dict[str, Any]:
+    """Return a run's claim on a host, as the agent takes it (``stake`` in agent/running/claims.py)."""
+    return {
+        "resources": resources(host, cluster.device),
+        "attempts": attempts,
+        "group": group(),
+        "what": what,
+        "alone": busy_policy(cluster) != SHARE,
+    }
+
+
+def title(run_dir: Path, run_key: str) -> str:
+    """Return the name of a run for other users."""
+    model = ""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
+        model = f" ({config['model']['name']})"
+    return f"run {run_key}{model}"

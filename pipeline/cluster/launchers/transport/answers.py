@@ -1,8 +1,8 @@
-"""What a host's command has written, and the node agent's lines in it. Pure, and strict: other lines are skipped.
+"""The output of a host's command, and the node agent's lines in it. Pure, and strict: other lines are skipped.
 
-A login shell may print anything around them, a connection may end in the middle of one, and a file of the node may be
-damaged: none of that may end the thread that reads. Each answer carries the token of its request, so nothing else that
-a host prints, however it looks, is taken for one.
+A login shell may print anything around them, a connection may end in the middle of a line, and a file of the node may
+be damaged; none of that may end the thread that reads. Each answer carries the token of its request, so nothing else
+that a host prints is mistaken for one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LATE = "it hadn't answered after"
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What the command on one host has written, and how it ended.
+    """The output of the command on one host, and how it ended.
 
-    ``code`` is its exit code, None where it has none: the time limit ended it, or it never began. ``note`` says so.
+    ``code`` is its exit code; None: it was ended by the time limit or never began, as ``note`` says.
     """
 
     stdout: bytes = b""
@@ -37,20 +37,20 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The agent's JSON (None: there is none), and the output in which it stood."""
+    """The agent's JSON (None: there is none), and the output that it came in."""
 
     value: dict[str, Any] | None
     output: Output = Output()
 
     @property
     def reported_error(self) -> str | None:
-        """Why the agent could not do what was requested, in its own words; None when it did, or said nothing."""
+        """Why the agent could not do what was requested, in its own words; None: it did, or didn't answer."""
         error = None if self.value is None else self.value.get("error")
         return None if error is None else str(error)
 
     @property
     def error(self) -> str | None:
-        """Why the host did not do what it was asked, as it stands there; None when it did."""
+        """Why the host failed, by its own output; None: it succeeded."""
         if self.value is not None:
             return self.reported_error
         said = self.output.stderr.strip().splitlines()
@@ -58,7 +58,7 @@ class Answer:
 
 
 def answer_in(output: Output, token: str) -> Answer:
-    """The newest answer to the request that carried ``token``."""
+    """Return the newest answer to the request that carried ``token``."""
     return Answer(value=parse_answer(output.stdout, token), output=output)
 
 
@@ -68,7 +68,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end o
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Whole lines of a node's log or of metrics.jsonl, and the bytes of that file that they are."""
+    """Whole lines of a node's log or of metrics.jsonl, with their byte range in that file."""
 
     of: Literal["log", "metrics"]
     texts: tuple[str, ...]
@@ -77,9 +77,9 @@ class Lines:
 
 
 def parse(line: bytes, token: str) -> dict[str, Any] | None:
-    """The JSON object of one answer line; None for every other line, and for one that was cut.
+    """Return the JSON object of one answer line; None for every other line, and for one that was cut.
 
-    What was printed before it without an end of line stands in the same line.
+    Text printed before it without an end of line stands in the same line.
     """
     _, mark, text = line.rpartition(b"@paceline %s " % token.encode())
     if not mark:
@@ -92,18 +92,18 @@ def parse(line: bytes, token: str) -> dict[str, Any] | None:
 
 
 def parse_answer(stdout: bytes, token: str) -> dict[str, Any] | None:
-    """The agent's last answer line; what a login shell prints around it is skipped, and so is how much has come."""
+    """Return the agent's last answer, skipping what a login shell prints and reports of progress."""
     return next((value for value in _newest_first(stdout, token) if _RECEIVED not in value), None)
 
 
 def received_bytes(stdout: bytes, token: str) -> int:
-    """How many bytes of what is being sent the agent has told to have."""
+    """Return how many bytes of the payload the agent has reported to have."""
     count = next((value[_RECEIVED] for value in _newest_first(stdout, token) if _RECEIVED in value), 0)
     return count if isinstance(count, int) else 0
 
 
 def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
-    if token.encode() not in stdout:  # as often as something comes of a login that prints much
+    if token.encode() not in stdout:  # saves parsing the long output of a login
         return iter(())
     return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line, token)) is not None)
 
@@ -111,10 +111,10 @@ def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
 def parse_stream(
     line: bytes, token: str, host: str, now: float
 ) -> Lines | NodeBeat | NodeLook | NodeExit | NodeLost | None:
-    """One line of a live stream; None where it is none of the agent's, or not whole.
+    """Return one line of a live stream; None: it isn't the agent's, or is cut.
 
     Args:
-        now: unix seconds on the controller, to which the times of the node's errors are moved.
+        now: unix seconds on the controller, to which the times of the node's errors are converted.
     """
     value = parse(line, token) if line.endswith(b"\n") else None
     if value is None:
@@ -134,7 +134,7 @@ def parse_stream(
 
 
 def log_line(host: str, text: str) -> LogLine:
-    """``3 | epoch 1`` is rank 3's; a line without a rank is torchrun's, or what is left of a damaged one."""
+    """Parse ``3 | epoch 1`` as a line of rank 3. A line without a rank is torchrun's, or damaged."""
     rank, separator, rest = text.partition(" | ")
     if separator and (rank == "-" or (rank.isascii() and rank.isdecimal())):
         return LogLine(host=host, rank=None if rank == "-" else int(rank), text=rest)
@@ -152,9 +152,13 @@ def _lines(value: Mapping[str, Any]) -> Lines:
 
 
 def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> NodeExit | NodeLost:
-    """The agent's exit.json; ``clock_correction_s`` moves the node's times to the controller's clock."""
+    """Return a node's end from the agent's exit.json.
+
+    Args:
+        clock_correction_s: added to the node's times to convert them to the controller's clock.
+    """
     reason = _escaped(str(value["reason"]))
-    if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
+    if value.get("lost") or value.get("gone") is False:  # something still runs there, so it counts as lost
         return NodeLost(host=host, reason=reason, answers=True)
     errors = tuple(
         RankError(
@@ -172,5 +176,5 @@ def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> 
 
 
 def _escaped(text: str) -> str:
-    """With ``\\x1b`` and the like for what would move a terminal's cursor or set its colours; the log has it raw."""
+    """Escape control characters, which would move a terminal's cursor or set its colours; the log has them raw."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,7 @@
-"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed.
+"""Outputs of a node, fetched into the controller's run folder: one tar, verified, then renamed.
 
-The host may be anybody's by now: of its answer only plain files are taken whose names were asked for, and they are put
-where no link leads out of the run folder.
+The host isn't trusted: only plain files are taken whose names were requested, and they are put where no link leads out
+of the run folder.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pipeline.runs.checkpoints import DAMAGE, read_verified
 from trainers.contract import run_folder
 
 SILENT_S = 10.0
-_AT_ONCE = 8  # hosts that send at a time
+_AT_ONCE = 8  # hosts at a time
 _LOOK_S = 0.5
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
-_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # a name that this computer's file system doesn't take
-_BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # of the way there, not of what was asked for
+_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # names that this computer's file system doesn't accept
+_BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # errors of the connection, not of the files
 _FAILURES = (OSError, PacelineError, *tars.DAMAGE)
-_MOST_BYTES = 1 << 42  # of one answer; what the disk has no room for is refused file by file
+_MOST_BYTES = 1 << 42  # of one answer
 _LONGEST_LINE = 1 << 20
 _SHOWN = 10  # files that a host could not send
 
@@ -57,14 +57,13 @@ def receive(
     rank: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Ask the agent for files and put them into ``run_dir``.
+    """Request files from a node's agent and put them into ``run_dir``. Returns False if they are still on the node.
 
-    It is asked again once where the connection breaks or brings nothing for ``SILENT_S``. Returns False when the files
-    could not be fetched; they are still on the node.
+    If the connection breaks, or brings nothing for ``SILENT_S``, it is tried once more.
 
     Args:
-        rank: of the node; what others than the first have lies in ``nodes/RANK``.
-        say: told what stays on the node.
+        rank: node rank; files of nodes other than the first go to ``nodes/RANK``.
+        say: takes what stays on the node, in a line.
 
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
@@ -113,10 +112,10 @@ def receive_others(
     final: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Fetch what the nodes behind the first have of their own; ``say`` is told which of them it can't be had from.
+    """Fetch the own files of all nodes but the first; ``say`` takes the names of those that failed.
 
     Args:
-        connections: host label → how it is reached, for those that can be.
+        connections: host label → how it is reached, for the hosts that can be.
     """
     outputs = dataclasses.replace(
         plan.outputs, resume=plan.outputs.others, final=plan.outputs.others, needed=(), pruned=None
@@ -153,7 +152,7 @@ def _refuse(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
 
 
 def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
-    """What the agent is asked for."""
+    """Return the fields of the request for these outputs."""
     patterns = outputs.final if final else outputs.resume
     request: dict[str, Any] = {"do": "collect", "patterns": patterns, "until_s": outputs.until_s}
     if outputs.work:
@@ -166,7 +165,7 @@ def _wanted(outputs: Outputs, rank: int, *, final: bool) -> dict[str, Any]:
 
 
 def _unsent(answer: Mapping[str, Any]) -> str:
-    """The files that the host could not send, each with why; '' where it sent all."""
+    """Return the files that the host could not send, each with the reason; '': it sent all."""
     names, count = answer["unsent"], answer.get("unsent_count")
     if not isinstance(names, dict) or not names:
         return ""
@@ -199,7 +198,7 @@ def _extract_or_again(
 
 
 def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
-    """The files that a good end has left."""
+    """Return the files that a good end has left."""
     pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
     return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
 
@@ -212,8 +211,11 @@ def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingEr
 def _extract(
     argv: list[str], request: dict[str, Any], folder: Path, silent_s: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """The answer (what came before the tar and what came behind it), and the files whose names this computer doesn't
-    take, each with why."""
+    """Extract the files of an answer into ``folder``.
+
+    Returns the answer (its lines before and after the tar), and the files whose names this computer doesn't accept,
+    each with the reason.
+    """
     token = new_token()
     with tempfile.TemporaryFile(prefix="paceline-") as stdin:
         stdin.write(message(request, token))
@@ -245,19 +247,19 @@ def _extract(
             raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
         return {**answer, **behind}, left_out
     finally:
-        child.kill()  # also one that is stopped; where all has come, it has nothing left to do
+        child.kill()  # also if it is stopped; after a full answer it has nothing left to do
         child.wait()
         child.stdout.close()
         child.stderr.close()
 
 
 def _is_requested(member: tars.Member, patterns: Sequence[str]) -> bool:
-    """Whether a pattern names the file, or a folder that it lies in, or it is such a folder."""
+    """True if a pattern matches the file, a folder that contains it, or a folder on the way to it."""
     return any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns)
 
 
 def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
-    if not pattern:  # a name without wildcards may be that of a folder, with all that lies in it
+    if not pattern:
         return not parts
     if pattern[0] == "**":
         return any(_fits(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
@@ -265,24 +267,25 @@ def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
         return member.is_folder
     if not fnmatchcase(parts[0], pattern[0]):
         return False
+    # the name of a folder stands for all that lies in it
     return (pattern[1:] == [] and "*" not in pattern[0]) or _fits(parts[1:], pattern[1:], member)
 
 
 class Patient:
-    """Reads a child's output. What is limited is the silence between two pieces, not the whole time."""
+    """Reads a child's output. The limit is for the silence between two pieces, not for the whole time."""
 
     def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
         self._child, self._pipe, self._silent_s = child, pipe, silent_s
         self._rest = b""
 
     def read(self, size: int = 1 << 16) -> bytes:
-        """At most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
+        """Return at most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
         data = self._rest or self._next()
         self._rest = data[size:]
         return data[:size]
 
     def readline(self) -> bytes:
-        """A line, or what is left at the end. Raises TimeoutError."""
+        """Return a line, or the rest at the end. Raises TimeoutError."""
         data = b""
         while b"\n" not in data:
             more = self.read()
@@ -298,17 +301,17 @@ class Patient:
     def _next(self) -> bytes:
         poll, silent_s = select.poll(), 0.0
         poll.register(self._pipe.fileno(), select.POLLIN)
-        while silent_s < self._silent_s:  # looks are counted: time in which this process was stopped is no silence
+        while silent_s < self._silent_s:  # counts polls, as time in which this process was stopped is no silence
             if poll.poll(_LOOK_S * 1000):
                 return os.read(self._pipe.fileno(), 1 << 16)
-            if self._child.poll() is not None:  # its pipes may be open elsewhere: shared connections of ssh
+            if self._child.poll() is not None:  # a shared connection of ssh may keep its pipes open
                 return b""
             silent_s += _LOOK_S
         raise TimeoutError(f"nothing came for {self._silent_s:g} s")
 
 
 def _last_words(child: Popen[bytes]) -> str:
-    """What a child that has closed its output said on stderr, as far as it is there."""
+    """Return what a child that has closed its output printed on stderr."""
     with contextlib.suppress(TimeoutExpired):
         child.wait(timeout=_LOOK_S)
     text = b""
@@ -319,7 +322,7 @@ def _last_words(child: Popen[bytes]) -> str:
 
 
 def _drop_damaged(folder: Path) -> list[str]:
-    """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
+    """Remove checkpoints that don't match the digest of their .json (or that have none) and return their names."""
     damaged = []
     for path in sorted((folder / run_folder.CHECKPOINTS).glob("*.pt")):
         try:
@@ -332,7 +335,7 @@ def _drop_damaged(folder: Path) -> list[str]:
 
 
 def _drop_others(here: Path, came: Path) -> None:
-    """Remove what the node had earlier, and has no longer; nothing where it sent no such folder."""
+    """Remove what the node no longer has; nothing where it sent no such folder."""
     if came.is_dir():
         for path in sorted(here.rglob("*"), reverse=True):
             if not os.path.lexists(came / path.relative_to(here)):
@@ -340,7 +343,9 @@ def _drop_others(here: Path, came: Path) -> None:
 
 
 def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]:
-    """Rename every file into ``here``, ``last`` as the last; their names. Raises UnfitError: a link leads elsewhere."""
+    """Rename every file into ``here``, ``last`` as the last, and return their names. Raises UnfitError: a link leads
+    elsewhere.
+    """
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(came, key=lambda name: str(name) == last):
         target = here / name
@@ -351,7 +356,7 @@ def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]
 
 
 def _refuse_links(run_dir: Path, folder: Path) -> None:
-    """Raises UnfitError: between the run folder and ``folder`` is a link, through which others' files would change."""
+    """Raise UnfitError if a link lies between the run folder and ``folder``, as other files would be overwritten."""
     for parent in (folder, *folder.parents):
         if parent == run_dir:
             return
@@ -360,12 +365,12 @@ def _refuse_links(run_dir: Path, folder: Path) -> None:
 
 
 def _drop_older(run_dir: Path, came: list[Path]) -> None:
-    """Older checkpoints that the node dropped go, once a newer one has come."""
+    """Remove older checkpoints that the node dropped, once a newer one is here."""
     if any(name.match("checkpoints/step-*.pt") for name in came):
         checkpoints = run_dir / run_folder.CHECKPOINTS
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()  # one that was set aside may be anything
+                shutil.rmtree(old) if old.is_dir() else old.unlink()  # what was set aside may be a folder
         for folder in checkpoints.glob("shards-*"):
             with contextlib.suppress(OSError):  # it isn't empty
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""Why a host gave no answer, by the words of ssh, of its login and of the agent, and what mends it. Pure."""
+"""Why a host gave no answer, by the output of ssh, of its login and of the agent, and the fix. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.core.printable import printable
 from pipeline.core.redact import hide
 from pipeline.core.specs import Host
 
-_SSH_FAILED = 255  # exit code of ssh itself; a remote command may have it too, so its words have to be ssh's
+_SSH_FAILED = 255  # ssh's own exit code; remote commands may have it too, so the output must be ssh's as well
 _UNREACHABLE = re.compile(
     r"(Could not resolve hostname[^\n]*|Connection refused|No route to host|Network is unreachable"
-    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno behind it, it is Open MPI's, of its own link
+    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno: a link of Open MPI's
     re.IGNORECASE,
 )
 _SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
@@ -34,11 +34,12 @@ _START_FILES = "the start files of its login shell (~/.bashrc, ~/.profile, ~/.zs
 def explain_over_ssh(
     host: Host, answer: Answer, ssh_config: str | None, *, connect_s: float, is_setting: bool = True
 ) -> tuple[str, str | None]:
-    """Why a host that ssh was to reach gave no answer, with the value seen, and the command that mends it.
+    """Return why a host gave no answer over ssh, with the value seen, and the command that fixes it.
 
     Args:
         connect_s: how long ssh tried to connect.
-        is_setting: whether that was cluster.connect_timeout_s (else: the shorter time of a host that has answered).
+        is_setting: True if that was cluster.connect_timeout_s, False if it was the shorter limit of a host that has
+            answered.
     """
     ssh, output = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
@@ -57,7 +58,7 @@ def explain_over_ssh(
 
 
 def agent_error(error: str, ssh: str) -> tuple[str, str]:
-    """The agent's own words, with the command that mends it: the one that they name, where they name one.
+    """Return the agent's own error, and the command that fixes it (the one that the error names, if it names one).
 
     Args:
         ssh: the ssh command that the user would type to reach the host.
@@ -74,7 +75,7 @@ def agent_error(error: str, ssh: str) -> tuple[str, str]:
 
 
 def ssh_command(host: Host, ssh_config: str | None) -> str:
-    """The ssh command that the user would type to reach the host."""
+    """Return the ssh command that the user would type to reach the host."""
     words = ["ssh"]
     words += ["-F", ssh_config] if ssh_config else []
     words += ["-p", str(host.port)] if host.port else []
@@ -82,9 +83,9 @@ def ssh_command(host: Host, ssh_config: str | None) -> str:
     return shlex.join(words)
 
 
-# ---------------------------------------------------------------------------------------------------- the words of ssh
+# -------------------------------------------------------------------------------------------------- the output of ssh
 def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
-    """Why ssh could not connect, and what mends it; None: these aren't ssh's words."""
+    """Return why ssh could not connect, and the fix; None: the output isn't ssh's."""
     ssh, said = ssh_command(host, ssh_config), output.stderr
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
         where = _OFFENDING.search(said)
@@ -111,13 +112,13 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
         )
     if not (unreachable := _UNREACHABLE.findall(said)):
         return None
-    more = quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # by a ProxyCommand?
+    more = quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # perhaps a ProxyCommand's
     return f"unreachable: {unreachable[-1].strip()}{more}", f"{ssh} true"
 
 
-# ------------------------------------------------------------------------------------------------ the words of a login
+# ---------------------------------------------------------------------------------------------- the output of a login
 class _Known(NamedTuple):
-    """A text that a login prints, what it means, and what mends it ({ssh}: the ssh command of that host)."""
+    """A text that a login prints, its meaning, and the fix ({ssh}: the ssh command of that host)."""
 
     pattern: str
     meaning: str
@@ -126,7 +127,7 @@ class _Known(NamedTuple):
 
 _KNOWN = (
     _Known(
-        f"(?m)^{TAKEN_FOR_COMMANDS}",  # not where a login prints what was sent
+        f"(?m)^{TAKEN_FOR_COMMANDS}",  # at the start of a line, as a login may print what was sent
         "a start file of its login puts another shell in the place of the login shell, also where nobody types",
         "write it as `[[ $- == *i* ]] && exec zsh` in " + _START_FILES,
     ),
@@ -165,7 +166,7 @@ _KNOWN = (
 
 
 def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
-    """Why the login started no agent: by what it printed, where that is known, else by how it ended."""
+    """Return why the login started no agent: by a known text in its output, else by how it ended."""
     said = quoted(output, host.secrets.values())
     if output.note.startswith(ENDLESS):
         return output.note + said, f"{ssh} true; see {_START_FILES}"
@@ -183,8 +184,10 @@ def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
 
 
 def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:
-    """Why the host's Python can't run the agent: too old, absent (often the login's PATH is another one than the user
-    expects) or not executable; None: nothing was said of it."""
+    """Return why the host's Python can't run the agent; None: the output doesn't say.
+
+    It may be too old, absent (often the PATH of the login differs from what the user expects) or not executable.
+    """
     if error := too_old(output):
         return error
     value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
@@ -201,7 +204,7 @@ def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] |
 
 
 def too_old(output: Output) -> tuple[str, str] | None:
-    """That the interpreter is too old for the node agent, as BOOTSTRAP says; None: it is not."""
+    """Return that the interpreter is too old for the node agent, as BOOTSTRAP reports; None: it is not."""
     version = _TOO_OLD.search(output.stderr)
     if version is None:
         return None
@@ -209,9 +212,9 @@ def too_old(output: Output) -> tuple[str, str] | None:
 
 
 def quoted(output: Output, secrets: Collection[str] = ()) -> str:
-    """The last lines that the host printed, each on a line of its own; '' where it printed nothing.
+    """Return the last lines that the host printed, each on its own line; '' where it printed nothing.
 
-    Secrets are hidden, control characters are escaped: what a terminal would obey is shown.
+    Secrets are hidden, and control characters are escaped.
     """
     text = hide("\n".join([output.stdout.decode(errors="replace"), output.stderr]), list(secrets))
     lines = [printable(line.strip()) for line in text.splitlines() if line.strip() and '{"received": ' not in line]

@@ -1,4 +1,4 @@
-"""What goes into the standard input of every remote command: the agent's modules, then one request."""
+"""The standard input of every remote command: the agent's modules, then one request."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ BOOTSTRAP = (
     f"n or sys.exit('{NO_PROGRAM}');"
     "import zlib;t,_,modules=zlib.decompress(i.read(int(n))).partition(b'\\0');exec(compile(t,'paceline-agent','exec'))"
 )
-"""The constant program of every remote command: it reads the agent's source, then the request, from stdin. Any Python
-since 2.7 can compile it, so that one which is too old can say so.
-The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
-run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
+"""The constant program of every remote command: it reads the agent's source, then the request, from stdin.
 
-# runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
+Any Python since 2.7 can compile it, so that one which is too old can say so. It removes the working directory from
+sys.path first, or a stray ``json.py`` in a home would be imported. Interpreters run it with ``-E``, because a shell's
+PYTHON… variables don't reach the ranks and so must not change the probe."""
+
+# Runs the first interpreter that exists; uses no other program, as PATH may be wrong. "~/" is the host's home.
 _FIND_PYTHON = (
     'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
     'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
@@ -50,33 +51,32 @@ _FIND_PYTHON = (
 )
 
 _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
-"""What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
-command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
+"""Text that BOOTSTRAP skips. The empty lines answer a login script that reads (``read``); the command ends a shell that
+a login script has started in its own place (``exec zsh``)."""
 
 _IMPORT = re.compile(r"^ *from (\.+|trainers\.contract\b\.?)([\w.]*) import \(?([\w, ]*)", re.MULTILINE)
 
 
 def agent_argv(python: str | None) -> list[str]:
-    """The command of an agent on another host. Without a configured interpreter: the controller's, else python3."""
+    """Return the command of an agent on another host. Default interpreter: the controller's, else python3."""
     candidates = [python] if python else [sys.executable, "python3"]
     return ["/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates]
 
 
 @cache
 def agent_source(commands: tuple[str, ...]) -> bytes:
-    """The loader's text, a zero byte, and the modules that it serves for these commands; compressed, as every command
-    sends it to every host."""
+    """Return the loader's text, a zero byte, and its modules for these commands; compressed, as each host gets it."""
     texts = module_texts()
     needed = {name: texts[name] for name in needed_modules(commands, texts)}
     code = {name: marshal.dumps(_code(name)) for name in needed}
-    texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # a host that has no use for them leaves them packed
+    texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # packed on their own, as most hosts don't need them
     modules = marshal.dumps((MAGIC_NUMBER, set(needed), texts_apart, code), 2)
     return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
 
 
 @cache
 def module_texts() -> Mapping[str, str]:
-    """Full name on a host → text, of all modules that may travel there."""
+    """Return full name on a host → text, for all modules that may travel there."""
     folders = {PACKAGE: Path(agent.__file__).parent, CONTRACT: Path(contract.__file__).parent}
     names = {
         ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path.read_text(
@@ -90,7 +90,7 @@ def module_texts() -> Mapping[str, str]:
 
 
 def _code(name: str) -> CodeType:
-    """Compiled for this Python (as a rule it is on disk already), for a file of that name in the repository."""
+    """Return a module's compiled code (usually cached by Python), with its file name in the repository."""
     full_name = name.replace(PACKAGE, agent.__name__)
     code = SourceFileLoader(full_name, str(_REPOSITORY / path_of(name))).get_code(full_name)
     assert code is not None  # a file with source has some
@@ -103,20 +103,20 @@ def _of_file(code: CodeType, path: str) -> CodeType:
 
 
 def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """Names of the modules that these commands import, and of those that they may import under a name."""
+    """Return the names of the modules that these commands import, also by a name that is a string."""
     modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
     modules += SCHEDULERS if "job" in commands else ()
     needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
     for name in needed:  # which grows
         imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, *one.groups())}
         imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
-        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # its text is started
+        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # it starts this module's text
         needed += sorted((imported & texts.keys()) - {*needed})
     return needed
 
 
 def _imported(importer: str, package: str, module: str, names: str) -> list[str]:
-    """The modules of one import statement of ``importer``."""
+    """Return the modules of one import statement of ``importer``."""
     if package.startswith("."):
         own_package = importer if importer in PACKAGES else importer.rpartition(".")[0]
         full = own_package.rsplit(".", len(package) - 1)[0]  # one more dot: one package up
@@ -126,13 +126,14 @@ def _imported(importer: str, package: str, module: str, names: str) -> list[str]
 
 
 def new_token() -> str:
-    """What the answers to one request carry; nobody who doesn't read the request can know it."""
+    """Return the mark for the answers to one request, which only a reader of the request can know."""
     return secrets.token_hex(8)
 
 
 def message(request: dict[str, Any], token: str) -> bytes:
-    """What goes into the stdin of BOOTSTRAP: length and modules, length and request, both compressed: a request holds
-    the parts of all nodes, which hardly differ. A tar may follow.
+    """Return the stdin of BOOTSTRAP: length and modules, length and request; a tar may follow.
+
+    Both are compressed, as a request holds the parts of all nodes, which hardly differ.
     """
     packed = zlib.compress(json.dumps({**request, "token": token}).encode())
     return opening((str(request.get("do")),)) + b"%d\n%s" % (len(packed), packed)
@@ -140,6 +141,6 @@ def message(request: dict[str, Any], token: str) -> bytes:
 
 @cache
 def opening(commands: tuple[str, ...]) -> bytes:
-    """How the message of these commands begins."""
+    """Return the beginning of the message of these commands."""
     source = agent_source(commands)
     return b"%s%d\n%s" % (_PREAMBLE, len(source), source)

@@ -1,7 +1,7 @@
-"""A host's answer to its probe as NodeFacts, with the type of every field checked first. Pure.
+"""A host's answer to the probe as NodeFacts, after the type of every field is checked. Pure.
 
-A host may answer what no agent does: a damaged Python, an agent that was altered there. Everything behind the launchers
-takes the fields by their types, so a wrong one is said here, once, with the host and the field.
+A damaged Python or an altered agent may answer anything. All later code relies on the types, so a wrong one is reported
+here, once, with the host and the field.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LONGEST = 60  # characters of a value that a message shows
 
 
 class _Maybe:
-    """The field may be null or absent."""
+    """A shape whose field may be null or absent."""
 
     def __init__(self, shape: Any) -> None:
         self.shape = shape
 
 
 class _Either:
-    """The field has one of these shapes."""
+    """One of several shapes."""
 
     def __init__(self, *shapes: Any) -> None:
         self.shapes = shapes
@@ -92,10 +92,10 @@ for a mapping with names of its own."""
 
 
 def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
-    """What the answer of ``host`` says; fields that nobody asked for are left out.
+    """Return the facts in the answer of ``host``; unknown fields are left out.
 
     Raises:
-        HostError: a field is missing or of another type; the text names the host, the field and what was answered.
+        HostError: a field is missing or of another type; names the host, the field and the value.
     """
     wrong = _wrong(value, _ANSWER, "")
     if wrong:
@@ -109,7 +109,7 @@ def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
 
 
 def _wrong(value: Any, shape: Any, path: str) -> str:
-    """The first part of ``value`` that isn't what ``shape`` says, in words; '' where all is."""
+    """Describe the first part of ``value`` that doesn't have the ``shape``; '': all of it has."""
     if isinstance(shape, _Maybe):
         return "" if value is None else _wrong(value, shape.shape, path)
     if isinstance(shape, _Either):

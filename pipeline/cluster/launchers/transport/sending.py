@@ -1,4 +1,4 @@
-"""What is sent to a host behind a request (the run as a node needs it, data packs), and how much of it has arrived."""
+"""Payloads sent to a host after a request (a run as a node needs it, data packs), and their progress."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pipeline.core import program as programs
 from pipeline.core.tables import counted
 from trainers.contract import run_folder
 
-SLOWEST_BYTES_PER_S = 1e6  # a transfer that is slower is given up
-NOT_SENT = "stamps.json"  # of a pack: says which files need not be hashed again on this computer
-_WITH_RUN_BYTES = 8 << 20  # of a pack that travels with the run, to all hosts together: it saves a round trip
+SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
+NOT_SENT = "stamps.json"  # a file of a pack: which files need not be hashed again on this computer
+_WITH_RUN_BYTES = 8 << 20  # for all hosts together: a smaller pack is sent with the run, which saves a round trip
 
 
-def rides_with_the_run(pack: PackSource, nnodes: int) -> bool:
-    """Whether a pack is so small that it is sent together with the run."""
+def is_sent_with_run(pack: PackSource, nnodes: int) -> bool:
+    """True if a pack is so small that it is sent together with the run."""
     return pack_bytes(pack.path) * nnodes <= _WITH_RUN_BYTES
 
 
 def pack_bytes(folder: Path) -> int:
-    """The size of all files of a pack."""
+    """Return the size of all files of a pack."""
     try:
         sizes = _sizes_in(folder / "manifest.json")
     except (OSError, ValueError, AttributeError):
@@ -37,22 +37,22 @@ def pack_bytes(folder: Path) -> int:
 
 @lru_cache(maxsize=8)
 def _sizes_in(manifest: Path) -> dict[str, int]:
-    """The sizes in the manifest of a script's data and of encoded images; other packs' have none.
+    """Return the sizes in a manifest: packs of scripts' data and of encoded images have them, others don't.
 
-    Read once: a send needs them several times, there may be 100,000 files, and the folder's name holds the digest.
+    Cached: a send needs them several times, there may be 100,000 files, and the folder's name holds the digest.
     """
     files = json.loads(manifest.read_text(encoding="utf-8")).get("files")
     return files if isinstance(files, dict) else {}
 
 
 def append(stdin: IO[bytes], source: Path, name: str) -> None:
-    """A tar of ``source`` under another name."""
+    """Append a tar of ``source`` under another name."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         archive.add(source, arcname=name)
 
 
 def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
-    """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
+    """Append the run as a node needs it: code, config, what an attempt resumes from, and a small pack."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path, name in _staged(run_dir):
             archive.add(path, arcname=name, filter=_no_caches)
@@ -61,7 +61,7 @@ def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None
 
 
 def weights_bytes(run_dir: Path) -> int:
-    """Of the weights that the run starts from, and of what a script goes on from; 0 where all is fresh."""
+    """Return the size of the weights that the run starts from, or of what a script resumes from; 0: none."""
     sent = [run_dir / run_folder.INITIAL_WEIGHTS]
     if programs.of_run(run_dir).starts_torchrun:
         sent += [path for place, _ in _of_script(run_dir) for path in (place, *place.rglob("*"))]
@@ -69,8 +69,10 @@ def weights_bytes(run_dir: Path) -> int:
 
 
 def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """What its earlier attempts left: each rank reads what it goes on from by itself. What only one node is to have
-    lies in ``carried/RANK``, from where trainers/script/workdir.py takes it."""
+    """Yield what earlier attempts of a script left, with its name on the host. Each rank reads its part itself.
+
+    What only one node gets lies in ``carried/RANK``, from where trainers/script/workdir.py takes it.
+    """
     for name in ("checkpoints", "work", run_folder.METRICS):
         yield run_dir / name, name
     yield run_dir / run_folder.OUTPUTS, f"{run_folder.CARRIED}/0/outputs"
@@ -79,7 +81,7 @@ def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
-    """What is sent, and how it is called there."""
+    """Yield the files of a run to send, each with its name on the host."""
     for name in ("code", run_folder.CONFIG, run_folder.ATTEMPT_IDS):
         yield run_dir / name, name
     if (run_dir / run_folder.INITIAL_WEIGHTS).exists():
@@ -105,8 +107,10 @@ _NAMED = 4  # hosts in a line
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """``what`` is under way to ``hosts`` (labels), ``total_bytes`` to each of them, since ``began`` (monotonic
-    seconds)."""
+    """A payload on its way to hosts.
+
+    ``what``: its name; ``hosts``: labels; ``total_bytes``: for each host; ``began``: monotonic seconds.
+    """
 
     what: str
     hosts: tuple[str, ...]
@@ -118,10 +122,10 @@ class Transfer:
         return cls(what=what, hosts=tuple(hosts), total_bytes=total_bytes, began=time.monotonic())
 
     def text(self, arrived: Mapping[str, int], now: float) -> str:
-        """Each host's part with its mean rate; of many hosts those that are furthest behind.
+        """Return the progress and mean rate of each host; of many hosts those that are furthest behind.
 
         Args:
-            arrived: host → bytes that it has told to have.
+            arrived: host → bytes that it has reported.
             now: monotonic seconds.
         """
         order = sorted(self.hosts, key=lambda host: arrived.get(host, 0)) if len(self.hosts) > _NAMED else self.hosts

@@ -1,4 +1,4 @@
-"""Live streams from all nodes: one child and two threads a node, reconnecting where a connection breaks."""
+"""Live streams from all nodes: one child process and two threads a node, which reconnect when a connection breaks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ from trainers.contract.beats import NodeBeat, NodeLook
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """``host`` is its label, ``argv`` the command of a live agent there. ``again`` makes the command of a further
-    connection, after one broke or hung (None: the same). ``slow_s`` is how long the connection may
-    take until it answers, ``silent_s`` how long the agent may say nothing at any time: more than the usual limits."""
+    """How to connect to a live agent.
+
+    Attributes:
+        host: its label.
+        argv: the command of the agent there.
+        again: returns the command of a further connection, after one broke or hung (None: the same).
+        slow_s: how long the connection may take until it answers, beyond the usual limit.
+        silent_s: how long the agent may be silent at any time, beyond the usual limit.
+    """
 
     host: str
     argv: list[str]
@@ -34,27 +40,26 @@ class Connection:
     silent_s: float = 0.0
 
     def retry(self) -> list[str]:
-        """The command of a further connection."""
+        """Return the command of a further connection."""
         return self.argv if self.again is None else self.again()
 
 
-LOST_S = 5.0  # of silence: ssh notices after 3 to 4, one try to reconnect begins, others are down within 10
+LOST_S = 5.0  # of silence: ssh notices after 3 to 4 s, then one try to reconnect begins
 BEAT_S = 1.0
-_SILENT_S = 4.0  # the agent says something every second: a connection that doesn't is made anew
+_SILENT_S = 4.0  # the agent sends something every second: a silent connection is replaced
 _RETRY_S = 0.3
-_RETRY_LATER_S = 1.0  # once it has been said that the node is silent
-_AT_FIRST = 2  # times as slow: right after the start a host has torchrun and its ranks to begin as well
+_RETRY_LATER_S = 1.0  # once the node was reported as silent
+_AT_FIRST = 2  # times as slow right after the start, when a host also starts torchrun and its ranks
 
 
 class Streams:
     """Follows every node of one attempt. ``emit`` is called from the reading threads.
 
     Args:
-        opening: byte offsets to go on from → what the agent reads first.
+        opening: byte offsets to continue from → the agent's input.
         metrics_at: bytes of metrics.jsonl that are here already.
-        token: what the agents' answers carry, as ``opening`` tells them.
-        lease_s: for how long ranks of a node that is silent train on; until then it is tried again. 0: it counts as
-            lost.
+        token: carried by the agents' answers, as ``opening`` tells them.
+        lease_s: how long ranks of a silent node train on, and so how long reconnecting is tried; 0: not at all.
     """
 
     def __init__(
@@ -78,14 +83,14 @@ class Streams:
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
 
     def _beat(self) -> None:
-        """Renew every node's lease each second; ``stop`` and ``prune`` are repeated, as a stream may have broken."""
+        """Renew every node's lease each second. ``stop`` and ``prune`` are repeated, as a stream may have broken."""
         looked = time.monotonic()
         while not self._closing.is_set():
             word = b"prune\n" if self._pruning else b"beat\n"
             self._tell(b"stop\n" if self._stopping.is_set() else word)
             now = time.monotonic()
-            for stream in self._streams:  # time in which this process was stopped itself is nobody's silence
-                stream.listened(min(now - looked, 2 * BEAT_S))
+            for stream in self._streams:  # at most: this process may have been stopped itself
+                stream.add_silence(min(now - looked, 2 * BEAT_S))
             looked = now
             if not self._stopping.wait(BEAT_S):
                 continue
@@ -105,12 +110,15 @@ class Streams:
         self._tell(b"prune\n")
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask every node how its ranks are (None: without their stacks), or only whether the ssh servers ``peers``
-        answer it; NodeLook events follow."""
+        """Ask every node for the state of its ranks (None: without stacks), or whether it reaches the ssh servers
+        ``peers``.
+
+        NodeLook events follow.
+        """
         self._tell(b"look " + json.dumps(peers).encode() + b"\n")
 
     def stop(self) -> None:
-        """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
+        """Ask every node that still answers to end its part. Returns at once; NodeExit events follow."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -137,20 +145,20 @@ class _Stream:
         self._opening, self._emit, self._closing, self._token = opening, emit, closing, token
         self._offsets = {"log": 0, "metrics": metrics_at}
         self._child: Popen[bytes] | None = None
-        self._opened = False  # the agent has been told what to follow: from here on it reads beats
+        self._opened = False  # the agent has read its request, and reads beats from here on
         self._answered = False  # on this connection
         self._ever_answered = False
         self._silence_reported = False
-        self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
+        self._silent_s = self._lost_s = 0.0  # silence of this connection, and of the node
         self._said = ""
 
     def read(self) -> None:
-        """Until the node's end is known: read, and reconnect where the stream breaks while its ranks may live."""
+        """Read until the node's end is known; reconnect where the stream breaks while its ranks may live."""
         while not self._closing.is_set():
             try:
                 if self._follow():
                     return
-            except Exception as error:  # whatever it is, another connection may do better
+            except Exception as error:  # another connection may work
                 self._said = threads.described(error)
             finally:
                 self._hang_up()
@@ -175,12 +183,12 @@ class _Stream:
         return self._connection.slow_s * (1 if self._ever_answered else _AT_FIRST)
 
     def failed(self, why: str) -> None:
-        """Something in this process went wrong, so nothing more will be heard of the node."""
+        """Report the node as lost after an error in this process."""
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=f"can no longer be followed from here: {why}"))
 
     def _follow(self) -> bool:
-        """Pass on what one connection brings. True: the node has ended."""
+        """Emit the events of one connection. True: the node has ended."""
         for line in self._lines():
             answer = parse_stream(line, self._token, self.label, time.time())
             if answer is None:
@@ -189,9 +197,9 @@ class _Stream:
                 continue
             if not self._answered:
                 self._answered = self._ever_answered = True
-                self._said = ""  # what a login script has printed before says nothing of an end
+                self._said = ""  # text of a login script doesn't explain a later end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
-                return False  # what stood between got lost: the next connection brings it
+                return False  # lines are missing: the next connection brings them
             if self._silence_reported:
                 self._silence_reported = False
                 self._emit(NodeAnswers(host=self.label, silent_s=self._lost_s))
@@ -213,20 +221,20 @@ class _Stream:
         self._offsets[answer.of] = answer.end_bytes
 
     def _lines(self) -> Iterator[bytes]:
-        """The lines of one connection; the last one may be cut."""
+        """Yield the lines of one connection; the last one may be cut."""
         self._silent_s, self._opened, self._answered = 0.0, False, False
         child = self._child = process.stream(self._argv)
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a stream has pipes")
         threads.start(self._listen, child, name=f"stderr of {self.label}", on_error=self._note)
-        with contextlib.suppress(OSError):  # why it ended stands on its stderr
+        with contextlib.suppress(OSError):  # stderr says why it ended
             child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
             child.stdin.flush()
             self._opened = True
         yield from _lines_of(child, child.stdout)
 
     def _listen(self, child: Popen[bytes]) -> None:
-        """Keep the last line of stderr: it says why a connection ended."""
+        """Keep the last line of stderr, which says why a connection ended."""
         if child.stderr is not None:
             for line in child.stderr:
                 self._said = line.decode(errors="replace").strip() or self._said
@@ -234,8 +242,8 @@ class _Stream:
     def _note(self, why: str) -> None:
         self._said = self._said or why
 
-    def listened(self, passed_s: float) -> None:
-        """``passed_s`` more seconds without an answer, unless one comes; a connection that says nothing is ended."""
+    def add_silence(self, passed_s: float) -> None:
+        """Add ``passed_s`` seconds of silence, and end a connection that has been silent for too long."""
         self._silent_s += passed_s
         self._lost_s += passed_s
         child = self._child
@@ -251,7 +259,7 @@ class _Stream:
         child = self._child
         if child is None or child.stdin is None or not self._opened:
             return
-        with contextlib.suppress(OSError, ValueError):  # a broken stream shows at its reading end
+        with contextlib.suppress(OSError, ValueError):  # the reading thread notices a broken stream
             poll = select.poll()
             poll.register(child.stdin.fileno(), select.POLLOUT)
             if any(event & select.POLLOUT for _, event in poll.poll(0)):
@@ -259,7 +267,7 @@ class _Stream:
                 child.stdin.flush()
 
     def end(self) -> None:
-        """End the connection; the thread that reads it notices."""
+        """End the connection; the reading thread notices."""
         child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
@@ -269,7 +277,7 @@ class _Stream:
         child, self._child, self._opened = self._child, None, False
         if child is None:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):  # how it ended by itself may stand on its stderr
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the reason may still come on its stderr
             child.wait(timeout=0.5)
         child.kill()
         child.wait()
@@ -280,8 +288,10 @@ class _Stream:
 
 
 def _lines_of(child: Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
-    """Lines until the pipe's end, or until the child is gone: what it shared its pipes with (ssh gives them to the
-    process that holds a shared connection) may hold them open for ever."""
+    """Yield lines until the end of the pipe or of the child.
+
+    A shared connection of ssh may keep the pipe open after the child has ended.
+    """
     rest, poll = b"", select.poll()
     poll.register(pipe.fileno(), select.POLLIN)
     while True:
