@@ -1,9 +1,8 @@
-"""The beginning of what travels to a host: serves the modules of the agent and of the contract from memory, then runs
-the agent.
+"""The first code on a host: serves the modules of the agent and of the contract from memory, then runs the agent.
 
-``pipeline/cluster/launchers/transport/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written
-on the host. A module's code comes compiled for the controller's Python; another one compiles the source, when the
-module is first imported. One that is first imported after a fork is served as well.
+``pipeline/cluster/launchers/transport/payload.py`` sends this text followed by a call of ``run``. Nothing is written on
+the host. Modules come compiled for the controller's Python; another version compiles the sources on import. Modules
+that are first imported after a fork are served too.
 """
 
 import gc
@@ -23,11 +22,10 @@ PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRA
 
 
 class SourceFinder:
-    """Imports modules of ``PACKAGES`` from dictionaries: full module name → text, and → code that is compiled for this
-    Python already.
+    """Imports modules of ``PACKAGES`` from dictionaries: full module name → text, and → code compiled for this Python.
 
-    Tracebacks show file and line: code is named by its path in the repository, and linecache asks ``get_source``. Texts
-    are ``packed`` (by marshal and zlib) until one is needed.
+    Tracebacks show file and line: code is named by its path in the repository, and linecache calls ``get_source``.
+    Texts are ``packed`` (by marshal and zlib) until one is needed.
     """
 
     def __init__(self, names: "set[str]", packed: bytes, code: "dict[str, bytes]") -> None:
@@ -60,23 +58,23 @@ class SourceFinder:
 
 
 def path_of(fullname: str) -> str:
-    """The file of a module in the repository."""
+    """Return the file of a module in the repository."""
     folders = fullname.replace(PACKAGE, "pipeline.cluster.agent").replace(".", "/")
     return folders + ("/__init__.py" if fullname in PACKAGES else ".py")
 
 
 def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
-    """Print what nobody caught, with lines: before Python 3.13 the interpreter itself looks for them in files alone."""
+    """Print an uncaught error with source lines, which Python before 3.13 reads from files alone."""
     import traceback  # every start of an agent loads this module
 
     traceback.print_exception(kind, error, trace)
 
 
 def run(modules: bytes) -> None:
-    """Answer the request that is next on stdin; never returns: the agent's exit code is that of the process.
+    """Answer the request that follows on stdin. Never returns: the agent's exit code becomes the process's.
 
     Args:
-        modules: magic number of a Python, names, packed texts, code; by marshal, in a version that any Python 3 reads.
+        modules: magic number of a Python, names, packed texts, code; in a marshal version that every Python 3 reads.
     """
     gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
     magic_number, names, packed, code = marshal.loads(modules)

@@ -1,4 +1,4 @@
-"""Growing files read as whole lines, cut where a line is longer than a log can take."""
+"""Growing files read as complete lines, cut if a line is too long for a log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 
 
 class Rules:
-    """What hides secrets: patterns and what stands in their place.
+    """The rules for masking secrets: patterns and their replacements.
 
-    ``longest_bytes`` is what any of them may match at most: a pattern spells its secrets out, and tokens of a known
-    form, and logins in addresses, are taken to be no longer than that.
+    ``longest_bytes`` is the longest possible match: a pattern spells its secrets out, and tokens of a known form and
+    logins in addresses are assumed to be no longer.
     """
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
@@ -24,7 +24,7 @@ class Rules:
         self.longest_bytes = max([LONGEST_TOKEN_BYTES, *lengths]) if lengths else 0
 
     def hide(self, text: str) -> str:
-        """With placeholders for secrets; where colours stand in the middle of one, the text loses all of them."""
+        """Mask secrets; if colours stand inside of one, all colours of the text are removed."""
         hidden = self._hidden(text)
         plain = _COLOURS.sub("", hidden) if "\x1b" in hidden else hidden
         without_colours = self._hidden(plain)
@@ -36,7 +36,7 @@ class Rules:
         return text
 
     def cut_before(self, text: str, at: int) -> int:
-        """The nearest place up to ``at`` where nothing is cut that is to be hidden."""
+        """Return the nearest position up to ``at`` that splits no secret."""
         moved = True
         while moved:
             moved = False
@@ -48,8 +48,10 @@ class Rules:
 
 
 class Tail:
-    """One growing file, read as whole lines from where the last look ended. Secrets are hidden before a line is cut; of
-    one that goes on, what may be the beginning of a secret is held back."""
+    """One growing file, read as complete lines from the end of the last call.
+
+    Secrets are masked before a line is cut. Of an unfinished line, the possible beginning of a secret is held back.
+    """
 
     def __init__(self, path: str, rules: Rules | None = None) -> None:
         self.path = path
@@ -58,7 +60,7 @@ class Tail:
         self._rest = b""
 
     def lines(self, last: bool = False) -> list[str]:
-        """What came since the last look, line by line; what is longer than a log can take in one piece is cut."""
+        """Return the new lines since the last call; lines that are too long are cut."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
@@ -82,7 +84,7 @@ class Tail:
         return texts
 
     def _begun(self, line: bytes) -> tuple[list[str], bytes]:
-        """Pieces of a line that goes on, and what is held back of it."""
+        """Return pieces of an unfinished line, and the held back rest."""
         text = line.decode("utf-8", "surrogateescape")
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
         if len(line) <= LONGEST_LINE_BYTES or at <= 0:
@@ -91,19 +93,20 @@ class Tail:
         return [*cut, as_text(left) + CUT], text[at:].encode("utf-8", "surrogateescape")
 
     def shown(self, line: bytes) -> bytes:
-        """Bytes that are no text are left to ``as_text``."""
+        """Decode later: bytes that are no text are left to ``as_text``."""
         return self.rules.hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def in_pieces(line: bytes) -> list[str]:
-    """A whole line as a terminal shows it (what stands after a progress bar's last carriage return), cut if it is
-    longer than anything downstream should have to hold."""
+    """Split a complete line as a terminal shows it (the text behind a progress bar's last carriage return) into pieces
+    of bounded length.
+    """
     cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
     return [*cut, as_text(rest)]
 
 
 def cut_long(line: bytes) -> tuple[list[str], bytes]:
-    """Marked pieces of a long line, never in the middle of a character, and what is left."""
+    """Return marked pieces of a long line, never splitting a character, and the rest."""
     texts = []
     while len(line) > LONGEST_LINE_BYTES:
         end = LONGEST_LINE_BYTES

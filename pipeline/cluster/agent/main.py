@@ -1,14 +1,13 @@
-"""The node agent: what any launcher can run on a host, of the standard library alone (Python 3.9 or newer).
+"""The node agent: runs on a host for any launcher, with the standard library alone (Python 3.9 or newer).
 
-It is never installed. A launcher sends the sources themselves, then the request, then an
-optional tar, into the standard input of ``python3 -c BOOTSTRAP``: so no value ever reaches a remote shell
-and controller and node cannot differ in version. Answers are lines ``@paceline TOKEN {json}`` with the token of the
-request, which the controller made for it; anything else on stdout is a login shell's chatter.
+It is never installed. A launcher sends the sources, then the request, then an optional tar, to the standard input of
+``python3 -c BOOTSTRAP``. So no value reaches a remote shell, and controller and node have the same version. Answers are
+lines ``@paceline TOKEN {json}`` with the request's token; other output is a login shell's and is ignored.
 
-``start`` leaves a supervisor behind that owns torchrun. It merges the ranks' output into one log, keeps a
-lease, writes ``exit.json`` when everything of this node has ended, and kills exactly the processes that
-carry its mark: ``PACELINE_NODE=<run id>:<node rank>`` in their environment, which torchrun's workers
-inherit (so a SIGKILLed torchrun's orphans are found too), and whoever shares a session with one of them.
+``start`` leaves a supervisor behind, which owns torchrun. It merges the ranks' output into one log, keeps a lease,
+writes ``exit.json`` when everything on this node has ended, and kills exactly the processes with its mark
+(``PACELINE_NODE=<run id>:<node rank>`` in their environment, which torchrun's workers inherit, so orphans are found
+too) and those that share a session with one of them.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def module_for(request: Json) -> ModuleType:
 
 
 def answer(request: Json) -> int:
-    """Do it in this process; the exit code."""
+    """Run the request in this process; return the exit code."""
     try:
         getattr(module_for(request), request["do"])(request)
     except (SystemExit, OSError, RuntimeError) as error:

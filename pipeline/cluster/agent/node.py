@@ -1,4 +1,4 @@
-"""Which node this is, and which part of the plan is its own."""
+"""The identity of this node, and its part of the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEERS = 3  # other nodes that one without a controller tries to reach: a second 
 
 
 def server_address(request: Json) -> tuple[str, int]:
-    """Address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
+    """Return address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     if request.get("local") or len(parts) != 4:
         return "127.0.0.1", 0
@@ -21,14 +21,13 @@ def server_address(request: Json) -> tuple[str, int]:
 
 
 def address_and_port(request: Json) -> tuple[str, int]:
-    """Where the other nodes find this one: its ssh server, or its address alone where nobody came over ssh."""
+    """Return where other nodes reach this one: its ssh server, or its address alone without ssh."""
     address, port = server_address(request)
     return (address if port else address_towards(request.get("names", [])) or address), port
 
 
 def address_towards(names: list[str]) -> str | None:
-    """The address from which this node reaches another one of ``names``; None: there is none, or no name says
-    anything here."""
+    """Return this node's address towards another one of ``names``; None: there is none, or no name resolves."""
     for name in names:
         with contextlib.suppress(OSError):
             family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
@@ -41,7 +40,9 @@ def address_towards(names: list[str]) -> str | None:
 
 
 def identity(request: Json) -> str:
-    """Equal for two names of one node: host name, ssh server's address and port, user id. A batch job knows its own."""
+    """Return a text equal for two names of one node: host name, ssh server's address and port, user id; a batch job has
+    its own.
+    """
     if "identity" in request:
         return str(request["identity"])
     address, port = server_address(request)
@@ -49,9 +50,10 @@ def identity(request: Json) -> str:
 
 
 def machine() -> str | None:
-    """Equal for all ways to one machine: its boot, its machine id, and the namespaces that tell its containers apart.
+    """Return a text equal for all ways to one machine: its boot, its machine id, and the namespaces that distinguish
+    its containers.
 
-    None where the system doesn't tell them (not Linux).
+    None if the system doesn't tell (not Linux).
     """
     parts = []
     try:
@@ -66,7 +68,9 @@ def machine() -> str | None:
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal; by Python's own code where it has some: hashlib loads OpenSSL, which takes longer than the rest."""
+    """Return a hexadecimal digest; with Python's own code if it has some, because hashlib loads OpenSSL, which takes
+    longer.
+    """
     for name in ("_sha2", "_sha256"):  # since Python 3.12; before
         with contextlib.suppress(ImportError):
             return str(import_module(name).sha256(data).hexdigest())
@@ -76,7 +80,7 @@ def sha256(data: bytes) -> str:
 
 
 def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
-    """ssh address and port of the next few nodes, as their identities tell: what an isolated node tries to reach."""
+    """Return ssh address and port of the next few nodes by their identities, for a node that may be isolated."""
     all_nodes = request["nodes"]
     at = [other["identity"] for other in all_nodes].index(node["identity"])
     peers = []
@@ -88,8 +92,11 @@ def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
 
 
 def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
-    """The variables of this process whose names match ``patterns`` and none of ``but``: names, or beginnings of names
-    with a ``*`` behind. (Of each pattern fnmatch makes a regular expression: ten milliseconds for all of them.)"""
+    """Return this process's variables that match ``patterns`` and none of ``but``: names, or beginnings of names with
+    ``*``.
+
+    fnmatch would compile a regular expression per pattern: ten milliseconds for all.
+    """
 
     def among(name: str, wanted: list[str]) -> bool:
         return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)

@@ -1,4 +1,4 @@
-"""What the controller is told when a command fails."""
+"""Error messages of the agent for the controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def full_disk(error: OSError, room: str) -> str:
-    """``room``: what is free there; '': not known."""
+    """Return the message about a full disk. ``room``: the free space; '': unknown."""
     seen = f"{error}, {room}" if room else str(error)
     return (
         f"has a full disk ({seen}); make room there, or set cluster.workdir (on this computer paths.runs) to a folder "
@@ -30,7 +30,7 @@ def is_process_limit(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What the controller is told, as it stands behind the host's name."""
+    """Return the message that the controller shows behind the host's name."""
     if isinstance(error, SystemExit):
         return str(error)
     if isinstance(error, OSError) and error.errno in FULL:

@@ -1,4 +1,4 @@
-"""What the agent says to the controller, and the small files in which its processes tell each other."""
+"""The agent's answers to the controller, and the small files that its processes share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ token = ""
 
 
 def say(**fields: Any) -> None:
-    """One answer line to the controller. Raises OSError when nobody reads any more.
+    """Print one answer line for the controller. Raises OSError: nobody reads any more.
 
-    It begins with an end of line, in the same write: something may have been printed before it without one.
+    It begins with a newline in the same write, because earlier output may lack one.
     """
     sys.stdout.write(f"\n@paceline {token} {json.dumps(fields)}\n")
     sys.stdout.flush()
 
 
 def refuse(why: str) -> NoReturn:
-    """End this agent with a line that the controller finds in what the job printed."""
+    """End this agent with a line that the controller finds in the job's output."""
     sys.stderr.write(f"{SAYS}{why}\n")
     raise SystemExit(why)
 
@@ -45,7 +45,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> Any:
-    """The value, or None while the file isn't there (files of the agent appear whole or not at all)."""
+    """Return the value; None while the file doesn't exist (the agent's files appear complete or not at all)."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -54,7 +54,7 @@ def read_json(path: str) -> Any:
 
 
 def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> None:
-    """Run ``target`` in a daemon thread; what it raises is printed and passed on as a text to ``on_error``."""
+    """Run ``target`` in a daemon thread; an exception is printed and passed as text to ``on_error``."""
 
     def run() -> None:
         try:

@@ -1,1 +1,1 @@
-"""What a host is: its facts, whom it reaches, its environments and folders."""
+"""The host: its facts, the hosts that it reaches, its environments and folders."""

@@ -1,5 +1,7 @@
-"""The facts of this host that preflight judges: limits of the login, memory, clock, network devices. Files, but for one
-look-up of the host's own name; what a system doesn't tell is left out or null."""
+"""The host's facts for preflight: limits of the login, memory, clock, network devices.
+
+Read from files, except for one lookup of the host's own name. Unknown facts are left out or null.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ _SENTINEL = ".paceline-shared-%s"
 
 
 def facts(gpu_s: float) -> Json:
-    """What every probe tells.
+    """Return the facts that every probe reports.
 
     Args:
-        gpu_s: how long nvidia-smi may take; 0: it isn't asked.
+        gpu_s: seconds that nvidia-smi may take; 0: it isn't run.
     """
     name: Json = {}
     resolved = threading.Event()
@@ -46,7 +48,7 @@ def facts(gpu_s: float) -> Json:
 
 
 def resolve_own_name(own_name: Json, resolved: threading.Event) -> None:
-    """The addresses of this host's own name, as a program here would find them; none: it doesn't resolve."""
+    """Return the addresses of this host's own name, as programs here resolve it; none if it doesn't resolve."""
     try:
         answers = socket.getaddrinfo(encoded_name(socket.gethostname()), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -56,7 +58,7 @@ def resolve_own_name(own_name: Json, resolved: threading.Event) -> None:
 
 
 def limits() -> Json:
-    """Limits of this process, which the ranks inherit: soft and hard, null for none."""
+    """Return limits of this process, which the ranks inherit: soft and hard, null for none."""
 
     def pair(which: int) -> list[int | None]:
         return [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)]
@@ -65,7 +67,7 @@ def limits() -> Json:
 
 
 def shared_memory(folder: str = "/dev/shm") -> Json | None:
-    """Size and free bytes of the file system for shared memory."""
+    """Return size and free bytes of the file system for shared memory."""
     if not os.path.isdir(folder):
         return None
     disk = os.statvfs(folder)
@@ -73,15 +75,15 @@ def shared_memory(folder: str = "/dev/shm") -> Json | None:
 
 
 def memory_available(table: str = "/proc/meminfo") -> int | None:
-    """Bytes that new processes could take without swapping."""
+    """Return the bytes that new processes could use without swapping."""
     match = re.search(r"^MemAvailable:\s*(\d+) kB", text(table), re.MULTILINE)
     return int(match.group(1)) << 10 if match else None
 
 
 def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json:
-    """What the control groups of this process allow: cores, bytes of memory, and the bytes that are used of those.
+    """Return the limits of this process's control groups: cores, bytes of memory, and the bytes in use.
 
-    The tightest limit on the way to the root counts; null where there is none. Versions 1 and 2 of Linux' interface.
+    The tightest limit up to the root counts; null without one. Reads versions 1 and 2 of Linux' interface.
     """
     places = {}  # controller ('' in version 2) → path below its hierarchy
     for line in text(own).splitlines():
@@ -102,7 +104,7 @@ def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json
 
 
 def ancestors(root: str, path: str | None) -> list[str]:
-    """The folders of a control group and of those it lies in; what isn't mounted here doesn't exist."""
+    """Return the folders of a control group and of its parents, as far as they are mounted here."""
     if path is None or not os.path.isdir(root):
         return []
     parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -110,9 +112,9 @@ def ancestors(root: str, path: str | None) -> list[str]:
 
 
 def limit_and_use(folder: str, limit: str, use: str) -> list[tuple[int, int]]:
-    """Bytes; empty where there is no limit. Version 1 writes none as a number near 2^63.
+    """Return limit and use in bytes; empty without a limit, which version 1 writes as a number near 2^63.
 
-    Files that were read and that nobody wants count in the use, but the kernel drops them when it needs the room.
+    The use excludes cached file contents, which the kernel drops when it needs the room.
     """
     most, used = text(f"{folder}/{limit}"), text(f"{folder}/{use}")
     if not (most.isdecimal() and used.isdecimal() and int(most) < 1 << 60):
@@ -123,7 +125,7 @@ def limit_and_use(folder: str, limit: str, use: str) -> list[tuple[int, int]]:
 
 
 def links(root: str = "/sys/class/net") -> Json:
-    """Interface → state (``up``, ``down``, ``unknown``), MTU, and Mbit/s where the driver tells."""
+    """Return interface → state (``up``, ``down``, ``unknown``), MTU, and Mbit/s if the driver reports it."""
     interfaces = {}
     for folder in glob.glob(f"{root}/*/"):
         speed = text(f"{folder}speed")  # an error, or -1, while the link is down
@@ -136,7 +138,7 @@ def links(root: str = "/sys/class/net") -> Json:
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
-    """Each port of each RDMA device, as ibstatus and ibdev2netdev show it."""
+    """Return each port of each RDMA device, as ibstatus and ibdev2netdev show it."""
     ports = []
     for folder in sorted(glob.glob(f"{root}/*/ports/*")):
         device = os.path.dirname(os.path.dirname(folder))
@@ -157,7 +159,7 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
 
 
 def netdev_of(device: str, folder: str, port: str) -> str | None:
-    """The network interface of an RDMA port: as its first GID tells, else the device's one with that port number."""
+    """Return the network interface of an RDMA port, by its first GID, else by the port number."""
     named = text(f"{folder}/gid_attrs/ndevs/0")
     if named:
         return named
@@ -169,7 +171,7 @@ def netdev_of(device: str, folder: str, port: str) -> str | None:
 
 
 def text(path: str) -> str:
-    """The file without the white space around it; empty where it can't be read."""
+    """Return the stripped text of a file; empty if it can't be read."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
         return file.read().strip()
     return ""
@@ -180,17 +182,17 @@ def number(digits: str) -> int | None:
 
 
 def examine(request: Json) -> None:
-    """What takes its time and no probe of a training waits for; and the clock once more, over a shorter round trip."""
+    """Return slow facts, which no training's probe waits for; and the clock again, over a shorter round trip."""
     began = time.time()
     gpus = gpu_state(request["gpu_s"]) if request["gpu_s"] else None
     say(gpus=gpus, began=began, unix_time=time.time())
 
 
 def shared(request: Json) -> None:
-    """Write, look for or remove a file in a folder that is said to be shared.
+    """Write, look for or remove a file in a folder that should be shared.
 
     Raises:
-        OSError: it can't be written, or the folder isn't there.
+        OSError: it can't be written, or the folder doesn't exist.
     """
     folder = os.path.expanduser(request["folder"])
     path = os.path.join(folder, _SENTINEL % request["mark"])
@@ -207,7 +209,7 @@ def shared(request: Json) -> None:
 
 
 def certificates(files: dict[str, str]) -> Json:
-    """Setting → what is wrong with its file (``error``), or until when the certificate holds (``until``, unix seconds).
+    """Return setting → the problem of its file (``error``), or the end of the certificate (``until``, unix seconds).
 
     Args:
         files: setting → path; a key has no end.

@@ -1,7 +1,7 @@
-"""Environments of this node, each made of one lock file for one Python: made once, whole, for all later runs.
+"""Environments of this node, each from one lock file for one Python: created once, completely, for all later runs.
 
-``workdir/environments/<digest>`` is a link to the folder that was made under another name, so it appears whole or not
-at all, and the scripts in it keep the path that they were installed with.
+``workdir/environments/<digest>`` is a link to a folder that was created under another name. So an environment appears
+complete or not at all, and its scripts keep the path that they were installed with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDING_S = 5.0
 
 
 def find_environment(request: Json) -> None:
-    """Answers with where the environment of that lock belongs, and with its interpreter where it is there."""
+    """Answer with the place of that lock's environment, and with its interpreter if it exists."""
     place = place_of(request)
     python = os.path.join(place, "bin", "python")
     version = ".".join(map(str, sys.version_info[:3]))
@@ -39,16 +39,16 @@ def find_environment(request: Json) -> None:
 
 
 def place_of(request: Json) -> str:
-    """By the lock's digest, this Python's version and the platform."""
+    """Return the place, by the lock's digest, this Python's version and the platform."""
     kind = f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))} {sysconfig.get_platform()}"
     digest = hashlib.sha256(f"{request['lock_sha256']} {kind}".encode()).hexdigest()
     return os.path.join(os.path.expanduser(request["workdir"]), "environments", digest[:16])
 
 
 def make_environment(request: Json) -> None:
-    """Install the lock into a new environment; tells each second how many distributions are in place.
+    """Install the lock into a new environment; reports each second how many distributions are installed.
 
-    The answer to a failure holds the installer's last lines, and ``repeat``, a shell command that does the same.
+    After a failure the answer holds the installer's last lines, and ``repeat``, a shell command that does the same.
     """
     place = place_of(request)
     if sys.version_info[:2] < OLDEST:
@@ -78,14 +78,14 @@ def make_environment(request: Json) -> None:
 
 @contextlib.contextmanager
 def alone(path: str) -> Iterator[None]:
-    """One maker at a time, also where several hosts share the folder; the lock ends with its process."""
+    """Hold the lock of an environment, also across hosts that share the folder; it ends with its process."""
     with open(path, "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def remove_unfinished(place: str) -> None:
-    """What makers that are gone have left: nobody else holds the lock. A link that leads nowhere goes too."""
+    """Remove what dead makers left, because nobody else holds the lock; also links to nothing."""
     if os.path.islink(place):
         os.unlink(place)
     for left in glob.glob(f"{glob.escape(place)}.*"):
@@ -96,10 +96,11 @@ def remove_unfinished(place: str) -> None:
 
 
 def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
-    """What makes an environment in ``folder``: uv where it is installed, else venv and pip; both check every hash.
+    """Return the commands that create an environment in ``folder``: uv if it is installed, else venv and pip, both with
+    hashes.
 
-    The pip of this Python installs for the other one (pip 22.3 or newer): to put a pip of its own there takes seconds,
-    and Debian has the module for that in another package.
+    This Python's pip (22.3 or newer) installs for the new one: installing a pip there takes seconds, and Debian has the
+    module for it in another package.
     """
     python, offline = os.path.join(folder, "bin", "python"), []
     if request["wheelhouse"]:
@@ -115,7 +116,7 @@ def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
 
 
 def installed(steps: list[list[str]], folder: str) -> str:
-    """Run the steps; why one failed, with its last lines; '' where none has. Whatever ends this ends the step."""
+    """Run the commands; return why one failed, with its last lines, or ''. Ending this ends the command."""
     with tempfile.TemporaryFile() as output:
         for argv in steps:
             child = subprocess.Popen(
@@ -135,7 +136,7 @@ def installed(steps: list[list[str]], folder: str) -> str:
 
 
 def waited(child: subprocess.Popen[bytes], folder: str) -> int:
-    """Its exit code. Raises OSError: nobody listens any more."""
+    """Wait for the exit code. Raises OSError: nobody listens any more."""
     while True:
         try:
             return child.wait(_TELL_S)
@@ -144,7 +145,7 @@ def waited(child: subprocess.Popen[bytes], folder: str) -> int:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """TERM to it and to what it started, then KILL."""
+    """Send TERM to it and its children, then KILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):
             os.killpg(child.pid, number)
@@ -154,5 +155,5 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def count_of(folder: str) -> int:
-    """How many distributions are in place."""
+    """Return the number of installed distributions."""
     return len(glob.glob(os.path.join(glob.escape(folder), "lib", "python*", "site-packages", "*.dist-info")))

@@ -1,7 +1,7 @@
-"""ssh without a password among the nodes of a cluster: this node's keys, those it accepts, whom it reaches, and undo;
-and whether it reaches each of the others, nothing typed: as `ssh NAME`, which is how mpirun calls it.
+"""ssh without passwords among the nodes of a cluster: this node's keys, the keys that it accepts, and undo.
 
-What was added is written down in ``~/.ssh/paceline-mesh.json``, so that ``mesh_undo`` takes exactly that away again.
+Also whether this node reaches each of the others by `ssh NAME` alone, as mpirun does. Everything added is recorded in
+``~/.ssh/paceline-mesh.json``, so that ``mesh_undo`` removes exactly that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ssh_path(name: str = "") -> str:
 
 @contextlib.contextmanager
 def home_lock() -> Iterator[None]:
-    """One node at a time changes a home that several share."""
+    """Hold the lock of a home that several nodes share."""
 
     with open(ssh_path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -44,7 +44,7 @@ def home_lock() -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------------------- keys
 def mesh_offer(request: Json) -> None:
-    """Tell this node's own public key (made where missing, unless only ``check``) and its ssh server's host keys."""
+    """Answer with this node's public key (created if missing, unless only ``check``) and its ssh server's host keys."""
     address, port = server_address(request)
     made = False
     if not request["check"]:
@@ -68,7 +68,7 @@ def mesh_offer(request: Json) -> None:
 
 
 def make_folder() -> None:
-    """~/.ssh for its owner alone. Raises SystemExit: something else is in its place, or of a file that is added to."""
+    """Create ~/.ssh for its owner alone. Raises SystemExit: it, or a file to be extended, is something else."""
     place = ssh_path()
     if os.path.lexists(place) and not os.path.isdir(place):
         kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
@@ -81,7 +81,7 @@ def make_folder() -> None:
 
 
 def make_key() -> bool:
-    """A key pair without a passphrase where there is none; whether one was made."""
+    """Create a key pair without a passphrase if there is none. Return whether one was created."""
     if os.path.exists(ssh_path(KEY)):
         return False
     comment = f"{getpass.getuser()}@{os.uname().nodename}"
@@ -91,7 +91,7 @@ def make_key() -> bool:
 
 
 def public_key() -> str:
-    """Type and key as text, without the comment; '' where there is none. Raises SystemExit: ssh can't use it."""
+    """Return type and key as text, without the comment; '' if there is none. Raises SystemExit: ssh can't use it."""
     if not os.path.exists(ssh_path(KEY)):
         return ""
     status = os.stat(ssh_path(KEY))
@@ -126,7 +126,7 @@ def run_keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 
 def host_keys(address: str, port: int) -> list[str]:
-    """What this node's ssh server shows, asked from the node itself: nobody stands between. Else its public files."""
+    """Return the keys of this node's ssh server, asked from the node itself, or else from its public files."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
         done = subprocess.run(
@@ -144,7 +144,7 @@ def host_keys(address: str, port: int) -> list[str]:
 
 
 def sshd_warnings() -> list[str]:
-    """Why sshd would pass over ~/.ssh here (its StrictModes), as far as the files tell."""
+    """Return why sshd's StrictModes would ignore ~/.ssh here, as far as the files show."""
     home = os.path.expanduser("~")
     mode = os.stat(home).st_mode & 0o777
     if mode & 0o022:
@@ -154,9 +154,9 @@ def sshd_warnings() -> list[str]:
 
 # -------------------------------------------------------------------------------------------- accept
 def mesh_accept(request: Json) -> None:
-    """Add the public keys and host keys that are missing here. Each once, whatever was there before.
+    """Add missing public keys and host keys, each once.
 
-    ``keys``: public keys with a comment. ``known``: how a host may be called (``names``) and the keys of its server.
+    ``keys``: public keys with a comment. ``known``: possible names of a host (``names``) and its server's keys.
     """
     with home_lock():
         keys = append_lines(AUTHORIZED, missing_keys(request["keys"]))
@@ -166,14 +166,14 @@ def mesh_accept(request: Json) -> None:
 
 
 def missing_keys(keys: list[str]) -> list[str]:
-    """Those that no line of authorized_keys has, with options before it or without."""
+    """Return the keys that authorized_keys lacks, whether with options or without."""
     # every word of a line: options before the key may hold spaces in quotes
     there = {word for line in read_lines(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
     return [line for line in dict.fromkeys(keys) if line.split()[1] not in there]
 
 
 def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
-    """Lines that known_hosts lacks, and what contradicts it: another key under a name of one of these hosts."""
+    """Return the lines that known_hosts lacks, and contradictions: another key under the name of one of these hosts."""
     lines, conflicts = [], []
     for host in known:
         for name in host["names"]:
@@ -188,7 +188,7 @@ def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
 
 
 def known_keys(name: str) -> set[str]:
-    """The keys that known_hosts has for a name, hashed or not."""
+    """Return the keys in known_hosts for a name, hashed or not."""
     if not os.path.exists(ssh_path(KNOWN)):
         return set()
     done = run_keygen("-F", name, "-f", ssh_path(KNOWN), check=False)
@@ -197,7 +197,7 @@ def known_keys(name: str) -> set[str]:
 
 
 def append_lines(name: str, lines: list[str]) -> int:
-    """Add lines to a file of ~/.ssh and write down that they are ours; how many."""
+    """Add lines to a file of ~/.ssh and record them; return how many."""
     if lines:
         add_to_record(**{name: [*read_record().get(name, []), *lines]})
         write_lines(name, [*read_lines(name), *lines])
@@ -215,7 +215,7 @@ def read_lines(name: str) -> list[str]:
 
 
 def write_lines(name: str, lines: Iterable[str]) -> None:
-    """Write a file of ~/.ssh whole, for its owner alone, also where it is a link to somewhere else."""
+    """Write a file of ~/.ssh completely, for its owner alone, also through a link."""
     place = os.path.realpath(ssh_path(name))
     temporary = f"{place}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -227,11 +227,11 @@ def write_lines(name: str, lines: Iterable[str]) -> None:
 
 
 class DamagedRecord(SystemExit):
-    """The record can't tell what was added."""
+    """The record of the additions is unreadable."""
 
 
 def read_record() -> Json:
-    """What was added here; {}: nothing. Raises Damaged."""
+    """Return the recorded additions; {} without any. Raises DamagedRecord."""
     try:
         with open(ssh_path(RECORD), encoding="utf-8") as file:
             value = json.load(file)
@@ -255,15 +255,15 @@ def damaged_record(why: str) -> str:
 
 
 def add_to_record(**fields: object) -> None:
-    """Before a change, not after it: what is killed between the two can still be undone."""
+    """Record a change before it is made, so that a kill in between can still be undone."""
     write_lines(RECORD, [json.dumps({**read_record(), **fields})])
 
 
 # ---------------------------------------------------------------------------------------------- undo
 def mesh_undo(_: Json) -> None:
-    """Remove the lines that were added here, and the key pair if it was made here and is still the same.
+    """Remove the lines that were added here, and the key pair if it was created here and is unchanged.
 
-    Where the record is damaged or gone: the public keys that carry our mark; ``lost`` says why nothing else.
+    If the record is damaged or lost, only public keys with Paceline's mark are removed; ``lost`` says why.
     """
     if not (os.path.lexists(ssh_path(RECORD)) or marked_lines()):
         say(keys=0, hosts=0, key_removed=False, lost="")
@@ -285,7 +285,7 @@ def mesh_undo(_: Json) -> None:
 
 
 def lines_to_remove() -> tuple[Json, str]:
-    """What is to be taken back, and what became of the record where it can't tell that."""
+    """Return the lines to remove, and the problem of the record if it can't tell them."""
     try:
         record = read_record()
     except DamagedRecord:
@@ -294,12 +294,12 @@ def lines_to_remove() -> tuple[Json, str]:
 
 
 def marked_lines() -> list[str]:
-    """The lines of authorized_keys that carry our mark."""
+    """Return the lines of authorized_keys with Paceline's mark."""
     return [line for line in read_lines(AUTHORIZED) if line.rstrip().endswith(MARK)]
 
 
 def remove_lines(name: str, ours: list[str]) -> int:
-    """Each of these lines once, from the end; a file that then is empty goes too."""
+    """Remove each of these lines once, from the end; a file that becomes empty is removed too."""
     lines = read_lines(name)
     before = len(lines)
     for line in ours:
@@ -317,8 +317,9 @@ def remove_lines(name: str, ours: list[str]) -> int:
 
 
 def is_our_line(line: str, other: str, *, with_options: bool) -> bool:
-    """Whether ``other`` is a line of ours, also where an editor has changed its end, or somebody has put options before
-    the key: it still lets the same one in."""
+    """Whether ``other`` is a line added here, even if an editor changed its end or somebody put options before the key:
+    it still admits the same key.
+    """
     if other.rstrip() == line.rstrip():
         return True
     key = line.split()[1:2]
@@ -343,9 +344,9 @@ _OPTIONS = {
 
 
 def mesh_try(request: Json) -> None:
-    """Log in to each of ``targets`` as ranks' programs would: nothing typed, host keys checked.
+    """Log in to each of ``targets`` as ranks' programs would: without typing, with host keys checked.
 
-    Says label → why not (``failures``), and label → why only with a port and a user (``exact``).
+    Answers label → error (``failures``), and label → why it works only with port and user (``exact``).
     """
     if shutil.which("ssh") is None:
         raise SystemExit("it has no ssh; install OpenSSH's client there (apt install openssh-client)")
@@ -358,10 +359,10 @@ def mesh_try(request: Json) -> None:
 
 
 def login_errors(target: Json) -> tuple[str, str]:
-    """Why ssh doesn't get there, and why `ssh NAME` alone doesn't; '' when it does.
+    """Return why ssh fails, and why `ssh NAME` alone fails; '' if it works.
 
-    Both have to do where port and user are those that ssh takes by itself. Elsewhere the plain name needs an entry of
-    this node's own ssh configuration.
+    Both must work if port and user are ssh's defaults. Otherwise the plain name needs an entry in this node's own ssh
+    configuration.
     """
     exact = login_error("-p", str(target["port"]), "-l", target["user"], "--", target["address"])
     if exact:
@@ -374,7 +375,7 @@ def login_errors(target: Json) -> tuple[str, str]:
 
 
 def name_for_login(target: Json) -> str:
-    """The name by which this node calls the other one: that of cluster.hosts where it means anything here."""
+    """Return the name by which this node calls the other one: that of cluster.hosts if it resolves here."""
     for line in ssh_options_of(target["name"]):
         if line.startswith("hostname "):
             try:
@@ -386,7 +387,7 @@ def name_for_login(target: Json) -> str:
 
 
 def ssh_options_of(name: str) -> list[str]:
-    """What this node's ssh configuration makes of a name."""
+    """Return what this node's ssh configuration sets for a name."""
     words = ["ssh", "-G", "--", name]
     try:
         done = subprocess.run(
@@ -404,7 +405,7 @@ def ssh_options_of(name: str) -> list[str]:
 
 
 def login_error(*words: str) -> str:
-    """Why ``ssh`` doesn't get there; '' when it does."""
+    """Return why ``ssh`` fails; '' if it works."""
     options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The facts of this host that a launch depends on. Nothing of what is installed is imported."""
+"""The host's facts that a launch depends on. No installed package is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .processors import count_cpus, count_gpus, hardware
 
 
 def interfaces() -> dict[str, str]:
-    """Every address of this node with the interface that holds it (Linux; elsewhere empty)."""
+    """Return every address of this node with its interface (Linux; elsewhere empty)."""
     by_address: dict[str, str] = {}
     if not LINUX:
         return by_address
@@ -58,7 +58,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def torch_versions() -> tuple[str | None, str | None]:
-    """torch's own and that of the CUDA it was built with: from torch/version.py, as importing torch takes seconds."""
+    """Return the versions of torch and of its CUDA from torch/version.py, because importing torch takes seconds."""
 
     spec = find_spec("torch")
     if spec is None or not spec.origin:
@@ -74,9 +74,10 @@ def torch_versions() -> tuple[str | None, str | None]:
 
 
 def packages(named: list[str]) -> dict[str, str]:
-    """Name → version of what this interpreter has installed, from the folders' names alone (reading takes long).
+    """Return name → version of this interpreter's packages, from folder names alone, because reading files takes long.
 
-    Of ``named``, what no index gave has the digest of its content behind the version, as in the run's key.
+    For packages in ``named`` that came from no index, the version includes a digest of the content, as in the run's
+    key.
     """
     versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
@@ -90,7 +91,7 @@ def packages(named: list[str]) -> dict[str, str]:
 
 
 def content(folder: str) -> str:
-    """A digest of what was installed from a folder or a repository, as in pipeline/keys/installed.py; else ''."""
+    """Return a digest of a package from a folder or repository, as pipeline/keys/installed.py computes it; else ''."""
     if not os.path.exists(os.path.join(folder, "direct_url.json")):
         return ""
     lines: list[str] = []
@@ -102,7 +103,7 @@ def content(folder: str) -> str:
 
 
 def distribution_of(name: str) -> tuple[str, str]:
-    """Project and version of a folder that says what is installed; Debian's packages have x-1.0.egg-info."""
+    """Return project and version from the name of a metadata folder; Debian's packages have x-1.0.egg-info."""
     if name.endswith(".dist-info"):
         project, _, version = name[: -len(".dist-info")].rpartition("-")
         return project, version
@@ -115,7 +116,7 @@ def normal(name: str) -> str:
 
 
 def modules(names: list[str], behind: list[str]) -> dict[str, str]:
-    """Which of ``names`` (dotted) a rank could import here → the version of the distribution that has it.
+    """Return the modules of ``names`` (dotted) that a rank could import → the version of their distribution.
 
     Nothing is imported. ``behind`` are the folders of the ranks' PYTHONPATH.
     """
@@ -126,7 +127,7 @@ def modules(names: list[str], behind: list[str]) -> dict[str, str]:
 
 
 def is_installed(entry: str) -> bool:
-    """Whether ranks keep this entry of sys.path: trainers/distributed/isolation.py takes the others off."""
+    """Whether ranks keep this entry of sys.path; trainers/distributed/isolation.py removes the others."""
 
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
@@ -147,7 +148,7 @@ def is_importable(name: str, path: list[str]) -> bool:
 
 
 def version_of_module(name: str, path: list[str]) -> str:
-    """From the lists of files of what is installed; ``unknown`` where none has it."""
+    """Return the version by the file lists of installed packages; ``unknown`` if none has the module."""
     from importlib.metadata import distributions  # reads e-mail headers: much to import for a rare question
 
     begin = name.replace(".", "/")
@@ -160,8 +161,9 @@ def version_of_module(name: str, path: list[str]) -> str:
 
 
 def numa(system: str = "/sys") -> bool:
-    """Whether torchrun can bind each rank to the cores beside its GPU: numactl is there, the system says which NUMA
-    node each NVIDIA device belongs to, and this process may use cores of all of those nodes."""
+    """Whether torchrun can bind each rank to the cores near its GPU: numactl exists, the system knows the NUMA node of
+    each NVIDIA device, and this process may use cores of all these nodes.
+    """
     if shutil.which("numactl") is None:
         return False
     try:
@@ -180,14 +182,15 @@ def text_of(path: str) -> str:
 
 
 def cores_of(ranges: str) -> set[int]:
-    """{0, 1, 2, 8} of the text ``0-2,8``."""
+    """Parse ``0-2,8`` into {0, 1, 2, 8}."""
     ends = [part.partition("-") for part in ranges.split(",")]
     return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
 
 
 def login(request: Json) -> Json:
-    """The machine behind this login, its files for encryption, its variables that decide where ranks run, and those
-    that don't reach the ranks though they matter."""
+    """Return the machine behind this login, its TLS files, the variables that decide where ranks run, and relevant
+    variables that don't reach the ranks.
+    """
     return {
         "machine": machine(),
         "certificates": certificates(request.get("certificates", {})),
@@ -197,20 +200,20 @@ def login(request: Json) -> Json:
 
 
 def pack_path(digest: str, places: list[str], workdir: str) -> str | None:
-    """Where the data pack of that digest lies, if it does; '' stands for none."""
+    """Return the place of the data pack with that digest, if it is there; '' means no pack."""
     folders = [*places, os.path.join(workdir, "data", digest)] if digest else []
     return next((folder for folder in folders if holds_pack(folder, digest)), None)
 
 
 def software(names: list[str], python_path: list[str]) -> Json:
-    """What is installed here, and which of ``names`` that no distribution is called by a rank could import."""
+    """Return the installed packages, and the importable modules among ``names`` that no distribution is named after."""
     installed = packages(names)
     others = [name for name in names if normal(name) not in installed]
     return {"packages": installed, "modules": modules(others, python_path)}
 
 
 def probe(request: Json, tell: Callable[..., object] = say) -> None:
-    """One JSON with what the launch depends on; the field names are those of NodeFacts."""
+    """Return the facts for a launch as one JSON object, with the field names of NodeFacts."""
     began = time.time()
     if request.get("warm"):
         warm_up(request["env_passed"], request["warm"])

@@ -1,4 +1,4 @@
-"""CPUs and GPUs that this process may use: asked on hosts by the agent, and here by the controller."""
+"""CPUs and GPUs that this process may use: on hosts for the agent, and here for the controller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows
 
 
 def count_gpus() -> int:
-    """GPUs that CUDA may see: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
+    """Return the number of GPUs visible to CUDA: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return _gpus_there()
@@ -33,7 +33,7 @@ def count_gpus() -> int:
 
 
 def _gpus_there() -> int:
-    """From device files, else from nvidia-smi's list."""
+    """Return the GPUs from device files, else from nvidia-smi's list."""
     devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
     if devices or not shutil.which("nvidia-smi"):
         return len(devices)
@@ -46,10 +46,9 @@ def _gpus_there() -> int:
 
 
 def gpu_state(limit_s: float) -> dict[str, str] | None:
-    """What nvidia-smi answers to each of _SMI_QUERIES, as it says it (its errors too); None: there is no nvidia-smi.
+    """Return nvidia-smi's output for each of _SMI_QUERIES, errors included; None without nvidia-smi.
 
-    A query without an answer within ``limit_s`` is left out. Nobody waits for its end: a driver that hangs lets a
-    process end only when it likes.
+    A query that exceeds ``limit_s`` is left out without waiting for its end, because a hanging driver may block it.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -76,7 +75,7 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
 
 
 def owner(pid: str) -> str:
-    """``pid, user, unix seconds of its start, PACELINE_NODE``; empty where it isn't told (another container's)."""
+    """Return ``pid, user, unix seconds of its start, PACELINE_NODE``; empty for a process of another container."""
     try:
         user = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -96,7 +95,7 @@ def owner(pid: str) -> str:
 
 
 def count_cpus() -> int:
-    """CPUs that this process may use: its affinity, and the container's quota where there is one."""
+    """Return the CPUs that this process may use: its affinity, and the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
@@ -105,10 +104,10 @@ def count_cpus() -> int:
 
 
 def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
-    """Models of CPU and GPUs and the GPU driver's version, as the system's files tell; null where they don't.
+    """Return models of CPU and GPUs and the GPU driver's version from system files; null if unknown.
 
-    ``cpu_id`` is ``AuthenticAMD 25/1/1``: vendor, family, model and stepping (a hypervisor may give many processors one
-    name). ``cpu_flags`` are the instructions that decide how arithmetic rounds.
+    ``cpu_id`` is ``AuthenticAMD 25/1/1``: vendor, family, model and stepping, because a hypervisor may give many
+    processors one name. ``cpu_flags`` are the instructions that decide how arithmetic rounds.
     """
     lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
     cpu = dict(reversed(lines))  # of the first processor
@@ -128,7 +127,7 @@ def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
 
 
 def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
-    """The two groups of each line that matches, in these files."""
+    """Return the two groups of each matching line in these files."""
     fields: list[tuple[str, str]] = []
     for path in sorted(paths):
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:

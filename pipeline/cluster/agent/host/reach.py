@@ -1,9 +1,9 @@
-"""Whether this node can connect to every other over TCP, and is the one that answers there, as its ranks will need it.
+"""Whether this node can connect to every other one over TCP, and is reachable there, as its ranks will need it.
 
-All nodes do this at the same time, each on its own: it listens, and tries the others until they answer or its time is
-up. Nothing tells a node when the others begin, so one whose answer is late is refused at first and tried again.
+All nodes do this at the same time and independently: each listens, and tries the others until they answer or its time
+is up. A node that starts late refuses connections at first and is tried again.
 
-One loop over sockets that don't block: importing asyncio would take each host more processor time than all of this.
+One loop over non-blocking sockets, because importing asyncio would take more processor time than all of this.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ WHOLE = "whole"
 
 
 def reach(request: Json) -> None:
-    """Answers with what this node could not listen on, and what it could not reach."""
+    """Answer with the ports that this node could not listen on, and the nodes that it could not reach."""
     me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
     say(**check_reach(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
 
 
 def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
-    """Listen at the own ports and connect to those of all others, at once.
+    """Listen on this node's ports and connect to those of all others at once.
 
     Args:
-        hello: what a node says.
-        answer: what only a node of this check knows to say to that; then its number follows.
-        slow_s: what a login may take.
+        hello: the greeting of a node.
+        answer: the reply that only nodes of this check know, followed by the node's number.
+        slow_s: seconds that a login may take.
     """
     one = ReachCheck(nodes, me, hello, answer, LIMIT_S + slow_s)
     try:
@@ -59,7 +59,7 @@ def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
 
 
 class ReachCheck:
-    """What one node hears of the others."""
+    """The check on one node: its listeners and its connections to the others."""
 
     def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
         self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
@@ -99,7 +99,7 @@ class ReachCheck:
             self.step()
 
     def step(self) -> None:
-        """Handle what has happened, or look at the clock."""
+        """Handle events, or timeouts."""
         for key, _ in self.selector.select(LOOK_S):
             if is_open(key.fileobj):  # an event before this one may have closed it
                 key.data()
@@ -107,7 +107,7 @@ class ReachCheck:
             dial.look()
 
     def listen(self) -> dict[int, str]:
-        """The own ports that another program has, and what the system says of that."""
+        """Listen on this node's ports; return those that other programs hold, with the system's reasons."""
         taken: dict[int, str] = {}
         for port in self.nodes[self.me]["ports"]:
             try:
@@ -128,7 +128,7 @@ class ReachCheck:
             self.watch(guest, selectors.EVENT_READ, lambda: self.serve(guest, said))
 
     def serve(self, guest: socket.socket, said: bytearray) -> None:
-        """Answer one connection, which the other side closes then; whoever says something else gets nothing."""
+        """Answer one connection, which the other side closes; other greetings get no answer."""
         data = receive_now(guest)
         if data is None:
             return
@@ -169,10 +169,10 @@ class ReachCheck:
 
 
 class Dial:
-    """The tries to reach one port of another node. ``why`` it can't be reached; '': it can.
+    """The attempts to reach one port of another node. ``why`` says why it can't be reached; '': it can.
 
-    ``large``: also whether more than a packet holds gets there. Where routers drop what is too large for the next link
-    and their word of it is lost, connections open, and the first gradients are waited for in vain.
+    ``large``: also send more than one packet. If routers drop large packets and their error messages are lost,
+    connections open but the first gradients never arrive.
     """
 
     def __init__(self, check: ReachCheck, node: int, port: int, *, large: bool) -> None:
@@ -193,7 +193,7 @@ class Dial:
         self.look()
 
     def look(self) -> None:
-        """What time it is: for another try, or for the end of this one."""
+        """Handle timeouts: try again, or give up."""
         now = time.monotonic()
         if self.over:
             return
@@ -221,7 +221,7 @@ class Dial:
             self.connect()
 
     def connect(self) -> None:
-        """To the next of the places that the address stands for."""
+        """Connect to the next address."""
         family, place = self.places.pop(0)
         try:
             self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -245,7 +245,7 @@ class Dial:
             self.failed(os.strerror(code), final=True)
 
     def greet(self) -> None:
-        """Connected, or not: say who this is."""
+        """Handle the end of connecting: send the greeting, or note the failure."""
         assert self.socket is not None
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -257,7 +257,7 @@ class Dial:
         self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(said))
 
     def recognise(self, said: bytearray) -> None:
-        """Whether it is the node that answers; else what does."""
+        """Check whether the expected node answers; else note what does."""
         assert self.socket is not None
         data = receive_now(self.socket)
         if data is None:
@@ -287,7 +287,7 @@ class Dial:
         self.why, self.over = why, True
 
     def failed(self, why: str, *, final: bool = False) -> None:
-        """This try has; there is another one while there is time, unless it is ``final``."""
+        """Note a failed attempt; try again while there is time, unless it is ``final``."""
         self.hang_up()
         self.why = why
         self.again_at = time.monotonic() + self.check.retry_s
@@ -302,12 +302,12 @@ class Dial:
 
 
 def is_open(one: object) -> bool:
-    """False: what another event of the same look was for has closed it."""
+    """False if an earlier event of the same round has closed it."""
     return isinstance(one, socket.socket) and one.fileno() >= 0
 
 
 def receive_now(one: socket.socket) -> bytes | None:
-    """What has come; b'': the other side has closed it; None: nothing yet."""
+    """Return the received bytes; b'': the other side has closed; None: nothing yet."""
     try:
         return one.recv(len(LARGE))
     except BlockingIOError:
@@ -325,13 +325,13 @@ UNRESOLVED = "can't resolve it: "
 
 
 class Resolver:
-    """What addresses stand for. A name is looked up in a thread: a name server may not answer for long."""
+    """Resolves names in threads, because a name server may not answer for long."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[tuple[int, object]] | Exception | None] = {}
 
     def places(self, address: str) -> list[tuple[int, object]] | Exception | None:
-        """Families and addresses, or why there is none; None: not known yet."""
+        """Return families and addresses, or why there is none; None: not known yet."""
         if address not in self.known:
             self.known[address] = None
             try:
@@ -347,7 +347,7 @@ class Resolver:
             self.known[address] = error
 
     def why(self, address: str) -> str:
-        """Why this node can't look an address up; empty: it can."""
+        """Return why an address can't be resolved; empty if it can."""
         while (resolved := self.places(address)) is None:
             time.sleep(RESOLVE_LOOK_S)
         return unresolved(resolved) if isinstance(resolved, Exception) else ""
@@ -359,13 +359,14 @@ def resolve(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
 
 
 def unresolved(error: Exception) -> str:
-    """Why an address can't be looked up. The controller puts the address between (pipeline/cluster/networks.py)."""
+    """Return why an address can't be resolved; pipeline/cluster/networks.py adds the address."""
     return f"{UNRESOLVED}{getattr(error, 'strerror', None) or error}"
 
 
 def open_listeners(address: str, port: int) -> list[socket.socket]:
-    """At the node's address; at all of them where it is none of its own interfaces (behind a NAT), or is none at all,
-    which those who connect will tell. Raises OSError: another program has the port."""
+    """Listen at the node's address; at all addresses if it is not one of its own interfaces (behind a NAT) or doesn't
+    resolve, which connecting nodes will report. Raises OSError: the port is taken.
+    """
     try:
         return bind_listeners(address, port)
     except (OSError, UnicodeError) as error:
@@ -375,7 +376,7 @@ def open_listeners(address: str, port: int) -> list[socket.socket]:
 
 
 def encoded_name(name: str) -> str | bytes:
-    """For ``getaddrinfo``: of a text it makes a name of the Internet's first, with modules that take long to import."""
+    """Encode a name for ``getaddrinfo``, which would import slow modules for a text."""
     return name.encode("ascii") if name.isascii() else name
 
 

@@ -1,6 +1,6 @@
-"""What a folder holds, as digests: made alike on the controller and on hosts, and compared.
+"""Digests of a folder's content, computed alike on the controller and on hosts, and compared.
 
-Regular files, whether they may be executed, and symbolic links count; empty folders, owners and times don't.
+Regular files, their executable bits, and symbolic links count; empty folders, owners and times don't.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Entry = tuple[str, int, str]
 
 
 def listing(root: str, wanted: Mapping[str, Entry] | None = None) -> dict[str, Entry]:
-    """Name below ``root`` → what it is; a ``root`` that is no folder has the name ``.``. Raises OSError.
+    """Return name below ``root`` → description; if ``root`` is a file its name is ``.``. Raises OSError.
 
     Args:
-        wanted: of a file that isn't in it, or has another size there, the content isn't read.
+        wanted: files that it lacks, or has with another size, are not read.
     """
     return {name: entry(os.path.join(root, name), name, wanted) for name in names(root)}
 
 
 def names(root: str) -> Iterator[str]:
-    """Of all files and links below ``root``, in one fixed order. Raises OSError."""
+    """Return all files and links below ``root`` in a fixed order. Raises OSError."""
     if not os.path.isdir(root):
         if os.path.lexists(root):
             yield "."
@@ -50,7 +50,7 @@ def _raise(error: OSError) -> None:
 
 
 def entry(path: str, name: str, wanted: Mapping[str, Entry] | None = None) -> Entry:
-    """Raises OSError; SystemExit for a socket, a device and the like."""
+    """Describe one file or link. Raises OSError; SystemExit for sockets, devices and the like."""
     path = path if name != "." else os.path.dirname(path)
     state = os.lstat(path)
     if stat.S_ISLNK(state.st_mode):
@@ -68,14 +68,13 @@ def entry(path: str, name: str, wanted: Mapping[str, Entry] | None = None) -> En
 
 
 def tree_digest(entries: Mapping[str, Entry]) -> str:
-    """One sha256 of names, kinds and contents."""
+    """Return one sha256 of names, kinds and contents."""
     rows = sorted([name, kind, sha256] for name, (kind, _, sha256) in entries.items())
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def difference(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> Json:
-    """How the files that are ``present`` differ from those wanted: counts, some names, the digest of the wanted names
-    that are there."""
+    """Compare ``present`` with the wanted files: counts, some names, and the digest of the wanted names that exist."""
     other = sorted(name for name in wanted if present.get(name) != wanted[name])
     more = sorted(name for name in present if name not in wanted)
     return {
@@ -90,21 +89,20 @@ def difference(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> Jso
 
 
 def in_the_way(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> list[str]:
-    """What is here and can't stay beside what is wanted: files and links where a folder belongs, folders where a file
-    does."""
+    """Return what conflicts with the wanted files: files and links in place of folders, folders in place of files."""
     folders = {parent for name in wanted for parent in parents(name)}
     full = {parent for name in present for parent in parents(name)}
     return sorted({name for name in present if name in folders} | {name for name in wanted if name in full})
 
 
 def parents(name: str) -> Iterator[str]:
-    """The folders that ``name`` lies in, below the root."""
+    """Return the folders that contain ``name``, below the root."""
     while name := os.path.dirname(name):
         yield name
 
 
 def compare_trees(request: Json) -> None:
-    """Answers for each of the trees where it lies and how it differs from the controller's. Nothing is changed."""
+    """Answer with each tree's place and its difference from the controller's. Changes nothing."""
     rows = []
     for tree in request["trees"]:
         place = os.path.expanduser(tree["place"])
@@ -114,7 +112,7 @@ def compare_trees(request: Json) -> None:
 
 
 def make_places(request: Json) -> None:
-    """Make room for folders and single files: answers with where each belongs, and whether rsync is here."""
+    """Make room for folders and single files; answer with each place, and whether rsync exists."""
     places = []
     for one in request["places"]:
         place = os.path.expanduser(one["place"])

@@ -1,4 +1,4 @@
-"""How busy this node is: processor, memory, network, disk and GPUs: /proc and nvidia-smi, or psutil elsewhere."""
+"""Load of this node: processor, memory, network, disk and GPUs, from /proc and nvidia-smi, or psutil elsewhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Counters = tuple[float, float, int, int]
 
 
 class UsageSampler:
-    """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both. ``folder`` lies on the
-    disk that is looked at."""
+    """Samples the load, at most every EVERY_S; calls of ``look`` in between share one sample. ``folder`` lies on the
+    disk that is measured.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -36,7 +37,7 @@ class UsageSampler:
         self._asking = threading.Lock()
 
     def look(self) -> Usage | None:
-        """How busy the node was since the last sample. None: too early, or not known here."""
+        """Return the load since the last sample. None: too early, or unknown here."""
         now = time.monotonic()
         if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
             self._gpus_at = now
@@ -130,7 +131,7 @@ def processor_time(line: str) -> tuple[int, int]:
 
 
 def traffic(text: str) -> tuple[int, int]:
-    """Bytes received and sent over all interfaces but the loopback, from /proc/net/dev."""
+    """Return bytes received and sent over all interfaces except the loopback, from /proc/net/dev."""
     received = sent = 0
     for line in text.splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -141,7 +142,7 @@ def traffic(text: str) -> tuple[int, int]:
 
 
 def gpus(text: str) -> tuple[Gpu, ...]:
-    """Each GPU, from nvidia-smi's lines (percent and MiB); one without figures is left out."""
+    """Parse nvidia-smi's lines (percent and MiB); a GPU without figures is left out."""
     samples = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
