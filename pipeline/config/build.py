@@ -138,11 +138,16 @@ def build(
     Raises:
         UsageError: a field that no code reads, or a value that can't work.
     """
-    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps, must_exist=must_exist)
+    _refuse_unread(resolved, overrides)
+    placed, step = with_step(with_ranks(resolved, root), steps)
+    run, script = with_script(placed, overrides, root, must_exist=must_exist, has_step=step is not None)
+    train, resolved = train_config(placed), with_words(run, resolved)
+    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
+    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
-        cluster=_cluster(resolved, train, root, local_gpus, shares_batch=shares_batch),
+        cluster=cluster,
         tracking=tracking_config(resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
@@ -174,24 +179,6 @@ def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
             hint="tracking.experiment=paceline",
         )
     return config
-
-
-def _cluster(
-    resolved: Mapping[str, Any], train: node.TrainConfig, root: Path, local_gpus: int, *, shares_batch: bool
-) -> Cluster:
-    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
-    return cluster
-
-
-def _what_is_run(
-    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None, *, must_exist: bool
-) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
-    """Return the configuration for config.json, the trainer's part, the script's files, and the step of the data."""
-    _refuse_unread(resolved, words)
-    placed, step = with_step(with_ranks(resolved, root), steps)
-    run, script = with_script(placed, words, root, must_exist=must_exist, has_step=step is not None)
-    return with_words(run, resolved), train_config(placed), script, step
 
 
 def parent_of(

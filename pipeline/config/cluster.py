@@ -22,7 +22,7 @@ from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, sp
 from pipeline.core.specs import Cluster, Host, unfit_name
 
 
-def check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Host]) -> None:
+def _check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Host]) -> None:
     """Refuse folders, names, users and ports that a host can't have. Raises UsageError."""
     if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
         raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
@@ -31,12 +31,6 @@ def check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Ho
             raise UsageError(f"{field}: {host.label!r} {why}")
         if host.port is not None and not 1 <= host.port <= 65535:
             raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
-
-
-def check_together(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Refuse two hosts with one label, and a spare that can replace none of these hosts. Raises UsageError."""
-    _refuse_duplicates(hosts, spares)
-    _refuse_unfit_spares(hosts, spares)
 
 
 def _refuse_duplicates(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
@@ -92,10 +86,11 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     make = functools.partial(_host, raw=raw, nproc=nproc, secrets=secrets, root=root)
     hosts = tuple(make(entry) for entry in entries)
     spares = tuple(make(entry, field="cluster.spares") for entry in raw["spares"])
-    check_places(raw["workdir"], hosts, spares)
+    _check_places(raw["workdir"], hosts, spares)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _check_restarts(raw, settings.capabilities, len(hosts))
-    check_together(hosts, spares)
+    _refuse_duplicates(hosts, spares)
+    _refuse_unfit_spares(hosts, spares)
     return Cluster(
         launcher=launcher,
         hosts=hosts,
@@ -191,8 +186,7 @@ def _can_be_written(address: str) -> bool:
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:
-    if kind not in RENDEZVOUS:
-        raise UsageError(f"cluster.rendezvous={kind!r} is not an option; {suggestion(kind, RENDEZVOUS)}")
+    _one_of("rendezvous", kind, RENDEZVOUS)
     if kind == "file" and (folder is None or not folder.startswith("/")):
         raise UsageError(
             f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
@@ -218,8 +212,7 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
 
 def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
     """Return the kind of device that the ranks compute on, as it counts in the key; auto if no host was asked."""
-    if value not in DEVICES:
-        raise UsageError(f"cluster.device={value!r} is not an option; {suggestion(value, DEVICES)}")
+    _one_of("device", value, DEVICES)
     if value != "auto" or not here:
         return value
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"

@@ -83,7 +83,9 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         key = culprit.lstrip("~").partition("=")[0]
         return UsageError(f"{culprit}: {key} always has a value and can't be deleted; write {key}=VALUE instead")
     if match := _IN_A_HOST.search(text):
-        return _not_of_a_host(match.group(1), culprit)
+        field = culprit.partition("=")[0].lstrip("+")
+        in_entry = f"{culprit}, in an entry of cluster.hosts or cluster.spares"
+        return not_of_a_host(match[1], field if field.startswith("cluster.") else in_entry)
     if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
         return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
     if match := _NO_TEXT.search(text):
@@ -234,14 +236,6 @@ def _once(compose: Composer) -> Composer:
     return composed
 
 
-def _not_of_a_host(word: str, culprit: str) -> UsageError:
-    """Explain an unknown field in an entry of ``cluster.hosts`` or ``cluster.spares``."""
-    field = culprit.partition("=")[0].lstrip("+")
-    return not_of_a_host(
-        word, field if field.startswith("cluster.") else f"{culprit}, in an entry of cluster.hosts or cluster.spares"
-    )
-
-
 def _not_yaml(error: MarkedYAMLError) -> UsageError:
     """Explain a configuration file that is no YAML, with the line at fault."""
     mark = error.problem_mark or error.context_mark
@@ -352,12 +346,16 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
         if "@" in key:
             meant = f"{key.partition('@')[0]}={culprit.partition('=')[2]}"
             return UsageError(f"{culprit}: nothing was chosen for {key}, so nothing can be replaced; write {meant}")
-        return UsageError(f"{culprit}: {key} is there but can't be changed this way; {_reason_of(culprit)}")
+        bare = culprit.lstrip("+")
+        advice = f"to change it write {bare}" if bare != culprit else f"to add entries write ++{culprit}"
+        return UsageError(f"{culprit}: {key} is there but can't be changed this way; {advice}")
     parts = re.split(r"[./]", key.partition("@")[0])
     for depth in range(len(parts) - 1, 1, -1):
         node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
         if isinstance(node, DictConfig):
-            return UsageError(f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], _names(node))}")
+            return UsageError(
+                f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], [*map(str, node)])}"
+            )
     value = culprit.partition("=")[2] if "=" in culprit else None
     return unknown_key(key.partition("@")[0], value, OmegaConf.to_container(config) if config is not None else {})
 
@@ -384,19 +382,8 @@ def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
     return choices
 
 
-def _reason_of(culprit: str) -> str:
-    """Say what to write for an existing key: a change needs no +, new entries of a mapping need ++."""
-    if culprit.startswith("+"):
-        return f"to change it write {culprit.lstrip('+')}"
-    return f"to add entries write ++{culprit}"
-
-
 def _within(parent: str, word: str, names: list[str]) -> str:
     """Return ``suggestion`` with the parent's name before the match."""
     close = nearest(word, names)
     start = f"did you mean {parent}.{close}? " if close else ""
     return f"{start}valid in {parent}: {', '.join(sorted(names))}"
-
-
-def _names(node: DictConfig | None) -> list[str]:
-    return [str(name) for name in node] if node is not None else []
