@@ -6,12 +6,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.core.errors import DataError
 from pipeline.core.places import ROOT
 from pipeline.data.progress import OnProgress
-from trainers.core.config import DatasetConfig
+from trainers.core.config import DatasetConfig, check_images
 
 if TYPE_CHECKING:  # importing numpy takes 0.1 s or more, and an up-to-date run only calls `find`
     import numpy as np
@@ -68,6 +68,31 @@ class RawSet:
     encoding: Mapping[str, int | None] | None = None
 
 
+class Item(NamedTuple):
+    """One image; ``name`` appears in messages and in the pack."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+    label: int
+
+
+Items = Callable[[], Iterator[Item]]
+"""A function that yields all images of a part in order, each time it is called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The images of a data set of image files, before any is opened.
+
+    ``parts``: train, val, test → items; ``text`` describes the source in the manifest.
+    """
+
+    parts: Mapping[str, Items]
+    classes: tuple[str, ...]
+    text: str
+    origin: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
     """Folders that a dataset module may write to: ``folder`` is removed afterwards, ``downloads`` is kept."""
@@ -76,6 +101,28 @@ class Workspace:
     downloads: Path
     report: OnProgress
     root: Path = ROOT
+
+
+@dataclass(kw_only=True)
+class ImageFilesConfig(DatasetConfig):
+    """A data set whose images are files, or would be: they are cut, resized and decoded as these fields say.
+
+    Attributes:
+        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
+            null: the size of the images where all have one of at most 224, else 224.
+        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
+        channels: 3 (colour), 1 (grey), or null: grey where all images are.
+        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
+    """
+
+    image_size: Any = None
+    resize: int | None = None
+    channels: int | None = None
+    decoded_limit: float = 8.0
+
+    def __post_init__(self) -> None:
+        DatasetConfig.__post_init__(self)
+        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
 
 
 class DatasetModule(Protocol):

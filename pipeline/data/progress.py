@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
+from pipeline.core.printable import takes_colours
 from pipeline.core.processes.heartbeat import Heartbeat
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with the current step ("downloading x.tar.gz"), bytes done, and total bytes (None: unknown)."""
 
 _FIRST = "preparing the data"
+_NARROW = 80  # columns
 
 
 def megabytes(count: float) -> str:
@@ -26,9 +29,7 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
     if on_progress is not None:
         yield on_progress
     elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # rich draws no bars there
-        from pipeline.data.progress_bar import bar  # late import: only a terminal needs rich
-
-        with bar(_FIRST, _amount) as report:
+        with _bar() as report:
             yield report
     else:
         with _lines() as report:
@@ -46,6 +47,32 @@ def _lines() -> Iterator[OnProgress]:
 
     with Heartbeat(lambda text: print(text, file=sys.stderr, flush=True)) as heartbeat:
         heartbeat.doing(lambda: state)
+        yield report
+
+
+@contextmanager
+def _bar() -> Iterator[OnProgress]:
+    """Show a bar, drawn by rich, that disappears at the end.
+
+    A narrow terminal gets only the text, because a line that wraps can't be redrawn.
+    """
+    from rich import console, progress, table  # late import: only a terminal needs rich
+
+    colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
+    screen = console.Console(stderr=True, color_system=colours)
+    column = table.Column(no_wrap=True)
+    words = progress.TextColumn("{task.description}{task.fields[amount]}", table_column=column)
+    bar = () if screen.width < _NARROW else (progress.BarColumn(), progress.TimeRemainingColumn())
+    with progress.Progress(words, *bar, console=screen, transient=True) as shown:
+        tasks = {_FIRST: shown.add_task(_FIRST, total=None, amount="")}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if _FIRST in tasks:
+                shown.remove_task(tasks.pop(_FIRST))
+            if what not in tasks:
+                tasks[what] = shown.add_task(what, total=total, amount="")
+            shown.update(tasks[what], completed=done, total=total, amount=_amount(done, total))
+
         yield report
 
 

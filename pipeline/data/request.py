@@ -35,7 +35,7 @@ _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
     "pipeline.data.sources.download", "pipeline.data.sources.transfer", "pipeline.data.sources.wanted",
     "pipeline.data.manifest", "pipeline.data.progress",
-    "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.files", "pipeline.core.redact",
+    "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.redact",
     "pipeline.core.places",  # names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.values import texts
 from pipeline.core import redact
 from pipeline.core.errors import suggestion, text_of
-from pipeline.steps.registry import REGISTERED
+from pipeline.steps import REGISTERED
 from pipeline.steps.step import Step, StepError, checked, refuse_name
 
 FOLDER = "conf/step"

@@ -6,8 +6,7 @@ from typing import cast
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.options import Options
-from pipeline.data.base import DatasetModule
-from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.base import DatasetModule, ImageFilesConfig
 from trainers.core.config import DatasetConfig
 
 DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig, ImageFilesConfig)

@@ -13,9 +13,7 @@ from typing import IO
 
 from pipeline.core.errors import DataError
 from pipeline.core.tables import first_of
-from pipeline.data.base import RawSet, Workspace, check_class_names
-from pipeline.data.image_items import Item, Source
-from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.base import ImageFilesConfig, Item, RawSet, Source, Workspace, check_class_names
 from pipeline.data.sources import folder
 from trainers.core.config import DatasetConfig
 

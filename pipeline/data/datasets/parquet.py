@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.data.base import RawSet, Workspace
-from pipeline.data.image_items import Source
-from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.base import ImageFilesConfig, RawSet, Source, Workspace
 from pipeline.data.sources import folder as source_folder
 from trainers.core.config import DatasetConfig
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import process
-from pipeline.data.base import RawSet, Workspace
-from pipeline.data.image_items import Item, Source
-from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.base import ImageFilesConfig, Item, RawSet, Source, Workspace
 from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.installer import install

@@ -13,9 +13,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import threads
-from pipeline.data.base import EncodedImage, Part, RawSet, images_per_block
-from pipeline.data.image_items import Item, Source
-from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.base import EncodedImage, ImageFilesConfig, Item, Part, RawSet, Source, images_per_block
 from pipeline.data.progress import OnProgress
 from trainers.core.config import image_sides
 from trainers.data.image_files import BrokenImageError, Geometry, header, pixels

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
-from pipeline.data.image_items import Item, Items
+from pipeline.data.base import Item, Items
 
 _BATCH = 16  # rows read at once; images of a few MB each still fit easily
 _MOST_CLASSES = 100_000

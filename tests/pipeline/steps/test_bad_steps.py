@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
+import pipeline.steps
 from pipeline.cli.commands import steps
 from pipeline.core.errors import UsageError
-from pipeline.steps import registry
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 
@@ -136,8 +136,8 @@ def test_an_output_that_isnt_there_is_refused_with_those_that_are(project: StepP
 def test_a_function_without_a_name_in_its_module_is_refused(
     project: StepProject, monkeypatch: pytest.MonkeyPatch, function: object, shown: str
 ) -> None:
-    monkeypatch.setitem(registry.REGISTERED, "a", {})  # which takes it away again
-    registry.declare("a", function=function, outputs=["x"])
+    monkeypatch.setitem(pipeline.steps.REGISTERED, "a", {})  # which takes it away again
+    pipeline.steps.declare("a", function=function, outputs=["x"])
     with pytest.raises(StepError, match=f"{shown}' is not package.module:name\n  try: .*no lambda, no partial"):
         project.make("a")
 
