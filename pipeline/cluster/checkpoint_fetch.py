@@ -1,4 +1,4 @@
-"""New checkpoints brought here while the training goes on, so that rank 0's host may be lost with its disk."""
+"""New checkpoints, fetched while the training goes on, so that rank 0's host may be lost with its disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
 
 _COPY_S = 5.0
-_SHARE = 10  # a fetch that took a minute is followed by ten without one: encryption takes rank 0's processor time
+_SHARE = 10  # times a fetch's duration until the next one: ssh's encryption takes rank 0's processor time
 
 
 class CheckpointFetch:
-    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never). In that thread
-    ``on_fetched`` is called when a checkpoint is here, and ``on_failed`` when the run folder can't be written: once,
-    until it can."""
+    """Fetches checkpoints in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never).
+
+    The thread calls ``on_fetched`` when a checkpoint is here, and ``on_failed`` once when the run folder can't be
+    written.
+    """
 
     def __init__(
         self,
@@ -41,15 +43,17 @@ class CheckpointFetch:
         self._step, self._next = 0, time.monotonic() + every_s
 
     def heard(self, step: int) -> None:
-        """The newest checkpoint on rank 0's host is that of ``step``."""
+        """Take the step of the newest checkpoint on rank 0's host, and fetch it if it is time."""
         busy = self._thread is not None and self._thread.is_alive()
         if self._every_s and step > self._step and not busy and time.monotonic() >= self._next:
             self._is_here.clear()
             self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
 
     def wait(self, *, copied: bool = True) -> None:
-        """Until nothing is brought any more, and what was is ``copied``, too: a run that has ended well doesn't wait
-        for a mirror that hangs."""
+        """Wait until nothing is being fetched, and what was is ``copied`` too.
+
+        After a good end the latter has a limit, as a mirror may hang.
+        """
         if self._thread is not None:
             self._is_here.wait()
             self._thread.join(None if copied else _COPY_S)
@@ -57,33 +61,34 @@ class CheckpointFetch:
     def _fetch(self, step: int) -> None:
         began = time.monotonic()
         try:
-            came = self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False)
+            fetched = self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False)
             self._has_failed = False
         except OSError as error:
-            came = False
+            fetched = False
             if not self._has_failed:
                 self._on_failed(error)
             self._has_failed = True
         finally:
             self._is_here.set()
-        if came:
+        if fetched:
             self._step = step
             self._on_fetched()
         now = time.monotonic()
         self._next = now + max(self._every_s, _SHARE * (now - began))
 
 
-def not_brought(plan: LaunchPlan, run_dir: Path, error: OSError) -> LogLine:
-    """What is told where ``run_dir`` can't be written."""
+def not_fetched_warning(plan: LaunchPlan, run_dir: Path, error: OSError) -> LogLine:
+    """Return the warning that ``run_dir`` can't be written."""
     host = plan.nodes[0].host
     text = f"WARNING: checkpoints can't be brought to {run_dir} ({error.strerror or error}); they stay on {host}"
     return LogLine(host=host, rank=None, text=text)
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
-    """The plan with one checkpoint as its outputs: metrics.jsonl comes by the stream, and is being written here.
+    """Return the plan with one checkpoint as its outputs; metrics.jsonl comes by the stream.
 
-    Of a script all of them, as they were at a time in ms (``NodeBeat.saved``): nobody knows their names.
+    For a script these are all checkpoints, as of the time ``step`` in ms (``NodeBeat.saved``), as their names aren't
+    known.
     """
     if plan.outputs.whole:
         all_ = ("checkpoints",)

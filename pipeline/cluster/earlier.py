@@ -1,4 +1,4 @@
-"""What attempts whose controller was killed, or whose connection broke, have left on hosts: ranks and checkpoints."""
+"""What earlier attempts have left on hosts (ranks, checkpoints) after their controller was killed or lost them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.failures import explained_by_script
@@ -20,6 +20,7 @@ from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
+from pipeline.core.tables import counted, file_size
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
@@ -27,40 +28,33 @@ from trainers.contract import run_folder
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
 
-from typing import TYPE_CHECKING, cast
-
-from pipeline.core.tables import counted, file_size
-
-if TYPE_CHECKING:
-    from pipeline.cluster.launchers import Launcher
-
-
 _DONE = "collected"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Way:
-    """A launcher that reaches some hosts of a start, whose labels in ``plan`` are those that it knows."""
+class _Route:
+    """A launcher that reaches some hosts of a start; ``plan`` has the labels by which it knows them."""
 
     launcher: Launcher
     plan: LaunchPlan
 
     def stop(self, run_dir: Path) -> dict[str, str]:
-        """Host of the plan → why it could not be ended there."""
+        """Return host of the plan → why it could not be ended there."""
         failures = self.launcher.stop(self.plan.run_key, run_dir)
         return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
 
 
 def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[str], None]) -> bool:
-    """Whether each node of an attempt, whose command is gone, still runs its part or has ended well: then its end is
-    followed and its results are brought, and nothing of it is repeated. ``say``: told why not, where a node knows.
+    """True if each node of an attempt whose command is gone still runs its part, or has ended well.
+
+    Then the attempt is followed to its end, and nothing of it is repeated. ``say`` takes the reason if it is over.
 
     Args:
-        cluster: of the hosts of ``plan``.
-        run_dir: where the ends stand that a command has seen; of such a host nothing is asked.
+        cluster: with the hosts of ``plan``.
+        run_dir: holds the ends that a command has seen; those hosts aren't asked.
 
     Raises:
-        HostError: a host can't be asked, so nobody knows.
+        HostError: a host doesn't answer, so it isn't known.
     """
     known = _known_ends(plan, run_dir)
     if known.keys() == {node.host for node in plan.nodes}:
@@ -71,7 +65,7 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
     with closing(launchers.create(cluster)) as launcher:
         answers = launcher.ask({"do": "standing", "nodes": nodes})
         if any(answer.value is None for answer in answers.values()):
-            launcher.probe(None)  # says of each host what is wrong with it
+            launcher.probe(None)  # raises HostError that says what is wrong with each host
             answers = launcher.ask({"do": "standing", "nodes": nodes})
     silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
     if silent:
@@ -89,9 +83,9 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
 
 
 def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
-    """Give the hosts of a plan the labels that they have in ``cluster``; None where those prove to be other hosts.
+    """Give the hosts of a plan the labels that they have in ``cluster``; None: they are other hosts.
 
-    Each is asked who it is: host name, address and port of its ssh server, user.
+    Hosts are recognised by host name, address and port of the ssh server, and user.
     """
     if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
         return None
@@ -99,7 +93,7 @@ def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
     with closing(launchers.create(cluster)) as launcher:
         answers = launcher.ask({"do": "standing", "nodes": nodes})
     values = {label: answer.value or {} for label, answer in answers.items()}
-    labels = {value.get("identity"): label for label, value in values.items()}  # one that isn't of the plan says so
+    labels = {value.get("identity"): label for label, value in values.items()}  # other hosts have other ones
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
@@ -107,7 +101,7 @@ def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
 
 
 def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
-    """How the parts of an attempt ended that a command has seen fail, by host: their folders may be cleared since."""
+    """Return host → how its part failed, as a command has recorded it; the host's folder may be cleared since."""
     ends = {}
     for node in plan.nodes:
         path = run_dir / run_folder.ATTEMPTS / str(plan.attempt) / f"{node.host}.exit.json"
@@ -120,7 +114,7 @@ def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
 
 
 def _how(end: Mapping[str, Any]) -> str:
-    """How a node's part ended, in a line: its first error, else the agent's reason."""
+    """Return how a node's part ended, in a line: its first error, else the agent's reason."""
     if end.get("errors"):
         rank, message = int(end["errors"][0]["rank"]), str(end["errors"][0]["message"]).partition("\n")[0]
         return f"rank {rank}{'' if message.startswith('ended with ') else ':'} {message}"
@@ -136,33 +130,33 @@ def _stands(value: Mapping[str, Any]) -> bool:
 def bring(
     launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
 ) -> None:
-    """End the starts before on their hosts, take their checkpoints into ``run_dir``, and clear the hosts of them.
+    """End the earlier starts on their hosts, fetch their checkpoints into ``run_dir``, and clear the hosts.
 
     Args:
-        launcher: of the attempt that is about to begin, on the hosts that have told ``facts``.
-        say: told of what was brought from other hosts, and of those that couldn't be asked.
-        is_restart: this command has had the earlier attempts itself, and has told already of hosts that are gone: only
-            those that it has now are asked.
+        launcher: that of the new attempt, on the hosts of ``facts``.
+        say: takes what was fetched from other hosts, and the hosts that don't answer.
+        is_restart: this command ran the earlier attempts itself and has reported their lost hosts, so only its present
+            hosts are asked.
     """
-    for start in _to_bring(run_dir):
+    for start in _open_starts(run_dir):
         with ExitStack() as stack:
             try:
-                ways = _ways(launcher, facts, start, run_dir, stack, is_restart=is_restart)
-            except PacelineError as error:  # such as another launcher than the one that it was started by
+                routes = _routes(launcher, facts, start, run_dir, stack, is_restart=is_restart)
+            except PacelineError as error:  # such as a start by another launcher
                 here = {node.host: fact.host for node in start.plan.nodes if (fact := _host_now(node, facts))}
-                ways, failures = [], {node.host: error.what for node in start.plan.nodes if node.host not in here}
+                routes, failures = [], {node.host: error.what for node in start.plan.nodes if node.host not in here}
                 for node in start.plan.nodes:
                     if node.host in here:
                         say(_ended_by_start(start, node, here[node.host]))
             else:
-                failures = {host: why for way in ways for host, why in way.stop(run_dir).items()}
-            if ways and ways[0].plan.nodes[0].host not in failures and _collected(ways[0], run_dir):
-                for way in ways:
-                    for note in way.launcher.notes():
+                failures = {host: why for route in routes for host, why in route.stop(run_dir).items()}
+            if routes and routes[0].plan.nodes[0].host not in failures and _collected(routes[0], run_dir):
+                for route in routes:
+                    for note in route.launcher.notes():
                         say(f"WARNING: {note}")
-                    way.launcher.clean(way.plan)
+                    route.launcher.clean(route.plan)
                 nothing_is_left(start.plan, run_dir)
-                if ways[0].launcher is not launcher:
+                if routes[0].launcher is not launcher:
                     where = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
                     say(f"{where}: it is ended there, and what it had saved is here")
         if not is_restart:
@@ -171,8 +165,10 @@ def bring(
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """End what may still run of the run on hosts that ``cluster`` doesn't have, as it reaches hosts: those that were
-    asked, and what went wrong there. One whose lease is over has nothing that runs."""
+    """End what may still run of the run on hosts that ``cluster`` doesn't have, reached as its own hosts are.
+
+    Returns the hosts, and what went wrong there. Nothing runs on a host whose lease is over.
+    """
     stopped, failed = list[str](), dict[str, str]()
     known = {host.label for host in cluster.hosts}
     for start in starts.unended(run_dir):
@@ -194,16 +190,18 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
     return stopped, failed
 
 
-def _to_bring(run_dir: Path) -> list[Start]:
-    """Those that are written down, and the newest of a run that was started before they were; the newest first, so that
-    what is ahead of it is seen."""
+def _open_starts(run_dir: Path) -> list[Start]:
+    """Return the open starts, the newest first, so that one with a later checkpoint is noticed.
+
+    The newest attempt is among them even if it was started before starts were noted.
+    """
     open_starts, newest_one = starts.unended(run_dir), unfinished_plan(run_dir)
     if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in open_starts]:
         open_starts.append(Start(plan=newest_one, followed_at=(run_dir / run_folder.PLAN).stat().st_mtime))
     return open_starts[::-1]
 
 
-def _ways(
+def _routes(
     launcher: Launcher,
     facts: Sequence[NodeFacts],
     start: Start,
@@ -211,11 +209,11 @@ def _ways(
     stack: ExitStack,
     *,
     is_restart: bool,
-) -> list[_Way]:
-    """Those that lead to its hosts, first the one to its node 0; none where that one can't be asked.
+) -> list[_Route]:
+    """Return the routes to the hosts of a start, first the one to its node 0; none if node 0 can't be reached.
 
-    A host of now may have had another name then; those that are none of them are reached as they are. Raises
-    PacelineError: that can't be.
+    A present host may have had another name then; all others are reached by the names in the start's plan. Raises
+    PacelineError: they can't be reached.
     """
     plan, here = start.plan, dict[int, NodeFacts]()
     if not (launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else nothing is collected
@@ -226,26 +224,28 @@ def _ways(
         else node
         for node in plan.nodes
     )
-    ways = []
+    routes = []
     if here:
-        ways.append(_Way(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
+        routes.append(_Route(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
     away = [node.host for node in plan.nodes if node.node_rank not in here]
     on_this_computer = plan.launcher != launcher.cluster.launcher and _capabilities(plan).is_this_computer
     if away and (on_this_computer or starts.is_noted(plan.run_id, run_dir)) and not is_restart:
         own = launcher.cluster
-        if on_this_computer:  # these words name hosts elsewhere; what runs here writes to the run folder itself
+        if on_this_computer:  # the cluster's hosts are elsewhere; ranks on this computer write to the run folder itself
             own = dataclasses.replace(own, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
         cluster = starts.cluster_with(own, plan, away)
         other = stack.enter_context(closing(launchers.create(cluster)))
-        ways.append(_Way(launcher=other, plan=plan))
-    if plan.nodes[0].node_rank not in here:  # the other one leads there, if there is one
-        ways = ways[::-1] if ways and ways[-1].launcher is not launcher else []
-    return ways
+        routes.append(_Route(launcher=other, plan=plan))
+    if plan.nodes[0].node_rank not in here:  # node 0 is on the other route, if there is one
+        routes = routes[::-1] if routes and routes[-1].launcher is not launcher else []
+    return routes
 
 
 def _host_now(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
-    """The host of now that the node's host proves to be: by its identity, else, at another address or reached by
-    another launcher, by its machine and user."""
+    """Return the present host that is the node's host: by identity, else by machine and user.
+
+    The latter holds at another address, and by another launcher.
+    """
     by_identity = next((fact for fact in facts if fact.identity == node.identity), None)
     wanted = (node.machine, _user(node.identity))
     by_machine = (fact for fact in facts if (fact.extra.get("machine"), _user(fact.identity)) == wanted)
@@ -253,35 +253,35 @@ def _host_now(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
 
 
 def _user(identity: str) -> str:
-    """The user id, which stands last in an identity."""
+    """Return the user id, the last part of an identity."""
     return identity.rpartition(" ")[2]
 
 
 def _capabilities(plan: LaunchPlan) -> Capabilities:
-    """Those of the launcher that has started it."""
+    """Return the capabilities of the launcher that started the plan."""
     capabilities: Capabilities = launchers.LAUNCHERS.settings(plan.launcher).capabilities
     return capabilities
 
 
-def _collected(way: _Way, run_dir: Path) -> bool:
-    """Whether nothing that is wanted of the start lies on its node 0 any more.
+def _collected(route: _Route, run_dir: Path) -> bool:
+    """Fetch what a later attempt resumes from. True if nothing that is wanted is left on node 0.
 
-    Of one after which others began only what is ahead of theirs is: what a script has saved can't be compared, and the
-    newest start's counts.
+    Of a start that was followed by others, only later checkpoints are wanted than theirs. A script's can't be compared,
+    so the newest start's count.
     """
-    if journal.known_attempts(run_dir)[-1:] != [way.plan.run_id]:
-        if way.plan.outputs.whole:
+    if journal.known_attempts(run_dir)[-1:] != [route.plan.run_id]:
+        if route.plan.outputs.whole:
             return True
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=run_dir) as name:
-            if not way.launcher.collect(way.plan, Path(name), final=False):
+            if not route.launcher.collect(route.plan, Path(name), final=False):
                 return False
             if newest_step(Path(name)) <= newest_step(run_dir):
                 return True
-    return way.launcher.collect(way.plan, run_dir, final=False)
+    return route.launcher.collect(route.plan, run_dir, final=False)
 
 
 def _ended_by_start(start: Start, node: NodePlan, host: str) -> str:
-    """Of a host that another launcher has reached: a start ends all that carries the mark of its run."""
+    """Describe a host that another launcher has reached; a start there ends all processes of its run."""
     return (
         f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher={start.plan.launcher}, and "
         f"{node.host} is {host}: what runs of it is ended before this one starts; what it alone has of the run stays "
@@ -309,7 +309,7 @@ def _until(start: Start) -> str:
 
 
 def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
-    """Note that no later attempt has to ask the hosts of ``plan`` for anything. A removed folder needs no note."""
+    """Note that later attempts need nothing from the hosts of ``plan``. A removed folder needs no note."""
     folder = run_dir / run_folder.ATTEMPTS / str(plan.attempt)
     if folder.is_dir():
         (folder / _DONE).write_text(plan.run_id, encoding="utf-8")
@@ -317,8 +317,10 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
 
 
 def is_fetched(run_id: str, run_dir: Path) -> bool:
-    """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun that found
-    nothing wanted there, or all of it is here."""
+    """True if nothing that the attempt has left on its hosts is wanted any more.
+
+    Either all of it is here, or a later attempt has begun without it.
+    """
     known, number = journal.known_attempts(run_dir), journal.attempt_number(run_id)
     return (
         run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
@@ -326,7 +328,7 @@ def is_fetched(run_id: str, run_dir: Path) -> bool:
 
 
 def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
-    """Whether the next attempt asks for the checkpoints that this one has left on its hosts."""
+    """True if the next attempt fetches the checkpoints that this one has left on its hosts."""
     return journal.known_attempts(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
 
 
@@ -340,25 +342,25 @@ def _noted(run_dir: Path, attempt: int | str) -> str:
 
 
 def newest(run_dir: Path) -> LaunchPlan | None:
-    """The plan of the newest attempt; None where it can't be told."""
+    """Return the plan of the newest attempt; None: not known."""
     return starts.read_plan(run_dir / run_folder.PLAN, run_dir)
 
 
 def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
-    """The same, unless all that it left is here."""
+    """Return the plan of the newest attempt, unless everything that it left is here."""
     plan = newest(run_dir)
     if plan is None or not plan.nodes or journal.known_attempts(run_dir)[-1:] != [plan.run_id]:
         return None
     return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
 
 
-KEPT_S = 7 * 86_400.0  # outputs of a run that this project doesn't know: another clone's command may fetch them
-SETTLED_S = 3600.0  # what holds no outputs: its controller, if it lives, was away for this long
+KEPT_S = 7 * 86_400.0  # for outputs of a run that this project doesn't know, which another clone may fetch
+SETTLED_S = 3600.0  # for folders without outputs, after which their controller counts as gone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """The folder of one attempt on one host, which nothing there uses. ``name`` is ``RUN ID/node0``."""
+    """The folder of one attempt on one host, which no process there uses. ``name`` is ``RUN ID/node0``."""
 
     host: str
     name: str
@@ -372,15 +374,15 @@ class Left:
 
 
 def left_on_hosts(facts: Sequence[NodeFacts]) -> list[Left]:
-    """What the hosts have told when they were probed."""
+    """Return the folders that the hosts reported when they were probed."""
     return [Left(host=fact.host, **row) for fact in facts for row in fact.extra.get("left", [])]
 
 
 def why_stays(left: Left, runs_dir: Path) -> str:
-    """Why it is still wanted; '' where it may go.
+    """Return why a folder is still wanted; '': it may be removed.
 
     Args:
-        runs_dir: of this project, whose runs it knows.
+        runs_dir: this project's folder of runs.
     """
     begin = journal.prefix_of_attempt(left.run_id)
     key = begin[: -len("-abcdef-")]
@@ -400,7 +402,7 @@ def why_stays(left: Left, runs_dir: Path) -> str:
 
 
 def clear_left(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -> list[str]:
-    """Remove what may go; a line for each host that had something. Once for each time that the hosts were asked."""
+    """Remove the folders that may go, once for each probe; return a line for each host that had one."""
     wanted = [left for left in left_on_hosts(facts) if not why_stays(left, runs_dir)]
     names = [(fact, [left.name for left in wanted if left.host == fact.host]) for fact in facts]
     gone = launcher.clear([(fact, chosen) for fact, chosen in names if chosen])
@@ -415,5 +417,5 @@ def clear_left(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -
 
 
 def idle_words(seconds: float) -> str:
-    """In words."""
+    """Return a duration in words."""
     return f"{seconds / 86_400:.0f} days" if seconds >= 2 * 86_400 else f"{seconds / 60:.0f} minutes"

@@ -1,5 +1,6 @@
-"""How a run ended badly: the first error of all ranks that is no consequence of another, what hosts that no longer
-answer look like to the others, and Python's tracebacks in what ranks say, held back and shortened. Pure.
+"""The errors of a failed attempt: the first error that isn't a consequence of another, what a lost host looks like to
+the
+other hosts, and Python's tracebacks in the ranks' output, held back and shortened. Pure.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ _ECHO = re.compile(
     r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
     re.IGNORECASE,
 )
-_MISMATCH = "collective mismatch"  # gloo's own words, in the abort of the rank that was sent something else
+_MISMATCH = "collective mismatch"  # gloo's words in the rank that received something else
 _DIFFERENT = (
     "ranks were in different collectives: one of them has left one out, or made one of its own; every rank must join "
     "every collective"
 )
-_EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
-_OWN = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # of trainers.script.start: the line says all
+_EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # of trainers: the text explains everything
+_OWN = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # of trainers.script.start: the line explains everything
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
-_MEMORY = re.compile(  # or killed by nobody known: another attempt may end well, as with more memory
+_MEMORY = re.compile(  # or killed by an unknown process, which may be the kernel's
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b|warm parent of the ranks",
     re.IGNORECASE,
 )
-_OF_AGENT = re.compile(  # why it has ended its ranks: what they say of that is a consequence
+_OF_AGENT = re.compile(  # reasons for ending its ranks, whose errors are consequences
     r"(?:the controller has not been heard of|isolated: |torchrun of the first node has ended, and the controller|"
     r"cannot write to |the node agent could not go on).*"
 )
@@ -37,7 +38,7 @@ _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 def is_echo(error: RankError) -> bool:
-    """Whether the error is a consequence: a peer closed its connection, or the rank was told to stop."""
+    """True if the error is a consequence: a peer closed its connection, or the rank was told to stop."""
     return _ECHO.search(error.message) is not None
 
 
@@ -46,22 +47,22 @@ def _is_early(error: RankError) -> bool:
 
 
 def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
-    """Host and error of the earliest rank that failed by itself; of the earliest consequence where all are that.
+    """Return host and error of the earliest rank that failed by itself, or the earliest consequence if all are that.
 
-    An exit code of 0 comes after every error that a rank has told of. Times are on the controller's clock already.
+    An exit code of 0 ranks after every error that a rank has reported. Times are on the controller's clock already.
     """
     errors = [(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors]
     return min(errors, key=lambda pair: (is_echo(pair[1]), _is_early(pair[1]), pair[1].unix_time), default=None)
 
 
 def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) -> bool:
-    """Whether node 0 could not listen on the master port: somebody took it after the probe."""
+    """True if node 0 could not listen on the master port, which another program took after the probe."""
     end = ends.get(plan.nodes[0].host)
     return isinstance(end, NodeExit) and not end.errors and _PORT.search(end.reason) is not None
 
 
 def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
-    """``host``, ``memory``, ``disk``, ``config`` or ``code``, as TrainingError means them."""
+    """Return ``host``, ``memory``, ``disk``, ``config`` or ``code``, as TrainingError defines them."""
     first = first_error(ends)
     lost = any(isinstance(end, NodeLost) for end in ends.values())
     if lost and (first is None or is_echo(first[1])):
@@ -75,24 +76,24 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
 
 
 def _says_more(error: RankError) -> bool:
-    """Whether the error tells more than that a peer went away, or with which exit code or signal the rank ended."""
+    """True if the error says more than that a peer went away, or the rank's exit code or signal."""
     return not is_echo(error) and not error.message.startswith("ended with ")
 
 
 def _full_disk(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
-    """The host whose agent tells of a full disk, on which its ranks could not even write down their error."""
+    """Return the host whose agent reports a full disk, on which its ranks could not even write their error."""
     return next((end for end in ends.values() if isinstance(end, NodeExit) and FULL_DISK.search(end.reason)), None)
 
 
 def _ended_by_agent(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
-    """The host whose agent has ended its ranks for a reason of its own."""
+    """Return the host whose agent ended its ranks for a reason of its own."""
     return next((end for end in ends.values() if isinstance(end, NodeExit) and _OF_AGENT.match(end.reason)), None)
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
-    """What a person is told: host, rank, message and traceback of the first error, and where the logs lie.
+    """Return the message for the user: host, rank, message and traceback of the first error, and the logs.
 
-    What the trainer has explained itself needs no traceback: it would only push the explanation off the screen.
+    An error that the trainer explains needs no traceback, which would only push the explanation off the screen.
     """
     first, full = first_error(ends), _full_disk(ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
@@ -135,7 +136,7 @@ def explained_by_script(reason: str) -> str:
 
 
 def same_on(error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:
-    """``ranks 1–7``: the other ranks that have ended with an exception of this kind at the same place."""
+    """Return ``ranks 1–7``: the other ranks that ended with an exception of this kind at the same place."""
     errors = [item for end in ends.values() if isinstance(end, NodeExit) for item in end.errors]
     ranks = sorted(item.rank for item in errors if item != error and _kind(item) == _kind(error))
     spans: list[list[int]] = []
@@ -149,7 +150,7 @@ def same_on(error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:
 
 
 def _kind(error: RankError) -> tuple[str, str]:
-    """Type and place; the message may name a device or a shape that no other rank has."""
+    """Return type and place of an error; the message may name a device or a shape that no other rank has."""
     places = re.findall(r'^ *File "[^"]*/([^/"]+)", line (\d+)', error.traceback, flags=re.MULTILINE)
     return (error.message.partition(":")[0], str(places)) if places else (error.message, "")
 
@@ -169,14 +170,14 @@ _DEAD = ("unreachable", "silent")
 
 
 def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
-    """Address and port of a node's ssh server, as its identity tells; None without ssh."""
+    """Return address and port of a node's ssh server from its identity; None without ssh."""
     identity = next((node.identity for node in plan.nodes if node.host == host), "")
     address, _, port = [*identity.split(" "), "", ""][1].rpartition(":")
     return (address, int(port)) if port.isdecimal() and port != "0" else None
 
 
 def is_dead(host: str, unanswered: Sequence[str], seen: Mapping[str, Sequence[str]], others: Sequence[str]) -> bool:
-    """Whether all ``others`` were asked of a host and none of them is answered there, so that its ranks are cut off."""
+    """True if all ``others`` were asked to reach a host and got no answer, so that its ranks are cut off."""
     if host not in unanswered or not others or not set(others) <= seen.keys():
         return False
     at = unanswered.index(host)
@@ -184,10 +185,10 @@ def is_dead(host: str, unanswered: Sequence[str], seen: Mapping[str, Sequence[st
 
 
 def seen_of_lost(lost: Sequence[str], seen: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each lost host that others were asked about.
+    """Return a line for each lost host that others were asked to reach.
 
     Args:
-        seen: host that was asked → what it said of each of ``lost``, in their order.
+        seen: other host → its answers for ``lost``, in their order.
     """
     lines = []
     for number, host in enumerate(lost):
@@ -201,7 +202,7 @@ def seen_of_lost(lost: Sequence[str], seen: Mapping[str, Sequence[str]]) -> list
 
 _BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
 _SAID = ("paceline: WARNING: ", "paceline: note: ")
-_ERROR_LINE = "paceline: error: "  # trainers.entry's, and the last that a rank says
+_ERROR_LINE = "paceline: error: "  # of trainers.entry, a rank's last line
 _LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
 _PLUMBING = (
@@ -212,18 +213,19 @@ _PLUMBING = (
 
 
 def is_worth_showing(line: LogLine) -> bool:
-    """A rank's line, or what trainers.script.start says to the user; torchrun's own talk stays in the log file."""
+    """True for a rank's line, and for messages of trainers.script.start; torchrun's own lines stay in the log file."""
     return line.rank is not None or line.text.startswith(_SAID)
 
 
 class Tracebacks:
-    """Passes the lines of ranks on, but for the tracebacks that end a rank.
+    """Passes on the lines of ranks, except for the tracebacks that end a rank.
 
-    Each of eight ranks prints its own, and the first of them is the error that the attempt ends with. A rank that says
-    something else after its traceback has caught the exception: then the traceback is shown after all.
+    Each of eight ranks prints its own, and the attempt's error shows the first of them. A rank that prints something
+    after
+    its traceback has caught the exception, so the traceback is then shown.
 
     Args:
-        show: takes each line that a person is to see.
+        show: takes each line for the user.
     """
 
     def __init__(self, show: Callable[[LogLine], None]) -> None:
@@ -231,7 +233,7 @@ class Tracebacks:
         self._held: dict[tuple[str, int | None], list[LogLine]] = {}
 
     def add(self, line: LogLine) -> None:
-        """The next line of a rank."""
+        """Take the next line of a rank."""
         who = (line.host, line.rank)
         held = self._held.get(who, [])
         begins = _BEGIN.match(line.text) or line.text.startswith(_ERROR_LINE)
@@ -243,7 +245,7 @@ class Tracebacks:
         self._show(line)
 
     def release(self) -> None:
-        """Show what is held back: the attempt has ended well."""
+        """Show what is held back, after the attempt has ended well."""
         for who in [*self._held]:
             self._release(who)
 
@@ -253,12 +255,12 @@ class Tracebacks:
 
 
 def _is_uncaught(held: list[LogLine]) -> bool:
-    """torch marks each line of an exception that nobody has caught with the rank."""
+    """True if the rank stands in the line, as torch marks each line of an uncaught exception."""
     return held[0].text.startswith(("[rank", _ERROR_LINE))
 
 
 def _goes_on(held: list[LogLine], text: str) -> bool:
-    """Whether ``text`` belongs to the traceback or the error whose lines are ``held``."""
+    """True if ``text`` belongs to the traceback or the error whose lines are ``held``."""
     if held[0].text.startswith(_ERROR_LINE):
         return True
     if _is_uncaught(held):
@@ -267,17 +269,17 @@ def _goes_on(held: list[LogLine], text: str) -> bool:
 
 
 def without_message(traceback: str, message: str) -> str:
-    """A traceback without its last lines, which repeat the message behind the module of the exception's class."""
+    """Return a traceback without its last lines, which repeat the message."""
     frames = traceback.rstrip().removesuffix(message.rstrip())
     return re.sub(r"(?:^|(?<=\n))[\w.<>]+\.\Z", "", frames)
 
 
 def shortened(traceback: str, folder: str) -> str:
-    """A traceback with the frames of a person's own code and the one in which it was raised.
+    """Return a traceback with only the frames of the user's code and the one in which it was raised.
 
     Args:
-        folder: name of the run's folder on the node; the snapshot of the code in it, or a script's own copy of that,
-            stands for the project's folder.
+        folder: name of the run's folder on the node. Paths of its code snapshot, or of a script's copy of that, become
+            relative to the project.
     """
     code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     text = re.sub(code, "", traceback.rstrip()) if folder else traceback
@@ -293,7 +295,7 @@ def shortened(traceback: str, folder: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Each frame with its path, and what stands between frames without one."""
+    """Yield each frame with its path, and the text between frames with ''."""
     path, lines = "", list[str]()
     for line in text.splitlines():
         frame = _FRAME.match(line)

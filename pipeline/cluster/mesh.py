@@ -1,4 +1,4 @@
-"""ssh without a password among all hosts of a cluster, made from what its person can reach already."""
+"""ssh without a password among all hosts of a cluster, set up over the user's own access to them (`doit mesh`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.tables import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One host of the mesh: how the others log in to it, and what its own part needed."""
+    """One host of the mesh: how the others log in to it, and what was changed on it."""
 
     host: str
     name: str
@@ -36,7 +36,10 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """``failures``: (from, to) → why ssh didn't get there; ``exact``: → why it does only with a port and a user."""
+    """The hosts and failed connections of a mesh.
+
+    ``failures``: (from, to) → why ssh failed; ``exact``: (from, to) → why it needs a port and a user.
+    """
 
     members: tuple[Member, ...]
     failures: Mapping[tuple[str, str], str]
@@ -49,7 +52,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """What was taken away from one host. ``lost``: what became of its record; '' where it told all."""
+    """What was removed from one host. ``lost``: why its record is incomplete, else ''."""
 
     host: str
     keys: int
@@ -59,11 +62,11 @@ class Undone:
 
 
 def connect(cluster: Cluster) -> Mesh:
-    """Make keys where they are missing, bring them to every host (two commands a host), then try every pair.
+    """Make missing keys, bring them to every host (two commands a host), then try every pair.
 
     Raises:
         UsageError: the launcher reaches no other hosts.
-        HostError: a host can't be asked.
+        HostError: a host doesn't answer.
     """
     with closing(_launcher(cluster)) as launcher:
         members = _offers(launcher, make=True)
@@ -81,7 +84,7 @@ def check(cluster: Cluster) -> Mesh:
 
 
 def undo(cluster: Cluster) -> list[Undone]:
-    """Take away what ``connect`` added. Raises UsageError, HostError."""
+    """Remove what ``connect`` added. Raises UsageError, HostError."""
     with closing(_launcher(cluster)) as launcher:
         values = launcher.demand("mesh", launcher.ask({"do": "mesh_undo"}, timeout_s=launcher.short_s + 20.0))
         return [Undone(host=host.label, **values[host.label]) for host in cluster.hosts]
@@ -110,7 +113,7 @@ def _offers(launcher: AgentLauncher, *, make: bool) -> list[Member]:
 
 
 def member(host: Host, value: Mapping[str, Any]) -> Member:
-    """A host's offer, with the names under which the others may call it. Pure."""
+    """Return a host's offer, with the names that the others may use for it. Pure."""
     address = host.address or str(value["address"])
     port = int(value["port"])
     return Member(
@@ -128,12 +131,12 @@ def member(host: Host, value: Mapping[str, Any]) -> Member:
 
 
 def known_name(name: str, port: int) -> str:
-    """How known_hosts spells a host (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
+    """Return a host as known_hosts spells it (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
     return name if port == 22 else f"[{name}]:{port}"
 
 
 def accepted(members: Sequence[Member]) -> dict[str, Any]:
-    """What each host is to accept: everyone's public key, and everyone's host keys under their names. Pure."""
+    """Return what each host should accept: all public keys, and all host keys under their names. Pure."""
     return {
         "keys": [f"{one.public_key} {one.user}@{_plain(one.host)} {MARK}" for one in members],
         "known": [{"names": one.names, "keys": one.host_keys} for one in members],
@@ -151,7 +154,7 @@ def _with_added(one: Member, value: Mapping[str, Any]) -> Member:
 
 
 def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict[tuple[str, str], str]]:
-    """``failures`` and ``exact`` of a mesh."""
+    """Try every pair; return ``failures`` and ``exact`` of the mesh."""
     targets = [
         {"label": one.host, "name": one.name, "user": one.user, "address": one.address, "port": one.port}
         for one in members
@@ -171,7 +174,7 @@ def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict
 
 
 def table(mesh: Mesh) -> str:
-    """A host a line: its key, what was added there, and how many of the others it reaches."""
+    """Return a line a host: its key, what was added there, and how many of the others it reaches."""
     rows = [("host", "login", "key", "keys added", "host keys added", "reaches")]
     others = len(mesh.members) - 1
     for one in mesh.members:
@@ -183,7 +186,7 @@ def table(mesh: Mesh) -> str:
 
 
 def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
-    """Raises HostError that lists each pair that doesn't connect, why, and what mends it."""
+    """Raise HostError that lists each failed connection, its reason and the fix."""
     if not mesh.failures:
         return
     targets = {one.host: one for one in mesh.members}
@@ -203,7 +206,7 @@ def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
 
 
 def only_exactly(mesh: Mesh) -> list[str]:
-    """Which hosts the plain name doesn't reach because of their port or user, and from where; a line each."""
+    """Return a line for each host that its plain name doesn't reach, because of its port or user."""
     lines = []
     for to in mesh.members:
         sources = [source for source, target in mesh.exact if target == to.host]
@@ -218,7 +221,7 @@ def only_exactly(mesh: Mesh) -> list[str]:
 
 
 def demand_whole(undone: Sequence[Undone]) -> None:
-    """Raises HostError that names the hosts whose records couldn't tell all that was added."""
+    """Raise HostError that names the hosts whose records don't tell all that was added."""
     rows = [f"  {one.host}: its ~/.ssh/{RECORD} {one.lost}" for one in undone if one.lost]
     if rows:
         head = (

@@ -1,7 +1,7 @@
-"""Over which network the hosts of a run speak, whether all of them reach each other over it, and gloo's TLS. Pure.
+"""The network of the ranks: addresses and interfaces, whether all hosts reach each other, gloo's TLS. Pure.
 
-TLS are gloo's variables, and what is wrong with the files that the configuration names. NCCL and torch's store have
-none, so gradients over NCCL and the addresses in the store stay in the clear.
+TLS are gloo's variables and the certificates of the configuration. NCCL and torch's store have no encryption, so
+gradients over NCCL and the addresses in the store stay in the clear.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pipeline.core.specs import Cluster, Host, NodeFacts
 
 
 def address_and_interface(host: Host, seen: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
-    """Where the other hosts reach this one, and the interface that holds the address (None: not known).
+    """Return the address where other hosts reach this one, and its interface (None: not known).
 
     Args:
         seen: the address on which ssh reached it.
-        interfaces: address → interface, as its probe tells.
+        interfaces: address → interface, from its probe.
     """
     if host.address is not None or host.interface is None:
         address = host.address or seen
@@ -33,7 +33,7 @@ def address_and_interface(host: Host, seen: str, interfaces: Mapping[str, str]) 
 
 
 def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
-    """Interface → the addresses at which another host may reach it, IPv4 first, as gloo takes them."""
+    """Return interface → the addresses at which another host may reach it, IPv4 first, as gloo takes them."""
     addresses: dict[str, list[str]] = defaultdict(list)
     for address, name in sorted(interfaces.items(), key=lambda item: ":" in item[0]):
         if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):
@@ -42,16 +42,15 @@ def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def not_its_own(fact: NodeFacts) -> bool:
-    """Whether the configuration tells an IP address that no interface of the host has. (Where that is a NAT's, the
-    others reach it there.)"""
+    """True if the configured IP address is on no interface of the host. (A NAT's address can be valid all the same.)"""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if not interfaces or fact.address in interfaces or fact.address == fact.extra.get("ssh_address"):
         return False
-    return fact.address.replace(".", "").isdecimal() or ":" in fact.address  # a name is looked up by each host
+    return fact.address.replace(".", "").isdecimal() or ":" in fact.address  # each host resolves a name by itself
 
 
 def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """What is wrong with the interface that the configuration names; what the host has instead."""
+    """Report a configured interface that doesn't exist, and the host's own ones."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if host.interface is None or not interfaces or host.interface in interfaces.values():
         return []
@@ -59,7 +58,7 @@ def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
 
 
 def loopback_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """What is wrong, among several hosts, with an interface whose addresses only the host itself reaches."""
+    """Report, among several hosts, a configured interface that only has loopback addresses."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     held = [address for address, name in interfaces.items() if name == host.interface]
     if not held or not all(_is_loopback(address) for address in held):
@@ -82,8 +81,10 @@ def _has_instead(interfaces: Mapping[str, str]) -> str:
 
 
 def others(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
-    """Interfaces that all hosts have beside the ones in use → their addresses, which no two hosts share (as they
-    share a bridge's for containers)."""
+    """Return unused interfaces that all hosts have → their addresses.
+
+    Addresses that several hosts share, such as a container bridge's, are left out.
+    """
     shared: dict[str, list[str]] = {}
     held = [by_interface(fact.extra.get("interfaces", {})) for fact in facts]
     for name in sorted(set(held[0]).intersection(*held[1:])):
@@ -94,13 +95,13 @@ def others(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
 
 
 def active_infiniband(fact: NodeFacts) -> list[Mapping[str, Any]]:
-    """The host's InfiniBand ports that are up."""
+    """Return the host's InfiniBand ports that are up."""
     ports = fact.extra.get("system", {}).get("infiniband", [])
     return [port for port in ports if port.get("state") == "ACTIVE" and port.get("link_layer") == "InfiniBand"]
 
 
 def nccl_devices(facts: Sequence[NodeFacts]) -> list[str | None]:
-    """NCCL_IB_HCA of each host, its active InfiniBand ports by their whole names; None where not all hosts have one."""
+    """Return NCCL_IB_HCA of each host, its active InfiniBand ports by full name; None unless all hosts have one."""
     ports = [active_infiniband(fact) for fact in facts]
     if not all(ports):
         return [None for _ in facts]
@@ -108,7 +109,7 @@ def nccl_devices(facts: Sequence[NodeFacts]) -> list[str | None]:
 
 
 def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[NodeFacts] | None:
-    """The facts with the addresses of the hosts' InfiniBand, where all have one and the configuration chose nothing."""
+    """Return the facts with InfiniBand addresses; None unless all hosts have one and the configuration chose none."""
     if len(hosts) < 2 or any(host.address or host.interface for host in hosts):
         return None
     moved = []
@@ -122,18 +123,20 @@ def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[N
 
 
 def loopback(fact: NodeFacts) -> dict[str, str]:
-    """The loopback as environment, for ranks that share one host: whatever the host itself has set, no other host
-    reaches them there. Empty where the interfaces aren't known (macOS)."""
+    """Return the variables for ranks that share one host; empty where the interfaces aren't known (macOS).
+
+    They override the host's own, as no other host has to reach these ranks.
+    """
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     name = next((name for address, name in interfaces.items() if _is_loopback(address)), None)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
-    """The interface for gloo and NCCL, and NCCL's InfiniBand ports, as environment; what the host itself has set stays.
+    """Return the variables for gloo's and NCCL's interface and NCCL's InfiniBand ports. The host's own values stay.
 
-    An interface that the configuration names goes before the host's own. Where NCCL is given InfiniBand ports, it logs
-    which network it takes (``trainers/distributed/nccl.py`` reads that), unless somebody has set up its log.
+    A configured interface goes before the host's own variables. With InfiniBand ports NCCL logs which network it takes
+    (read by ``trainers/distributed/nccl.py``), unless its log is configured already.
     """
     already = fact.extra.get("env", {})
     env = {}
@@ -153,7 +156,7 @@ _NAMED = 3  # hosts in a line
 
 @dataclass(frozen=True, kw_only=True)
 class Unreached:
-    """``source`` can't connect to ``target`` (indices of hosts) at ``port``."""
+    """A failed connection from ``source`` to ``target`` (indices of hosts) at ``port``."""
 
     source: int
     target: int
@@ -162,7 +165,7 @@ class Unreached:
 
 
 def listeners(facts: Sequence[NodeFacts]) -> list[dict[str, Any]]:
-    """Who listens where: node 0 at each port at which its ranks may meet, every other host at one."""
+    """Return where each host listens: node 0 at each possible rendezvous port, every other host at one."""
     return [
         {"identity": fact.identity, "address": fact.address, "ports": _ports(fact)[: None if fact is facts[0] else 1]}
         for fact in facts
@@ -174,8 +177,10 @@ def _ports(fact: NodeFacts) -> list[int]:
 
 
 def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
-    """What failed, from the answers of all hosts in their order. A port that another program took meanwhile proves
-    nothing: whoever needs it will say so."""
+    """Return the failed connections in the answers of all hosts, in their order.
+
+    A port that another program took meanwhile is left out: the start will report it.
+    """
     taken = [{int(port) for port in answer.get("taken", {})} for answer in answers]
     return [
         Unreached(source=source, target=item["node"], port=item["port"], why=item["why"])
@@ -186,7 +191,9 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
 
 
 def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
-    """Each host that can't be reached, by whom, at which address and how that failed; and what mends it."""
+    """Return the error: each host that can't be reached, by which hosts, at which address, how that failed; and the
+    fix.
+    """
     ports: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
         ports[item.source, item.target, _named(item.why, facts)].append(item.port)
@@ -210,7 +217,7 @@ def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -
 
 
 def _named(why: str, facts: Sequence[NodeFacts]) -> str:
-    """``node 1 answers there`` with the host's name."""
+    """Replace ``node 1`` at the beginning by the host's name."""
     first, _, rest = why.partition(" ")
     number, _, rest = rest.partition(" ")
     return f"{facts[int(number)].host} {rest}" if first == "node" and number.isdecimal() else why
@@ -253,7 +260,7 @@ def _mend_address(fact: NodeFacts) -> str:
 
 
 def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
-    """Another network where every host has one, else another address; and the firewall's rule."""
+    """Return the fix: another network that every host has, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
     if failure.why == LOST:
         device = source.interface or target.interface or "INTERFACE"
@@ -268,7 +275,7 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     if further:
         names = [f"cluster.interface={shlex.quote(name)} ({', '.join(hosts)})" for name, hosts in further.items()]
         return f"{' or '.join(names)}; or {firewall}"
-    for fact in (target, source):  # the configuration has chosen another one for it
+    for fact in (target, source):  # the configuration has chosen another address
         if (seen := fact.extra.get("ssh_address")) not in (None, fact.address):
             return f"without address: and interface: of {fact.host} it is {seen}, where ssh reached it; or {firewall}"
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
@@ -286,13 +293,13 @@ _TLS_VARIABLES = {
 
 
 def tls_files(cluster: Cluster) -> dict[str, str]:
-    """Setting → path on the hosts; empty: nothing is encrypted."""
+    """Return setting → path on the hosts; empty: nothing is encrypted."""
     paths = {name: getattr(cluster, name) for name in _TLS_VARIABLES}
     return {name: path for name, path in paths.items() if path is not None}
 
 
 def tls_variables(cluster: Cluster, home: str) -> dict[str, str]:
-    """The environment that lets gloo encrypt on a host with this home; empty where nothing is configured."""
+    """Return the variables that let gloo encrypt on a host with this home; empty: nothing is encrypted."""
     named = tls_files(cluster)
     if not named:
         return {}
@@ -301,7 +308,7 @@ def tls_variables(cluster: Cluster, home: str) -> dict[str, str]:
 
 
 def refuse_tls_over_nccl(cluster: Cluster, backend: str) -> None:
-    """Raises UsageError: the gradients would travel in the clear all the same."""
+    """Raise UsageError if TLS is configured but NCCL would send the gradients in the clear."""
     if tls_files(cluster) and (backend == "nccl" or (backend == "auto" and cluster.device == "cuda")):
         raise UsageError(
             f"cluster.tls_certificate={cluster.tls_certificate}, but strategy.backend={backend} on GPUs is NCCL, which "
@@ -311,7 +318,7 @@ def refuse_tls_over_nccl(cluster: Cluster, backend: str) -> None:
 
 
 def tls_problems(cluster: Cluster, fact: NodeFacts) -> list[str]:
-    """What keeps a host from encrypting with the files that it has."""
+    """Report the certificates and keys that a host can't use."""
     certificates: Mapping[str, Mapping[str, Any]] = fact.extra.get("certificates", {})
     faults = []
     for name, path in tls_files(cluster).items():
@@ -324,7 +331,7 @@ def tls_problems(cluster: Cluster, fact: NodeFacts) -> list[str]:
 
 
 def tls_warnings(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[str]:
-    """A line for each certificate that ends soon."""
+    """Return a line for each certificate that ends soon."""
     lines = []
     for fact in facts:
         for name, path in tls_files(cluster).items():

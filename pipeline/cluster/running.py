@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.running.look import newest_change
-from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_brought
+from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_fetched_warning
 from pipeline.cluster.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
@@ -302,7 +302,7 @@ class RunningAttempt:
             following.look([known[host] for host in self.lost])
 
     def _not_fetched(self, error: OSError) -> None:
-        self.watchers.on_line(not_brought(self.plan, self.run_dir, error))
+        self.watchers.on_line(not_fetched_warning(self.plan, self.run_dir, error))
 
     def _is_collected(self, *, final: bool) -> bool:
         """Fetch the outputs. True if they are here.

@@ -1,4 +1,4 @@
-"""Whether the ranks of an attempt still move, and who holds the others up where they don't. Pure."""
+"""Detection of stalls: whether the ranks of an attempt still move, and which one holds the others up. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pipeline.core.tables import counted
 from trainers.contract.beats import Collectives, NodeBeat, NodeLook, Phase, RankBeat, RankLook
 
 LOOK_S = 8.0
-"""How long the nodes have to answer a look; what those said that did is judged then."""
+"""How long the nodes have to answer a look; then the answers that have come are judged."""
 
-_LONGER = 10  # times what steps, evaluations and checkpoints have taken so far without a sign of life
-_PATIENCE = 4  # times stall_s, where a rank waits before the first step, and while files are written
-_TICK_S = 2.0  # of one look at the beats to the next: what is beyond, this process was stopped itself
-_WINDOW_S = 20.0  # over which the part of the steps' time is taken that ranks wait for each other
-_MOSTLY = 0.8  # from this part on the network is looked at
-_TRIES = 5  # windows: that nothing waits to be sent at one moment says little
-_BEFORE_TIMEOUT = 0.9  # of the time after which a rank gives a collective up, which names nobody
+_LONGER = 10  # times the longest pauses so far (steps, evaluations, checkpoints)
+_PATIENCE = 4  # times stall_s, before the first step and while files are written
+_TICK_S = 2.0  # the most that counts between two checks; in a longer time this process was stopped itself
+_WINDOW_S = 20.0  # over which the share of waiting in the steps' time is measured
+_MOSTLY = 0.8  # share of waiting from which the network is examined
+_TRIES = 5  # windows, as at a single moment nothing may wait to be sent
+_BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, after which ranks give up without naming the culprit
 
 
 @dataclass(kw_only=True)
 class Watch:
-    """What is known of an attempt's ranks. ``hosts``: address → label of every node; times in seconds."""
+    """The state of an attempt's ranks. ``hosts``: address → label of every node; times in seconds."""
 
     hosts: Mapping[str, str]
     stall_s: float
@@ -34,36 +34,36 @@ class Watch:
     last: dict[int, tuple[str, RankBeat]] = field(default_factory=dict)  # by rank, also of those that have ended
     idle_s: float = 0.0
     _looks: dict[str, NodeLook] = field(default_factory=dict)
-    _pauses_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the two longest so far: one may be a mishap
+    _pauses_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the two longest; one may be an accident
     _looked: float = 0.0
-    _moved: bool = False  # since then
+    _moved: bool = False  # since the last check
     _look_begun: float | None = None
     _window: tuple[float, dict[int, RankBeat]] | None = None
-    _slow: tuple[float, float] | None = None  # part of the time, seconds of a step; once the network is looked at
+    _slow: tuple[float, float] | None = None  # share of waiting, seconds of a step; set while the network is examined
     _tries: int = 0
 
     def heard(self, node: NodeBeat) -> None:
-        """A node has told where its ranks stand."""
+        """Take a node's report on its ranks."""
         before, begun = self.nodes.get(node.host), self._begun()
         self.nodes[node.host] = node
         self.last.update({beat.rank: (node.host, beat) for beat in node.ranks})
         if before is None or _moves(before) != _moves(node):
-            if begun and self.idle_s > _TICK_S:  # a beat comes each second: what is less is none
+            if begun and self.idle_s > _TICK_S:  # a beat comes each second, so less is no pause
                 self._pauses_s = sorted([*self._pauses_s, self.idle_s])[-2:]
             self.idle_s, self._moved, self._look_begun = 0.0, True, None
 
     def ended(self, host: str) -> None:
-        """Nothing more will be heard of this node."""
+        """Forget a node that has ended."""
         self.nodes.pop(host, None)
 
     def seen(self, look: NodeLook) -> None:
-        """A node has answered a look."""
+        """Take a node's answer to a look."""
         self._looks[look.host] = look
 
     def check(self, now: float, ask: Callable[[], None]) -> Verdict | None:
-        """Once a second or so: ``ask`` for a look where nothing moves any more, and judge the answers.
+        """Call ``ask`` for a look once nothing moves any more, and judge the answers. To be called about once a second.
 
-        ``now`` is of a clock that only goes forward.
+        ``now`` comes from a monotonic clock.
         """
         passed_s = min(now - self._looked, _TICK_S) if self._looked else 0.0
         self._looked = now
@@ -78,13 +78,18 @@ class Watch:
         looks = [rank for look in self._looks.values() for rank in look.ranks]
         if len(self._looks) == len(self.nodes) or (now - self._look_begun > LOOK_S and looks):
             if _of_script(ranks) and not is_held_up(looks):
-                self.idle_s, self._look_begun = 0.0, None  # looked at again after another stall_s
+                self.idle_s, self._look_begun = 0.0, None  # examined again after another stall_s
                 return None
             return judge(looks, self.hosts, self.idle_s) if looks else None
         return None
 
     def slow_network(self, now: float, ask: Callable[[], None]) -> Verdict | None:
-        """Of a run that moves: the connection that it mostly waits for, once. ``ask`` is for a look without stacks."""
+        """Return the connection that the ranks of a moving run mostly wait for; None where no bytes wait.
+
+        Args:
+            waiting: the part of the steps' time that even the busiest rank spends in collectives, 0 to 1.
+            step_s: seconds that a step takes.
+        """
         if self._tries >= _TRIES or self._look_begun is not None or not self._begun():
             return None
         beats = {rank.rank: rank for rank in self._ranks()}
@@ -110,7 +115,7 @@ class Watch:
         if _of_script(ranks):
             return self.stall_s
         waits = any(rank.phase == Phase.WAITING for rank in ranks)
-        if not self._begun() and not waits:  # imports, compilation, an entry that measures: nobody can say how long
+        if not self._begun() and not waits:  # imports, compilation, an entry that measures: no limit is known
             return math.inf
         patient = not self._begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
         limit_s = max(self.stall_s * (_PATIENCE if patient else 1), _LONGER * self._pauses_s[0])
@@ -119,7 +124,7 @@ class Watch:
         return limit_s
 
     def _begun(self) -> bool:
-        """Whether every rank has begun its first step."""
+        """True if every rank has begun its first step."""
         ranks = self._ranks()
         return bool(ranks) and all(rank.step for rank in ranks)
 
@@ -139,19 +144,22 @@ SPINS_FROM = 0.5
 """Cores that a rank keeps busy if it computes; a rank that waits over gloo keeps a few hundredths busy."""
 
 OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
-"""The kinds for which the host is to blame, not the code: the same run may end well there another time."""
+"""The kinds caused by the host, not the code: a retry may succeed."""
 
 _IN_COLLECTIVE = "/torch/distributed/"
 _WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
 """DistributedDataParallel waits in C++ for buffers and, in the backward pass, for gradients."""
 _UNREAD_FROM = 16 << 10
-_DROPPED_FROM = 3  # times that the kernel has sent the same bytes again in vain: 1.5 s at least
+_DROPPED_FROM = 3  # times that the kernel has sent the same bytes again: 1.5 s at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``kind``: stopped, disk, spins, lock, sleeps, skipped, slow link, dropped link, or collective (nobody stands
-    out: ``rank`` is None). ``text`` says so in words; ``stack`` is that rank's, innermost first."""
+    """Why ranks don't move.
+
+    ``kind``: stopped, disk, spins, lock, sleeps, skipped, slow link, dropped link, or collective (no rank stands out:
+    ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
+    """
 
     rank: int | None
     host: str
@@ -161,10 +169,10 @@ class Verdict:
 
 
 def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) -> Verdict:
-    """Who holds the run up.
+    """Return which rank holds the run up.
 
     Args:
-        looks: one for each rank that could be seen, at least one.
+        looks: one for each rank that answered, at least one.
         hosts: address → label, of every node.
         idle_s: for how long no rank has moved.
     """
@@ -190,7 +198,7 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
 def is_held_up(looks: Sequence[RankLook]) -> bool:
     """True if ranks of a script that do nothing are a hang: one is stopped, or one waits in a collective.
 
-    A script may also wait for a person, a licence or a download that stands still: it may go on by itself.
+    A script may also wait for its user, a licence or a stalled download, after which it continues by itself.
     """
     return any(_is_stopped(look) or _waits(look) for look in looks)
 
@@ -207,7 +215,7 @@ def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: f
 
 
 def stall_text(verdict: Verdict, log_dir: Path) -> str:
-    """What a person is told of a run that was ended for it."""
+    """Return the message for the user about a run that was ended for a stall."""
     stack = "".join(f"\n  {frame}" for frame in verdict.stack)
     where = f"\nwhere it stands, innermost first:{stack}" if stack else ""
     return f"training failed on {verdict.host}: {verdict.text}{where}\nlogs: {log_dir}"
@@ -215,10 +223,10 @@ def stall_text(verdict: Verdict, log_dir: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Nccl:
-    """NCCL's record of all ranks, of the first process group that tells them apart, or in which all wait.
+    """NCCL's record of all ranks, of the first process group in which they differ, or in which all wait.
 
-    ``rows`` are by rank. ``differs``: some have come to fewer collectives than others; ``pending``: all to the same
-    number, of which the last hasn't ended. ``next``: the first one that the foremost wait in.
+    ``rows`` are by rank. ``differs``: some ranks have reached fewer collectives than others. ``pending``: all have
+    reached the same number, and the last hasn't ended. ``next``: the first one that the foremost ranks wait in.
     """
 
     rows: Mapping[int, Collectives]
@@ -244,8 +252,7 @@ class _Nccl:
         return cls(rows=rows, differs=differs, pending=pending, next=most.next and f"NCCL's {_numbered(most)}")
 
     def waits(self, look: RankLook) -> bool:
-        """Whether a rank waits for others: by this record where it has that rank and tells anything, else by the rank's
-        own word or stack."""
+        """True if a rank waits for others: by this record if it covers the rank, else by the rank's report or stack."""
         row = self.rows.get(look.beat.rank)
         if row is None or not (self.differs or self.pending):
             return _waits(look)
@@ -261,7 +268,7 @@ def _is_stopped(look: RankLook) -> bool:
 
 
 def _waits(look: RankLook) -> bool:
-    """In a collective: by its own word, or (one that the model has made) by its stack."""
+    """True if a rank is in a collective: by its own report or, for one that the model has made, by its stack."""
     if look.beat.phase == Phase.WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3]):
         return True
     computes = look.beat.phase != Phase.RUNNING_A_SCRIPT or look.cpu >= SPINS_FROM or look.state == "R"
@@ -273,7 +280,7 @@ def _place(look: RankLook) -> tuple[int, int]:
 
 
 def _own_line(look: RankLook) -> str:
-    """The innermost line of a script's rank that is neither Python's nor torch's: the collective that it is in."""
+    """Return the innermost line of a script's rank that is neither Python's nor torch's: its collective."""
     return _at(look) if look.beat.phase == Phase.RUNNING_A_SCRIPT else ""
 
 
@@ -305,9 +312,11 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
 
 
 def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
-    """The connection on which bytes wait: between which hosts, and which of them has most of these connections. Where
-    the other side has many that it hasn't read, its process is slow (its cores are busy with something else), not the
-    connection."""
+    """Return the connection on which bytes wait, and which of its hosts has most of such connections.
+
+    If the other side has much that it hasn't read, its process is slow (its cores are busy with something else), not
+    the connection.
+    """
     ways = [
         (look, hosts.get(item.peer, item.peer), item)
         for look in looks
@@ -341,7 +350,7 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
 
 
 def _left_out(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
-    """A rank that waits in something else than what it has left out, by NCCL's record."""
+    """Describe a rank that has skipped a collective, by NCCL's record, and waits in something else."""
     others = [look for look in looks if nccl.waits(look)]
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} went on without a collective that "
@@ -352,7 +361,9 @@ def _left_out(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s:
 
 
 def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
-    """All ranks have handed as many collectives to their GPUs: the same ones or not?"""
+    """Describe ranks that have handed the same number of collectives to their GPUs: either the same ones or different
+    ones.
+    """
     first = looks[0]
     kinds = Counter(row.next for row in nccl.rows.values())
     if len(kinds) == 1:
@@ -376,7 +387,7 @@ def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
 
 
 def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
-    """All are in a collective: the rank that is in another one than most others (of two, the one that is ahead)."""
+    """Describe ranks that are all in a collective: the one in another collective than most (of two, the one ahead)."""
     groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
     for look in looks:
         groups.setdefault((*_place(look), look.beat.phase, _own_line(look)), []).append(look)
@@ -390,7 +401,7 @@ def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
     other = max(others, key=_place)
-    if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # which of them went on can't be seen
+    if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # its position isn't known, so neither which rank went on
         text = (
             f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
             f"{_ranks(others)}: it stands{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
@@ -412,7 +423,7 @@ def _head(idle_s: float) -> str:
 
 
 def _where(look: RankLook) -> str:
-    """``step 58 (loading data)``; of a script nobody knows its steps."""
+    """Return ``step 58 (loading data)``, or ``the script``, whose steps aren't known."""
     if look.beat.phase == Phase.RUNNING_A_SCRIPT:
         return "the script"
     step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
@@ -420,7 +431,7 @@ def _where(look: RankLook) -> str:
 
 
 def _at(look: RankLook) -> str:
-    """`` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
+    """Return `` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
     own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
     return _shortened(next(iter(own or look.stack), ""))
 
@@ -439,7 +450,7 @@ def _wait(looks: Sequence[RankLook]) -> str:
 
 
 def _ranks(looks: Sequence[RankLook]) -> str:
-    """``rank 0 on node0``, or ``15 other ranks`` where they are many."""
+    """Return ``rank 0 on node0``, or ``15 ranks``."""
     if len(looks) > 4:
         return counted(len(looks), "rank")
     names = [f"rank {look.beat.rank} on {look.host}" for look in looks]

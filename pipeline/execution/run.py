@@ -209,11 +209,11 @@ def versions(config: RunConfig, code: Closure) -> dict[str, str]:
 
 
 def _asked(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
-    from pipeline.cluster.preflight import examination  # it brings the launchers, and most runs ask nobody
+    from pipeline.cluster.preflight import versions_there  # it imports the launchers, which most runs don't need
 
     # a.b that is missing here: a computer that has a counts that distribution alone
     names = {name.partition(".")[0] if version == ABSENT else name: version for name, version in here.items()}
-    return examination.versions_there(cluster, names)
+    return versions_there(cluster, names)
 
 
 def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.preflight.examination import versions_there
+from pipeline.cluster.preflight import versions_there
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.execution.run import of_hosts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.cluster.preflight import State, shared_folder
+from pipeline.cluster.preflight import State, shared_folder_checks
 from tests.pipeline.test_preflight_checks import ONE
 
 
@@ -36,7 +36,7 @@ class Folders:
 def test_each_other_host_must_see_what_the_first_has_written(look: Any, state: State, seen: str) -> None:
     broke = Output(note="it broke")
     hosts = Folders(lambda act, _: Answer(value=look if act == "look" else {"there": True}, output=broke))
-    first, other = shared_folder.checks(ONE, hosts.ask, "/nfs")
+    first, other = shared_folder_checks(ONE, hosts.ask, "/nfs")
     assert (first.host, first.state) == ("node0", State.OK)
     assert (other.host, other.state, other.seen) == ("node1", state, seen)
     assert hosts.acts == ["write", "look", "remove"]
@@ -44,6 +44,6 @@ def test_each_other_host_must_see_what_the_first_has_written(look: Any, state: S
 
 def test_a_folder_that_the_first_host_cannot_write_is_named_and_nobody_else_is_asked() -> None:
     hosts = Folders(lambda *_: Answer(value={"error": "No such file or directory (/nfs/x)"}))
-    (check,) = shared_folder.checks(ONE, hosts.ask, "/nfs")
+    (check,) = shared_folder_checks(ONE, hosts.ask, "/nfs")
     assert check.seen == "can't write into /nfs: No such file or directory (/nfs/x)"
     assert (check.state, hosts.acts) == (State.FAILED, ["write"])

@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.cli import invocation
 from pipeline.cli.commands.hosts import line
+from pipeline.cluster import sync
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.sync import Tree, TreeState, rsync, tree_sync
+from pipeline.cluster.sync import Tree, TreeState, rsync
 from pipeline.cluster.sync.rsync import Folder, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -100,7 +101,7 @@ def test_hosts_without_rsync_are_named(tree: Path) -> None:
             return {"a": {"rsync": True, "places": []}, "b": {"rsync": False, "places": []}}
 
     with pytest.raises(HostError, match="b: there is no rsync") as caught:
-        tree_sync._places(Launcher(), [], Launcher.cluster.hosts, delete=False)  # type: ignore[arg-type]
+        sync._places(Launcher(), [], Launcher.cluster.hosts, delete=False)  # type: ignore[arg-type]
     assert "there: sudo apt-get install rsync" in str(caught.value)
 
 
@@ -151,7 +152,7 @@ def test_a_tree_that_differs_is_told_by_counts_and_names(tree: Path) -> None:
 def test_a_pipe_among_the_files_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "pipe")
     with pytest.raises(UsageError, match="pipe is neither a file nor a folder nor a link"):
-        tree_sync.tree_of(Folder(name="x", source=tree, place="/x"))
+        sync.tree_of(Folder(name="x", source=tree, place="/x"))
 
 
 @pytest.mark.parametrize(

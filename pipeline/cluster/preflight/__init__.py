@@ -1,23 +1,298 @@
-"""Whether every host of a cluster can take part, without starting anything there.
+"""Checks that every host of a cluster can take part, without starting anything there.
 
-``judge`` turns what a probe told into checks (pure), ``short`` is what every training of several nodes asks,
-``examine`` all of it. A check is a function from facts to ``Check`` records, with a line in docs/troubleshooting.md.
+``examine`` probes the hosts and does all checks, ``short`` does those before every training of several nodes, ``judge``
+turns answers into checks (pure). A check is a function from facts to ``Check`` records, with a line in
+docs/troubleshooting.md.
 """
 
-from pipeline.cluster.preflight.examination import Report, as_json, examine, judge, short, summary, table
-from pipeline.cluster.preflight.judgement import Check, State, from_error, refuse, warnings
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cluster import launchers, validation
+from pipeline.cluster.earlier import clear_left
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.launchers.transport.answers import Answer
+from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, versions
+from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
+from pipeline.cluster.preflight.versions import agreed, probed, refuse_others
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.files import canonical_json
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.tables import aligned
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
 
 __all__ = [
-    "Check",
-    "Report",
-    "State",
-    "as_json",
-    "examine",
-    "from_error",
-    "judge",
-    "refuse",
-    "short",
-    "summary",
-    "table",
-    "warnings",
-]
+    "Check", "Report", "State", "as_json", "examine", "from_error", "judge", "refuse", "short", "summary", "table",
+    "versions_there", "warnings",
+]  # fmt: skip
+
+
+_GPU_S = 5.0  # how long nvidia-smi may take, which without persistence mode wakes every GPU first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The facts of the hosts, and their checks.
+
+    ``refusals`` are errors of the plan and of the run's key.
+    """
+
+    facts: Sequence[NodeFacts]
+    checks: Sequence[Check]
+    refusals: Sequence[HostError] = ()
+
+    @property
+    def all_checks(self) -> list[Check]:
+        """All checks, with the refusals as failed ones."""
+        labels = [fact.host for fact in self.facts]
+        refused = [check for error in self.refusals for check in from_error(error, "run", labels)]
+        return [*refused, *self.checks]
+
+    @property
+    def is_ok(self) -> bool:
+        """True if no check failed; warnings may remain."""
+        return all(check.state != State.FAILED for check in self.all_checks)
+
+    def refuse(self) -> None:
+        """Raise HostError with every failure, if there is one."""
+        errors = list(self.refusals)
+        try:
+            refuse(self.checks, len(self.facts))
+        except HostError as error:
+            errors.append(error)
+        if errors:
+            hints = [error.hint for error in errors if error.hint]
+            raise HostError("\n".join(error.what for error in errors), hint="; then ".join(hints) or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Closer:
+    """The results of a deep examination: nvidia-smi's answers, clocks over a shorter round trip, further checks."""
+
+    gpus: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
+    clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+
+
+def judge(cluster: Cluster, facts: Sequence[NodeFacts], closer: _Closer | None = None) -> list[Check]:
+    """Return all checks of the answers. Pure."""
+    known = closer or _Closer()
+    gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+    return [
+        *versions.checks(cluster, facts),
+        *resources.checks(cluster, facts),
+        *clock.checks(facts, known.clocks),
+        *network.checks(cluster, facts),
+        *gpus.checks(cluster, facts, {**gpus_probed, **known.gpus}),
+        *known.checks,
+    ]
+
+
+def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
+    """Return the checks before a training of several nodes. A single node reports by itself what it lacks."""
+    if cluster.nnodes < 2:
+        return []
+    folders = shared_folders(cluster, launcher, None)
+    return [
+        *judge(cluster, facts),
+        *(check for folder in folders for check in shared_folder_checks(cluster, launcher.ask, folder)),
+    ]
+
+
+def examine(
+    cluster: Cluster,
+    *,
+    backend: str = "auto",
+    versions: Mapping[str, str] | None = None,
+    deep: bool = False,
+    runs_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Check every host, or the scheduler that grants them.
+
+    Args:
+        versions: those that the key of a run would hold.
+        deep: also do what takes time.
+        runs_dir: the runs of this project; hosts then also remove what no run needs any more. Some launchers say that
+            all hosts share it.
+        on_note: takes what was removed.
+
+    Raises:
+        HostError: lists each host that doesn't answer, and the fix.
+    """
+    key = versions or {}
+    with closing(launchers.create(cluster)) as launcher:
+        if isinstance(launcher, GrantedLauncher):
+            return _rehearsed(launcher)
+        facts = launcher.probe(None, probed(key))
+        for note in clear_left(launcher, facts, runs_dir) if runs_dir else ():
+            on_note(note)
+        refusals = []
+        try:
+            validation.validate_hosts(cluster, facts, backend=backend)
+            refuse_others(facts, key, cluster.environment)
+            facts = launcher.connect(facts)[0]
+        except HostError as error:
+            refusals.append(error)
+        closer = _look_closer(cluster, launcher, runs_dir) if deep else None
+    checks = [*judge(cluster, facts, closer), *occupation.checks(cluster, facts)]
+    return Report(facts=facts, checks=checks, refusals=refusals)
+
+
+def versions_there(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of ``key`` with the versions on the hosts, probed once for all runs of this process.
+
+    Raises:
+        HostError: a host doesn't answer, or the hosts differ.
+        UsageError: a scheduler grants the hosts, so they can't be probed beforehand.
+    """
+    hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
+    question = canonical_json([cluster.launcher, cluster.ssh_config, hosts, dict(key)])
+    if question not in _versions_by_question:
+        with closing(launchers.create(cluster)) as launcher:
+            if isinstance(launcher, GrantedLauncher):
+                what = f"cluster.environment=hosts: cluster={cluster.launcher} grants hosts when the run starts"
+                raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions that they have")
+            _versions_by_question[question] = agreed(launcher.probe(None, probed(key)), key)
+    return _versions_by_question[question]
+
+
+_versions_by_question: dict[str, dict[str, str]] = {}
+
+
+def _rehearsed(launcher: GrantedLauncher) -> Report:
+    checks = [Check(host=ALL, name="scheduler", state=State.OK, seen=line) for line in launcher.scheduler.rehearse()]
+    return Report(facts=(), checks=checks)
+
+
+def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _Closer:
+    requested = time.time()
+    answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
+    answered = time.time()
+    values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
+    hint = "doit preflight --deep again; what it says of ssh"
+    silent = [
+        Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", hint=hint)
+        for host, answer in answers.items()
+        if host not in values
+    ]
+    clocks = {
+        host: {"asked": requested, "answered": answered, "began": value["began"], "said": value["unix_time"]}
+        for host, value in values.items()
+    }
+    gpus_by_host = {host: value["gpus"] for host, value in values.items()}
+    checks = [*silent, *gpus.unanswered(cluster, gpus_by_host, _GPU_S)]
+    for folder in shared_folders(cluster, launcher, runs_dir):
+        checks += shared_folder_checks(cluster, launcher.ask, folder)
+    return _Closer(gpus=gpus_by_host, clocks=clocks, checks=checks)
+
+
+# ------------------------------------------------------------------------------------------ folders shared by all hosts
+_SHARED_FOLDER = "shared folder"
+
+
+def shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[str]:
+    """Return the folders that are shared by all hosts, as the configuration or the launcher says."""
+    folders = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
+    if runs_dir is not None and launcher.capabilities.shares_run_dir and cluster.nnodes > 1:
+        folders.append(str(runs_dir))
+    return folders
+
+
+def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answer]], folder: str) -> list[Check]:
+    """Check that all hosts share a folder: the first writes a file, the others look for it, the first removes it.
+
+    The file has a new name each time: a network file system may hide a file whose name was looked up before it existed.
+
+    Args:
+        ask: ``Launcher.ask``.
+    """
+    first, *others = cluster.hosts
+    request = {"do": "shared", "folder": folder, "mark": secrets.token_hex(6)}
+    written = ask({**request, "act": "write"}, hosts=[first]).get(first.label)
+    if written is None:  # a launcher without agents
+        return []
+    if written.error is not None:
+        return [_not_shared(first, f"can't write into {folder}: {written.error}", "a folder that it can write")]
+    try:
+        answers = ask({**request, "act": "look"}, hosts=others) if others else {}
+    finally:
+        ask({**request, "act": "remove"}, hosts=[first])
+    checks = [Check(host=first.label, name=_SHARED_FOLDER, state=State.OK, seen=f"{folder} is written")]
+    return [*checks, *(_shared_check(host, answers.get(host.label), first, folder) for host in others)]
+
+
+def _shared_check(host: Host, answer: Answer | None, first: Host, folder: str) -> Check:
+    if answer is None or answer.value is None or answer.error is not None:
+        return _not_shared(host, f"{folder}: {answer.error if answer else 'no answer'}", "an answer")
+    if answer.value["there"]:
+        seen = f"{folder} is the same as on {first.label}"
+        return Check(host=host.label, name=_SHARED_FOLDER, state=State.OK, seen=seen)
+    is_other = f" there isn't the folder of that name on {first.label}" if answer.value["folder"] else " isn't there"
+    return _not_shared(host, f"{folder}{is_other}", "one folder for all")
+
+
+def _not_shared(host: Host, seen: str, wanted: str) -> Check:
+    hint = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
+    return Check(host=host.label, name=_SHARED_FOLDER, state=State.FAILED, seen=seen, wanted=wanted, hint=hint)
+
+
+# ------------------------------------------------------------------------------------------------------ shown as text
+def table(facts: Sequence[NodeFacts]) -> str:
+    """Return the facts as aligned text, a host a line."""
+    rows = [("host", "address", "interface", "python", "torch", "gpus", "cpus", "memory", "disk free")]
+    rows += [
+        (
+            fact.host,
+            fact.address,
+            fact.interface or "-",
+            fact.python_version,
+            fact.torch_version or "-",
+            str(fact.gpus),
+            str(fact.cpus),
+            f"{fact.memory_bytes / 2**30:.1f} GiB",
+            f"{fact.disk_free_bytes / 2**30:.1f} GiB",
+        )
+        for fact in facts
+    ]
+    return aligned(rows)
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """Return a line a check: on how many hosts it is ok, the hosts where it isn't, and the first one's value."""
+    rows: list[tuple[str, ...]] = [("check", "ok", "warning", "failed", "seen")]
+    for name in dict.fromkeys(check.name for check in checks):
+        mine = [check for check in checks if check.name == name]
+        worst = next(check for state in reversed(State) for check in mine if check.state == state)
+        rows.append((name, *(_hosts(mine, state) for state in State), worst.seen))
+    return aligned(rows)
+
+
+def _hosts(checks: Sequence[Check], state: State) -> str:
+    labels = list(dict.fromkeys(check.host or "-" for check in checks if check.state == state))
+    if state == State.OK:
+        return str(len(labels)) if labels else "-"
+    return ",".join(labels[:3]) + (f"+{len(labels) - 3}" if len(labels) > 3 else "") if labels else "-"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return ``{"ok": …, "hosts": [facts], "checks": [{"host", "name", "state", "seen", "wanted", "hint"}]}``."""
+    checks = report.all_checks
+    return {
+        "ok": report.is_ok,
+        "hosts": [dataclasses.asdict(fact) for fact in report.facts],
+        "checks": [
+            {**dataclasses.asdict(check), "host": None if check.host == ALL else check.host} for check in checks
+        ],
+    }

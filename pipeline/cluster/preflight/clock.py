@@ -1,4 +1,4 @@
-"""How far each host's clock is from this computer's. Pure."""
+"""The offset of each host's clock from this computer's. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Seconds that a clock is ahead of this computer's (less than 0: behind), and by how much that may be wrong."""
+    """Seconds that a clock is ahead of this computer's (negative: behind), and the possible error."""
 
     offset_s: float
     error_s: float
 
     @property
     def at_least_s(self) -> float:
-        """How far apart the clocks are beyond doubt."""
+        """The least difference that is certain."""
         return max(0.0, abs(self.offset_s) - self.error_s)
 
 
 def offset(times: Mapping[str, float]) -> Offset:
-    """As NTP has it (RFC 5905, section 8), from when this computer asked and had the answer, and the host's own times.
+    """Compute an offset like NTP (RFC 5905, section 8).
 
     Args:
         times: unix seconds ``asked`` and ``answered`` here, ``began`` and ``said`` there.
@@ -36,14 +36,14 @@ def offset(times: Mapping[str, float]) -> Offset:
 
 
 def times(fact: NodeFacts) -> dict[str, float] | None:
-    """Those of the probe; None where a launcher didn't note them."""
+    """Return the times of the probe; None where a launcher didn't note them."""
     if not {"asked", "answered", "began"} <= fact.extra.keys():
         return None
     return {**{name: float(fact.extra[name]) for name in ("asked", "answered", "began")}, "said": fact.unix_time}
 
 
 def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
-    """Of each host, or of this computer where all hosts differ from it by the same.
+    """Check the clock of each host, or of this computer where all hosts differ from it by the same.
 
     Args:
         closer: host → times of a shorter round trip than the probe's, where there was one.
@@ -63,7 +63,7 @@ def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]
 
 
 def _here_is_wrong(offsets: Sequence[Offset]) -> bool:
-    """Whether all hosts are off by the same: then it is this computer's clock."""
+    """True if all hosts are off by the same, so that it is this computer's clock."""
     values = [measured.offset_s for measured in offsets]
     return all(measured.at_least_s > TOLERATED_S for measured in offsets) and max(values) - min(values) <= TOLERATED_S
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of a host's GPUs, read and judged. Pure: the agent sends its text as it came."""
+"""nvidia-smi's answers about a host's GPUs, parsed and judged. Pure: the agent sends the text unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.cluster.preflight.judgement import Check, State, compared
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
-# bits of clocks_throttle_reasons.active that slow a GPU down by no one's wish (nvml.h, nvmlClocksEventReason…)
+# bits of clocks_throttle_reasons.active for slowdowns that nobody configured (nvml.h, nvmlClocksEventReason…)
 _SLOWED_BY = {
     0x8: "hardware slowdown",
     0x20: "heat (software)",
@@ -29,7 +29,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as nvidia-smi knows it. None: this GPU or driver doesn't tell."""
+    """One GPU as nvidia-smi describes it. None: this GPU or driver doesn't say."""
 
     index: int
     uuid: str
@@ -41,7 +41,7 @@ class Gpu:
 
 
 def parse(said: Mapping[str, str]) -> list[Gpu]:
-    """nvidia-smi's answers (``gpu_state`` in host/processors.py) as GPUs; lines that aren't whole are left out."""
+    """Return the GPUs in nvidia-smi's answers (``gpu_state`` in host/processors.py); incomplete lines are skipped."""
     slowed = {**_slowed(said.get("throttling", "")), **_slowed(said.get("throttling, new name", ""))}
     processes = _processes(said.get("processes", ""))
     parsed = []
@@ -64,7 +64,7 @@ def parse(said: Mapping[str, str]) -> list[Gpu]:
 
 
 def _slowed(text: str) -> dict[int, tuple[str, ...]]:
-    """``0, 0x0000000000000020`` → {0: ("heat (software)",)}."""
+    """Parse ``0, 0x0000000000000020`` as {0: ("heat (software)",)}."""
     reasons = {}
     for line in text.splitlines():
         index, _, mask = (part.strip() for part in line.partition(","))
@@ -85,12 +85,12 @@ def _processes(text: str) -> dict[str, list[Process]]:
 
 
 def _number(cell: str) -> int | None:
-    """None for ``[N/A]``, ``N/A`` and ``[Not Supported]``."""
+    """Return a number; None for ``[N/A]``, ``N/A`` and ``[Not Supported]``."""
     return int(cell) if cell.isdecimal() else None
 
 
 def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], waited_s: float) -> Iterator[Check]:
-    """The hosts where nvidia-smi tells nothing of the GPUs that the ranks are to use."""
+    """Yield a check for each host whose nvidia-smi says nothing about the ranks' GPUs."""
     for host, answers in said.items() if cluster.device == "cuda" else ():
         if not parse(answers or {}):
             absent = answers is None
@@ -113,7 +113,7 @@ def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], w
 def checks(
     cluster: Cluster, facts: Sequence[NodeFacts], said: Mapping[str, Mapping[str, str] | None]
 ) -> Iterator[Check]:
-    """Models and memory over the hosts; errors, throttling and foreign processes of each GPU that the ranks may use.
+    """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use.
 
     Args:
         said: host → nvidia-smi's answers; None where it isn't installed.
@@ -135,7 +135,7 @@ def checks(
 
 
 def _visible(host: Host, gpus: list[Gpu]) -> list[Gpu]:
-    """Without those that the configuration hides from the ranks."""
+    """Return the GPUs that the configuration doesn't hide from the ranks."""
     chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus

@@ -1,4 +1,4 @@
-"""What a check says: the value seen, the value wanted, and what mends it."""
+"""The result of a check: the value seen, the value wanted, and the fix."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pipeline.core.errors import HostError
 from pipeline.core.tables import counted
 
-_NAMED = 4  # hosts of one line; of more the rest is counted
+_NAMED = 4  # hosts in a line; the rest is counted
 ALL = ""  # the host of a check that concerns no single one
 
 
 class State(enum.StrEnum):
-    """How a check ended. A warning is shown and stops nothing."""
+    """The result of a check. A warning is shown and stops nothing."""
 
     OK = "ok"
     WARNING = "warning"
@@ -28,10 +28,10 @@ class Check:
 
     Attributes:
         host: the host's label; ALL where none can be named alone.
-        name: what was checked, one of docs/troubleshooting.md's.
+        name: what was checked, as in docs/troubleshooting.md.
         seen: the value there, in words.
         wanted: the value that would do; may be empty where ``seen`` says it.
-        hint: the command or override that mends it; empty where the check is ok.
+        hint: the command or override that fixes it; empty where the check is ok.
     """
 
     host: str
@@ -43,7 +43,7 @@ class Check:
 
 
 def lines(checks: Iterable[Check]) -> list[str]:
-    """A line for each thing that was found, with all hosts where it was found equal."""
+    """Return a line for each result, with all hosts that have the same one."""
     hosts: dict[tuple[str, str, str, str], list[str]] = {}
     for check in checks:
         hosts.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
@@ -62,12 +62,12 @@ def of_state(checks: Iterable[Check], state: State) -> list[Check]:
 
 
 def warnings(checks: Iterable[Check]) -> list[str]:
-    """What a person should know before a training, a line each."""
+    """Return what the user should know before a training, a line each."""
     return [f"warning: {line}" for line in lines(of_state(checks, State.WARNING))]
 
 
 def refuse(checks: Sequence[Check], hosts: int) -> None:
-    """Raises HostError: it lists every failed check. ``hosts`` is how many the cluster has."""
+    """Raise HostError that lists every failed check, if there is one. ``hosts`` is the size of the cluster."""
     failed = of_state(checks, State.FAILED)
     if failed:
         known = {check.host for check in failed} - {ALL}
@@ -76,7 +76,7 @@ def refuse(checks: Sequence[Check], hosts: int) -> None:
 
 
 def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check]:
-    """What another part refused, as failed checks: a HostError has a line ``  HOST: what`` for each host or thing."""
+    """Return an error of another part as failed checks: its lines are ``  HOST: what``."""
     known, refused = set(labels), []
     for line in error.what.splitlines()[1:] or [error.what]:
         who, separator, what = line.strip().partition(": ")
@@ -91,12 +91,12 @@ def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check
 def compared(
     name: str, values: Mapping[str, str], *, state: State, hint: str, where: Mapping[str, str] | None = None
 ) -> list[Check]:
-    """Whether all hosts have the same. What most have is wanted, of two as frequent ones the first host's.
+    """Check that all hosts have the same value. The most frequent one is wanted, on a tie the first host's.
 
     Args:
-        values: host → its value; hosts that don't tell are left out.
-        state: of a host that has another one.
-        where: host → words that are shown behind its value but not compared.
+        values: host → its value; hosts whose value isn't known are left out.
+        state: the state of a host with another value.
+        where: host → words that are shown after its value but not compared.
     """
     if not values:
         return []

@@ -1,4 +1,4 @@
-"""A host's own name, its link and its InfiniBand ports. Pure. Whether hosts reach each other is asked elsewhere."""
+"""A host's own name, its link and its InfiniBand ports. Pure. ``networks`` checks whether hosts reach each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PORT_HINTS = {
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Of clusters with more than one node: one alone speaks to itself, whatever its network is."""
+    """Check the hosts of clusters with more than one node; a single node needs no network."""
     if cluster.nnodes < 2:
         return
     for fact in facts:
@@ -39,7 +39,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _own_name(fact: NodeFacts) -> Iterator[Check]:
-    """gloo and NCCL get an interface by a variable; without one they take the address of the host's own name."""
+    """Check the host's name: without a configured interface gloo and NCCL take the address of that name."""
     name = fact.extra.get("system", {}).get("own_name")
     if name is None:
         return
@@ -55,7 +55,7 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         )
         return
     addresses = name["addresses"]
-    # Debian's installer maps the own name to 127.0.1.1: gloo would then announce an address nobody else reaches
+    # Debian's installer maps the own name to 127.0.1.1, which gloo would announce to the other hosts
     looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
     if (addresses and not looped) or (has_interface and not addresses):
         seen = f"{fact.hostname} is {', '.join(addresses) or 'not resolved, and need not be'}"
@@ -80,7 +80,7 @@ def _in_hosts(fact: NodeFacts) -> str:
 
 
 def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
-    """That of the interface which the collectives take."""
+    """Return the link of the interface that the collectives use."""
     link: Mapping[str, Any] | None = fact.extra.get("system", {}).get("links", {}).get(fact.interface)
     return link
 

@@ -1,4 +1,4 @@
-"""Who else computes where the ranks are to: other runs by their claims, other people's processes on GPUs. Pure."""
+"""Other users of the hosts: runs by their claims, other processes on GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.tables import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Occupation:
-    """Who is on a host, in words: ``runs`` that have claims there, and ``processes`` that have none."""
+    """The users of one host in words: ``runs`` with claims there, and ``processes`` of no known run."""
 
     host: str
     runs: tuple[str, ...]
@@ -29,22 +29,20 @@ class Occupation:
 
 
 def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> list[Occupation]:
-    """The hosts where somebody else is.
+    """Return the hosts that others use.
 
     Args:
-        attempts: how the ids of the asking run's own attempts begin, which give way to it; '': it has none.
+        attempts: the beginning of the ids of this run's own attempts, which make way for it; '': it has none.
     """
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
         wish = claim(cluster, host, attempts, "")
         rows = [row for row in system.get("claims", []) if collide(row, wish)]
-        own = {
-            attempts,
-            *(row["attempts"] for row in system.get("claims", [])),
-        }  # processes of these runs are counted by the claims
+        # the claims tell of the processes of these runs
+        known = {attempts, *(row["attempts"] for row in system.get("claims", []))} - {""}
         said = system.get("gpus") or {} if cluster.device == "cuda" else {}
-        processes = tuple(_processes(host, said, own - {""}))
+        processes = tuple(_processes(host, said, known))
         if rows or processes:
             occupations.append(
                 Occupation(host=fact.host, runs=tuple(str(row["words"]) for row in rows), processes=processes)
@@ -52,8 +50,8 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     return occupations
 
 
-def _processes(host: Host, said: Mapping[str, str], own: set[str]) -> Iterator[str]:
-    """Processes on the GPUs of the ranks that belong to no run that is known there."""
+def _processes(host: Host, said: Mapping[str, str], known: set[str]) -> Iterator[str]:
+    """Yield the processes on the ranks' GPUs that belong to no known run."""
     wanted = set(resources(host, "cuda"))
     owners = dict(_owners(said.get("owners", "")))
     for gpu in gpus.parse(said):
@@ -61,13 +59,13 @@ def _processes(host: Host, said: Mapping[str, str], own: set[str]) -> Iterator[s
             continue
         for process in gpu.processes:
             user, since, mark = owners.get(process.pid, ("somebody", "", ""))
-            if not any(mark.startswith(prefix) for prefix in own):
+            if not any(mark.startswith(prefix) for prefix in known):
                 program = printable(process.program)
                 yield f"{user}'s {program} (pid {process.pid}) is on GPU {gpu.index}{since}"
 
 
 def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
-    """pid → user, since when in words, PACELINE_NODE."""
+    """Yield pid → user, since when in words, PACELINE_NODE."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", 3)]
         if len(cells) == 4 and cells[0].isdecimal() and cells[2].isdecimal():
@@ -75,7 +73,7 @@ def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
-    """For preflight, where no run is meant yet: one of one's own is named as well."""
+    """Check the hosts for preflight, which belongs to no run: the user's own runs are named too."""
     state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [
         Check(
@@ -91,7 +89,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
 
 
 def refuse(occupations: Sequence[Occupation], nnodes: int) -> None:
-    """Raises HostError: it names who is where."""
+    """Raise HostError that names who uses which host, if one is in use."""
     if occupations:
         rows = [f"  {one.host} is busy: {one.who}" for one in occupations]
         head = f"{len(occupations)} of {counted(nnodes, 'host')} {'is' if len(occupations) == 1 else 'are'} busy:"

@@ -1,4 +1,4 @@
-"""What a host lets the ranks have: cores, memory, disk, shared memory, open files, locked memory. Pure."""
+"""The resources of a host for the ranks: cores, memory, disk, shared memory, open files, locked memory. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
 _GIB = 1 << 30
-RANK_MEMORY = _GIB  # bytes: torch with a small network takes half of it
+RANK_MEMORY = _GIB  # bytes; torch with a small network needs half of it
 DISK = 2 * _GIB
-_SHARED_CPU, _SHARED_CUDA = 64 << 20, _GIB  # NCCL's channels and loaders of one's own; 64 MiB is a container's default
+_SHARED_CPU, _SHARED_CUDA = 64 << 20, _GIB  # a container's default is 64 MiB; NCCL's channels need more
 _LOCKED = 64 << 20  # NCCL registers more than that over InfiniBand
 _FILES = 65536
 _LIMITS = "/etc/security/limits.d/paceline.conf"
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Of each host; what its probe doesn't tell is left out."""
+    """Check the resources of each host; what its probe doesn't contain is skipped."""
     world_size = cluster.world_size  # a sum over all hosts
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
@@ -96,7 +96,7 @@ def _at_least(host: str, name: str, measured: int, wanted: int, what: str, hint:
 
 
 def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) -> Check:
-    """Each rank has a connection to each other one (gloo), rank 0 and its store two from each."""
+    """Check the limit: each rank has a connection to each other one (gloo), and rank 0 with its store two from each."""
     least, enough = 32 + 2 * world_size, max(512, 128 + 4 * world_size)
     if soft is None or soft >= enough:
         seen = "no limit" if soft is None else f"{soft:,}"
@@ -114,7 +114,7 @@ def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) 
 
 
 def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iterator[Check]:
-    """Matters where NCCL would take InfiniBand or RoCE."""
+    """Check the limit where NCCL would use InfiniBand or RoCE."""
     soft = system["limits"]["locked_memory_bytes"][0]
     active = [port for port in system.get("infiniband", []) if port["state"] == "ACTIVE"]
     if cluster.device != "cuda" or cluster.nnodes < 2 or not active or host.env.get("NCCL_IB_DISABLE") == "1":

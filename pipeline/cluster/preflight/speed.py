@@ -1,4 +1,4 @@
-"""Whether a host is slower than it was, or than the others, by trainers.measuring.host_speed. Pure."""
+"""A host's speed, measured by trainers.measuring.host_speed, compared with its baseline and other hosts. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK = "doit preflight --deep shows limits, heat and who computes there"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What was measured of one host or pair.
+    """A measured speed of one host or a pair of hosts.
 
     Attributes:
         hosts: labels: one, or two.
@@ -31,16 +31,16 @@ class Figure:
 
     @property
     def key(self) -> str:
-        """Under which a baseline keeps it."""
+        """The key of the figure in a baseline."""
         return " | ".join([" – ".join(self.hosts), self.what, self.on])
 
     def shown(self, per_s: float) -> str:
-        """A rate with its unit."""
+        """Return a rate with its unit."""
         return f"{per_s / 1e9:,.1f} GFLOP/s" if self.what == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
 
 
 def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
-    """Of each host the slowest rank's products, and the bus bandwidth of each group.
+    """Return the slowest rank's matrix products of each host, and the bus bandwidth of each group.
 
     Args:
         result: host_speed.json.
@@ -61,10 +61,10 @@ def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
 
 
 def checks(measured: Sequence[Figure], baseline: Mapping[str, float]) -> Iterator[Check]:
-    """Each figure against its own baseline, and each host against the others.
+    """Compare each figure with its own baseline, and each host with the others.
 
     Args:
-        baseline: ``Figure.key`` → what was saved.
+        baseline: ``Figure.key`` → the saved speed.
     """
     for figure in measured:
         before = baseline.get(figure.key)

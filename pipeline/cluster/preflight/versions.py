@@ -1,6 +1,6 @@
-"""Whether the hosts have the Python and the libraries of the run's key, and the same NCCL, CUDA and driver. Pure.
+"""The hosts' Python and libraries compared with the run's key, and their NCCL, CUDA and driver with each other. Pure.
 
-torch's own release is compared by ``validation.validate``.
+``validation.validate`` compares torch's own release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Of GPU software only where the ranks use GPUs."""
+    """Compare Python, and where the ranks use GPUs the GPU software."""
     install = "install the same version everywhere, or set cluster.python"
     pythons = {fact.host: ".".join(fact.python_version.split(".")[:2]) for fact in facts}
     yield from compared("Python", pythons, state=State.WARNING, hint=install)
@@ -38,7 +38,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _nccl(fact: NodeFacts) -> str | None:
-    """That of NVIDIA's package, which torch's own packages require; a torch from elsewhere brings its NCCL along."""
+    """Return the version of NVIDIA's package, which torch's own packages require; other torch builds contain NCCL."""
     packages = fact.extra.get("packages", {})
     return next((version for name, version in packages.items() if re.fullmatch(r"nvidia-nccl-cu\d+", name)), None)
 
@@ -49,7 +49,7 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
         yield Check(
             host=host,
             name="GPU driver",
-            state=State.WARNING,  # with NVIDIA's package for forward compatibility it may do all the same
+            state=State.WARNING,  # NVIDIA's forward compatibility package may make it work
             seen=f"{driver}, and torch was built with CUDA {cuda}",
             wanted=f"{oldest} or newer",
             hint="install a newer driver, or a torch for an older CUDA",
@@ -58,19 +58,19 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
 
 Versions = Mapping[str, str]
 
-_UNKNOWN = "unknown"  # of a module that no installed distribution lists among its files
-_BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # more than one dot: Hydra takes it for no number
+_UNKNOWN = "unknown"  # version of a module that no installed distribution lists among its files
+_BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # with more than one dot Hydra doesn't read it as a number
 
 
 def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Versions) -> None:
-    """Refuse hosts whose Python or libraries are others than the key says: their weights would be others too.
+    """Refuse hosts whose Python or libraries differ from the key, as their weights would differ too.
 
     Args:
         key: name of a distribution (or ``python``) → version, as in key.json.
-        configured: what ``cluster.environment`` says already.
+        configured: the value of ``cluster.environment``.
 
     Raises:
-        HostError: every difference, and one word that runs as the hosts are.
+        HostError: every difference, and one word that makes the run fit the hosts.
     """
     by_host = {fact.host: differing(fact, key) for fact in facts}
     different = {host: versions for host, versions in by_host.items() if versions}
@@ -85,7 +85,7 @@ def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Version
 
 
 def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
-    """The key's names with the versions that all hosts have; what a host can't tell keeps the key's.
+    """Return the key's names with the versions on all hosts; what a host can't say keeps the key's version.
 
     Raises:
         HostError: the hosts differ.
@@ -105,13 +105,12 @@ def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
 
 
 def probed(key: Versions) -> list[str]:
-    """The names that a probe looks for: a module that the key calls absent may be installed on a host."""
+    """Return the names that a probe looks for, also modules that the key calls absent."""
     return [name for name in key if name != "python"]
 
 
 def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
-    """What one host has otherwise than the key: name → the version there, or ``absent``. What its probe can't tell is
-    left out."""
+    """Return name → version (or ``absent``) where a host differs from the key. What its probe can't say is left out."""
     installed = {name: _there(fact, name) for name in key}
     return {
         name: version
@@ -121,7 +120,7 @@ def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
 
 
 def _there(fact: NodeFacts, name: str) -> str | None:
-    """The version of a distribution, or of what has a module that the key calls absent; None where nobody can say."""
+    """Return the version of a distribution, or of the one with a module that the key calls absent; None: not known."""
     if name == "python":
         return fact.python_version
     there = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
@@ -130,7 +129,7 @@ def _there(fact: NodeFacts, name: str) -> str | None:
 
 
 def _mend(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
-    """The override that takes the hosts as they are, where all have the same versions; else what to install."""
+    """Return the override that accepts the hosts as they are, if all have the same versions; else what to install."""
     same = len({tuple(sorted(versions.items())) for versions in by_host.values()}) == 1
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:
@@ -152,5 +151,5 @@ def _normal(name: str) -> str:
 
 
 def _comparable(version: str) -> str:
-    """In one spelling: folder names write ``_`` for ``-``, and a Python built from its repository is called 3.12.1+."""
+    """Return a version in one spelling: folder names have ``_`` for ``-``, a Python from its repository is 3.12.1+."""
     return version.replace("_", "-").removesuffix("+")

@@ -1,4 +1,4 @@
-"""What the user named, where it goes on the hosts, and rsync to several hosts at once, over the launcher's ssh."""
+"""The folders to sync, their places on the hosts, and rsync to several hosts at once over the launcher's ssh."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Folder:
 
 
 def folders(words: Sequence[str], *, to: str | None, workdir: str, root: Path) -> list[Folder]:
-    """Each of ``words`` goes to ``to``/NAME, or to ``workdir``/folders/NAME.
+    """Return the folders named by ``words``; each goes to ``to``/NAME, or to ``workdir``/folders/NAME.
 
     Args:
         root: the folder that relative words begin at.
 
     Raises:
-        UsageError: what is named isn't there or has no name, two have the same one, or ``to`` isn't absolute.
+        UsageError: a word names nothing or has no name, two have the same one, or ``to`` isn't absolute.
     """
     if to is not None and (not to.startswith("/") or ".." in to.split("/")):
         raise UsageError(f"to={to} must be an absolute folder on the hosts, such as to=/data/shared")
@@ -87,11 +87,11 @@ class Copy:
     shell: Sequence[str]
 
     def argv(self, *, delete: bool) -> list[str]:
-        """No shell reads the source or the place: both may hold any mark."""
+        """Return rsync's command. No shell reads the source or the place, which may hold any character."""
         into = "" if self.folder.is_file else "/"
         name = f"[{self.host.name}]" if ":" in self.host.name else self.host.name
         argv = [_program(), "--recursive", "--links", "--perms", "--times", "--checksum", "--protect-args"]
-        argv += ["--prune-empty-dirs"]  # empty folders don't count, and one may not take a file's place
+        argv += ["--prune-empty-dirs"]  # empty folders are ignored, and must not replace a file
         argv += [f"--timeout={_SILENT_S}", f"--partial-dir={PARTIAL}", "--info=progress2", "--outbuf=N"]
         argv += ["--delete"] if delete and not self.folder.is_file else []
         source, place = f"{self.folder.source}{into}", f"{name}:{self.place}{into}"
@@ -99,13 +99,13 @@ class Copy:
 
 
 def _quoted(word: str) -> str:
-    """As rsync reads the words of -e: in quotes, a quote inside is doubled."""
+    """Quote a word for rsync's -e, where a quote inside quotes is doubled."""
     return "'" + word.replace("'", "''") + "'"
 
 
 @cache
 def _program() -> str:
-    """Raises HostError: there is no rsync here, or one without what is needed."""
+    """Return rsync's path. Raises HostError: there is none, or it is too old."""
     program = process.find("rsync")
     hint = _INSTALL.get(platform.system(), "install rsync 3.1 or newer")
     if program is None:
@@ -120,14 +120,14 @@ def _program() -> str:
 class _Running:
     def __init__(self, copy: Copy, child: Popen[bytes]) -> None:
         self.copy, self.child, self.said, self.failed = copy, child, b"", b""
-        self.open = 2  # pipes
+        self.open = 2  # open pipes
 
 
 def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, str, int], None]) -> dict[str, str]:
-    """Run them, at most ``AT_ONCE``; host label → how its first failure was told. Nothing runs any more afterwards.
+    """Run the copies, at most ``AT_ONCE`` at a time. Returns host label → its first failure.
 
     Args:
-        on_bytes: host label, name of the folder, and bytes of it that have been gone through.
+        on_bytes: takes host label, name of the folder, and its bytes so far.
 
     Raises:
         HostError: there is no rsync here.
@@ -137,7 +137,7 @@ def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, s
         while waiting or pool.running:
             while waiting and len(pool.running) < AT_ONCE:
                 copy = waiting.popleft()
-                if copy.host.label not in failures:  # one failure a host is enough: its other folders would fail alike
+                if copy.host.label not in failures:  # the other folders of a host would fail alike
                     pool.begin(copy, delete=delete)
             for one in pool.ended(on_bytes):
                 if one.child.returncode != 0:
@@ -146,7 +146,7 @@ def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, s
 
 
 class _Pool:
-    """rsync processes with their output; whatever ends the ``with`` block ends them."""
+    """rsync processes with their output; leaving the ``with`` block ends them."""
 
     def __init__(self) -> None:
         self.running: list[_Running] = []
@@ -173,7 +173,7 @@ class _Pool:
                 self._selector.register(pipe, selectors.EVENT_READ, one)
 
     def ended(self, on_bytes: Callable[[str, str, int], None]) -> list[_Running]:
-        """Wait for news; those that have ended."""
+        """Wait for output, and return the processes that have ended."""
         for key, _ in self._selector.select():
             one: _Running = key.data
             data = os.read(key.fd, 1 << 16)
@@ -194,7 +194,7 @@ class _Pool:
 
 
 def _failure(one: _Running) -> str:
-    """rsync's own words, without the lines that every failure has."""
+    """Return rsync's own words, without the lines that every failure has."""
     said = one.failed.decode(errors="replace")
     if "is your shell clean" in said or "unexpected tag" in said:
         return "its login prints something, which rsync takes for an answer: `ssh HOST true` must print nothing"
