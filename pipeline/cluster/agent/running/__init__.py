@@ -1,1 +1,1 @@
-"""What runs on a host: the start of an attempt, its supervisor, and what is seen and kept of its ranks."""
+"""A run on a host: the start of an attempt, its supervisor, and the observation of its ranks."""

@@ -1,11 +1,11 @@
-"""Who computes on this host: claims that end with the processes that hold them.
+"""Claims: who computes on this host. A claim ends with the process that holds it.
 
-A claim is a file in a folder that all users of the host share, locked (flock) by the process that made it: when that is
-gone, however it ended, so is the claim. Making one and reading all of them happens under a lock on the folder. What
-stands in another user's file is shown and compared, no more.
+A claim is a file in a folder that all users of the host share, locked (flock) by its process. So it ends when the
+process does, however that happens. Claims are made and read under a lock on the folder. Other users' claims are shown
+and compared, no more.
 
-The folder belongs to whoever came first, who may put anything in its place at any time. So it is opened once, without
-following a link, and all that happens there is relative to that descriptor; only claims of this user are removed.
+The folder belongs to its first user, who may replace anything in it at any time. So it is opened once, without
+following links, and everything is relative to that descriptor; only the user's own claims are removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LATEST = 1e11  # unix seconds; later ones have no date
 
 
 class Claim:
-    """This process's claim; children that are forked share it, and it ends with the last of them."""
+    """This process's claim; forked children share it, and it ends with the last of them."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
@@ -50,11 +50,12 @@ class Claim:
 
 
 def stake(wish: Json, folder: str = FOLDER) -> Claim:
-    """Claim devices of this host. Raises OSError; SystemExit: others have them, and the wish is to be alone.
+    """Claim devices of this host. Raises OSError; SystemExit: others hold them, and ``alone`` is set.
 
     Args:
-        wish: ``resources`` (such as gpu:0, or cpu), ``attempts`` (how the ids of the run folder's attempts begin),
-            ``group`` (equal for runs of one controller, which arranges them itself), ``what`` for people, ``alone``.
+        wish: ``resources`` (such as gpu:0, or cpu), ``attempts`` (the prefix of the run folder's attempt ids),
+        ``group``
+            (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
@@ -77,7 +78,7 @@ def stake(wish: Json, folder: str = FOLDER) -> Claim:
 
 @contextlib.contextmanager
 def opened(folder: str) -> Iterator[int]:
-    """A descriptor of the folder itself. Raises OSError: it isn't there, or a link or a file stands in its place."""
+    """Return a descriptor of the folder. Raises OSError: it doesn't exist, or a link or a file is in its place."""
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (NotADirectoryError, PermissionError) as error:  # the first also where it is a link
@@ -93,7 +94,7 @@ def opened(folder: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[int]:
-    """Alone with the folder: its descriptor. Raises OSError: as ``opened``, or somebody doesn't let it go."""
+    """Hold the folder's lock, as a descriptor. Raises OSError: as ``opened``, or the lock isn't released."""
     with opened(folder) as place:
         until = time.monotonic() + _MUTEX_S
         while True:
@@ -109,7 +110,7 @@ def locked(folder: str) -> Iterator[int]:
 
 
 def holder(descriptor: int) -> str:
-    """Whose process has a lock (flock) on this, in words, by the kernel's table of locks."""
+    """Return whose process holds a lock (flock) on this, in words, by the kernel's table of locks."""
     status = os.fstat(descriptor)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
@@ -121,7 +122,7 @@ def holder(descriptor: int) -> str:
 
 
 def process_words(pid: str) -> str:
-    """``alice's process 4242 (sleep 600)``; one that isn't seen from here is in another container."""
+    """Return ``alice's process 4242 (sleep 600)``; a process that isn't visible is in another container."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = printable(file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip())
@@ -131,15 +132,14 @@ def process_words(pid: str) -> str:
 
 
 def unusable(place: int) -> str:
-    """Why only its owner can put a claim there."""
+    """Return why only its owner can make claims there."""
     status = os.fstat(place)
     mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
     return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_MENDS}"
 
 
 def living(place: int) -> list[Json]:
-    """All claims in the folder whose processes live, the oldest first; what ended processes of this user have left
-    there is removed."""
+    """Return all claims of living processes, oldest first; removes claims of this user's ended processes."""
     rows = []
     for name in sorted(os.listdir(place)):
         known = _NAME.fullmatch(name)
@@ -153,8 +153,7 @@ def living(place: int) -> list[Json]:
 
 
 def read_claim(name: str, place: int) -> Json | None:
-    """What somebody claims; None: nobody holds it any more. Raises OSError, ValueError, TypeError, KeyError: it's no
-    claim."""
+    """Read a claim; None if its process has ended. Raises OSError, ValueError, TypeError, KeyError: it is no claim."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
     try:
         status = os.fstat(descriptor)
@@ -180,7 +179,7 @@ def read_claim(name: str, place: int) -> Json | None:
 
 
 def collide(row: Json, wish: Json) -> bool:
-    """Whether two claims are of the same devices and of people or programs that know nothing of each other."""
+    """Whether two claims share devices and come from users or programs that don't coordinate."""
     apart = row["attempts"] != wish["attempts"] and row["group"] != wish["group"]
     return apart and not set(row["resources"]).isdisjoint(wish["resources"])
 
@@ -197,7 +196,7 @@ def user_name(uid: int) -> str:
 
 
 def words(row: Json) -> str:
-    """``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
+    """Return ``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
     gpus = [name.partition(":")[2] for name in row["resources"] if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
     return f"{row['user']}'s {row['what']} has {devices} since {clock(row['since'])}"
@@ -209,7 +208,7 @@ def clock(unix_time: float) -> str:
 
 
 def seen(folder: str = FOLDER) -> list[Json]:
-    """All claims with what is said of them; none where the folder can't be read."""
+    """Return all claims with their descriptions; none if the folder can't be read."""
     with contextlib.suppress(OSError):
         with locked(folder) as place:
             rows = living(place)
@@ -218,7 +217,7 @@ def seen(folder: str = FOLDER) -> list[Json]:
 
 
 def claim_for_run(wish: Json | None) -> Claim | None:
-    """What ``start`` takes before anything runs. Raises OSError; SystemExit: others have the devices."""
+    """Claim devices for ``start``. Raises OSError; SystemExit: others hold them."""
     if not wish:
         return None
     try:

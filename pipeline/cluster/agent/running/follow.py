@@ -25,10 +25,10 @@ LAST_LOOK_S = 2.5  # a look at a host that is gone takes 2 s
 
 
 def follow(request: Json) -> None:
-    """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease from the beats on stdin.
+    """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease by heartbeats from stdin.
 
-    A line each second tells where the ranks of this node stand. Resumable: ``log_at`` and ``metrics_at`` are byte
-    offsets that the answers carry.
+    One line per second reports the ranks' states. Streams can be resumed: answers carry the byte offsets ``log_at`` and
+    ``metrics_at``.
     """
     node = own_node(request)
     heard, looks = [time.monotonic()], Looks(node)
@@ -41,14 +41,14 @@ def follow(request: Json) -> None:
 
 
 def leave(why: str) -> None:
-    """End the stream at once: the listening thread sits in a read that would hold up an ordinary exit."""
+    """End the stream at once, because the listening thread's read would delay an ordinary exit."""
     with contextlib.suppress(OSError):
         print(why, file=sys.stderr, flush=True)
     os._exit(1)
 
 
 class Looks:
-    """Looks at this node's ranks, or from here at other nodes, each made in a thread of its own."""
+    """Examine this node's ranks, or other nodes from here, each in its own thread."""
 
     def __init__(self, node: Json) -> None:
         self.node, self.pending = node, 0
@@ -65,7 +65,7 @@ class Looks:
             self.pending -= 1
 
     def tell(self, *, last: bool) -> None:
-        """Say what is ready; ``last``: also what will be in a moment. Raises OSError."""
+        """Send what is ready; ``last``: also what will be ready in a moment. Raises OSError."""
         until = time.monotonic() + LAST_LOOK_S
         while last and self.pending and time.monotonic() < until:
             time.sleep(POLL_S)
@@ -99,7 +99,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
 
 
 def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
-    """Send the next whole lines of a file; True when there were any."""
+    """Send the next complete lines of a file; return whether there were any."""
     try:
         with open(path, "rb") as file:
             # a resuming trainer cuts metrics.jsonl back to its checkpoint
@@ -120,7 +120,7 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
 
 
 def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
-    """Ends what a dead or frozen supervisor left behind, which carries ``mark``; None while it lives."""
+    """End the processes with ``mark`` that a dead or frozen supervisor left; None while it lives."""
     state = node["state_dir"]
     if not os.path.isdir(state):
         return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
@@ -146,8 +146,10 @@ def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
 
 
 def listen(node: Json, heard: list[float], looks: Looks) -> None:
-    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run,
-    ``prune`` asks rank 0, which looks for that file at the end of an epoch, ``look [peers]`` asks how the ranks are."""
+    """Renew the lease while the controller sends heartbeats. ``stop`` asks the supervisor to end the run, ``prune``
+    asks rank 0, which looks for that file at the end of an epoch, ``look [peers]`` asks for an examination of the
+    ranks.
+    """
     state = node["state_dir"]
     touch(os.path.join(state, "lease"))
     touch(os.path.join(state, "attached"))
@@ -166,7 +168,7 @@ def listen(node: Json, heard: list[float], looks: Looks) -> None:
 
 
 def leave_after_heartbeat_timeout(heard: list[float]) -> None:
-    """Without a beat for HEARTBEAT_TIMEOUT_S, end the stream: a cut connection can block its writes for minutes."""
+    """End the stream after HEARTBEAT_TIMEOUT_S without a heartbeat: a cut connection can block writes for minutes."""
     while time.monotonic() - heard[0] < HEARTBEAT_TIMEOUT_S:
         time.sleep(0.5)
     os._exit(1)

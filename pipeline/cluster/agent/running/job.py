@@ -1,10 +1,10 @@
-"""What each node of a batch job runs: it tells its facts, then carries out one start after another.
+"""What each node of a batch job runs: it reports its facts, then executes one start after another.
 
-Controller and nodes speak through files in the job's folder, which they share. All of them are made before the job is
-submitted and only ever grow: NFS shows what was appended to a file when that is opened again, but may hide a new file
-for half a minute. ``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object. Where a
-node's ranks stand is written over and over in ``beats-<number>``, which would grow for days.
-The request's ``scheduler`` names the module that knows which node of the job this is.
+Controller and nodes communicate through files in the job's shared folder. All of them are created before the job is
+submitted, and only grow: NFS shows appended data when a file is reopened, but may hide a new file for half a minute.
+``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object. The ranks' states are
+overwritten in ``beats-<number>``, which would grow for days. The request's ``scheduler`` names the module that tells
+which node of the job this is.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt t
 
 
 def job(request: Json) -> None:
-    """Until the controller lets this node go, or nobody has anything to do for it.
+    """Serve until the controller releases this node, or has nothing for it to do.
 
-    A node whose part has ended well stays too: the others' may not have, and then another start wants it.
+    A node whose part has ended well stays too: other parts may have failed, and then another start needs it.
     """
     Orphans.adopt()
     node = JobNode(request)
@@ -62,12 +62,12 @@ def job(request: Json) -> None:
 
 
 def leave(*_: Any) -> NoReturn:
-    """End this agent where the scheduler wants its node back."""
+    """End this agent if the scheduler wants its node back."""
     refuse("ended by SIGTERM")
 
 
 class JobNode:
-    """This node's part of one batch job. Raises SystemExit where its folder isn't shared."""
+    """This node's part of one batch job. Raises SystemExit: its folder isn't shared."""
 
     def __init__(self, request: Json) -> None:
         self.request, self.folder = request, request["folder"]
@@ -88,13 +88,13 @@ class JobNode:
         self.telling = threading.Lock()
 
     def tell(self, **fields: Any) -> None:
-        """One line to the controller; a folder that was removed needs none."""
+        """Write a line for the controller; unnecessary if the folder was removed."""
         if os.path.isfile(self.path):
             with self.telling, open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
 
     def facts(self) -> Json:
-        """What the probe tells, by the name that the scheduler has for this node and the address others use."""
+        """Return the probe's facts, with the scheduler's name for this node and the address that others use."""
         facts: Json = {}
         probe({**self.request["probe"], "local": True}, facts.update)
         held = {name: address for address, name in reversed(list(interfaces().items()))}
@@ -104,7 +104,7 @@ class JobNode:
         return {**facts, "host": self.name, "identity": self.identity, "address": address}
 
     def next_order(self) -> tuple[int, Json] | None:
-        """The first order for this life of the job that wasn't taken, with how many are taken then; None: no more."""
+        """Return the first new order for this life of the job, and the number of orders then taken; None: no more."""
         try:
             with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
                 lines = file.read().split("\n")[:-1]
@@ -117,7 +117,7 @@ class JobNode:
         return None
 
     def starts(self, patience_s: float) -> Iterator[Json]:
-        """What the controller asks for. Ends when it lets the node go, or says nothing for ``patience_s``."""
+        """Yield the controller's starts, until it releases the node, or is silent for ``patience_s``."""
         self.patience_s, since = patience_s, time.monotonic()
         orders = Silence(os.path.join(self.folder, "orders"))
         while min(orders.look(), time.monotonic() - since) < self.patience_s:
@@ -133,7 +133,7 @@ class JobNode:
                 since = time.monotonic()
 
     def run(self, start: Json, secrets: Json) -> int:
-        """torchrun of one start, to the end of all it owns; how that ended is told. Returns its exit code."""
+        """Run torchrun of one start to the end of everything it owns, and report the end. Returns its exit code."""
         node_fields = {
             "identity": self.identity,
             "env_passed": self.request["env_passed"],
@@ -163,7 +163,7 @@ class JobNode:
         return int(ended["code"])
 
     def listen(self, run_id: str, node: Json, supervisor: Supervisor, over: threading.Event) -> None:
-        """End the run when the controller asks for that; look at the ranks when it asks for that."""
+        """End the run, or examine the ranks, when the controller asks for it."""
         while not over.wait(POLL_S):
             numbered = self.next_order()
             if numbered is None:
@@ -176,13 +176,13 @@ class JobNode:
                 supervisor.end("stopped")
 
     def look(self, run_id: str, node: Json, peers: list[list[object]] | None) -> None:
-        """Tell what can be seen of the ranks from outside."""
+        """Report what can be seen of the ranks from outside."""
         seen = look(node, peers)
         with contextlib.suppress(OSError):
             self.tell(run_id=run_id, look=as_json(seen))
 
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
-        """Write where the ranks stand, once a second. A folder that was removed needs none."""
+        """Write the ranks' states once per second; unnecessary if the folder was removed."""
         path = os.path.join(self.folder, f"beats-{self.number}")
         usage, beats = UsageSampler(node["run_dir"]), Beats(node)
         while not over.wait(BEAT_S):
@@ -194,7 +194,7 @@ class JobNode:
 
 
 def supervise(supervisor: Supervisor) -> Json:
-    """Run it to its end; what it answered to the start."""
+    """Run a start to its end; return its answer."""
     answer_end, tell = os.pipe()
     supervisor.run(tell)
     with os.fdopen(answer_end, "r", encoding="utf-8") as pipe:

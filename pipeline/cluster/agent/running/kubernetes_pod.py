@@ -1,4 +1,4 @@
-"""Which node of a job of Kubernetes this is: one pod, that an operator or the Job controller has numbered."""
+"""This node in a Kubernetes job: one pod, numbered by an operator or the Job controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEUES = False
 
 
 def who() -> tuple[str, int, int]:
-    """This pod's name, its number among the job's nodes, and its life, which is always the first."""
+    """Return this pod's name, its number among the job's nodes, and its life, which is always the first."""
     name = os.environ[variables.POD_NAME]
     number = next((os.environ[variable] for variable in NUMBERS if os.environ.get(variable, "").isdigit()), None)
     if number is None:
@@ -28,12 +28,12 @@ def who() -> tuple[str, int, int]:
 
 
 def own_address() -> str:
-    """The pod's address, at which the others reach it."""
+    """Return the pod's address, at which the others reach it."""
     return os.environ[variables.POD_IP]
 
 
 def secrets(request: Json) -> Json:
-    """Variables that come from Secrets of the cluster, and what hides their values in the ranks' output."""
+    """Return variables from Secrets of the cluster, and the rules that mask their values in the ranks' output."""
     env = {name: os.environ[name] for name in request["env_from"] if name in os.environ}
     spelled = {text for value in env.values() for text in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
     own = [[re.escape(text), "***"] for text in sorted(spelled, key=len, reverse=True) if len(text) >= 4]

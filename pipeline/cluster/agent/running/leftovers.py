@@ -1,4 +1,4 @@
-"""What attempts that are over have left on this node: reported by the probe, removed where the controller says so."""
+"""Leftovers of ended attempts on this node: reported by the probe, removed when the controller says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ROWS = 200
 
 
 def look_after(request: Json, workdir: str) -> list[Json]:
-    """For a launcher that sends files: try whether they can be written, and tell what ``left`` finds."""
+    """For launchers that send files: test whether files can be written, and report ``left``."""
     if not request.get("writes"):
         return []
     try_writing(workdir)
@@ -30,10 +30,10 @@ def look_after(request: Json, workdir: str) -> list[Json]:
 
 
 def attempts_left(workdir: str, me: str) -> list[Json]:
-    """A row for each folder of an attempt that nothing here uses.
+    """Return a row for each unused folder of an attempt.
 
-    ``idle_s``: since the last write or the last beat of a controller. ``holds_outputs``: a controller may want to fetch
-    something, as there is a file among the checkpoints, or this node's part has ended well.
+    ``idle_s``: since the last write or the controller's last heartbeat. ``holds_outputs``: a controller may want to
+    fetch something, because there is a checkpoint, or this node's part has ended well.
     """
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
     unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_left(f)]
@@ -49,7 +49,7 @@ def attempts_left(workdir: str, me: str) -> list[Json]:
 
 
 def run_name_of(folder: str) -> str:
-    """``RUN ID/node0``."""
+    """Return ``RUN ID/node0``."""
     return "/".join(folder.split("/")[-2:])
 
 
@@ -58,9 +58,9 @@ def is_run_name(name: str) -> bool:
 
 
 def is_in_use(folder: str, me: str) -> bool:
-    """Whether an agent or a rank of it lives, it may just be starting, or a controller was heard of a moment ago.
+    """Whether its agent or a rank lives, it may be starting, or a controller was heard a moment ago.
 
-    Of a host that shares this home only the age is known.
+    For a host that shares this home only the age is known.
     """
     entry = read_json(os.path.join(folder, "agent", "agent.json"))
     if not isinstance(entry, dict):
@@ -83,7 +83,7 @@ def holds_outputs(folder: str) -> bool:
 
 
 def wrote_there(place: str) -> bool:
-    """Whether a script has written in its working directory."""
+    """Whether a script has written into its working directory."""
     given = read_json(os.path.join(place, run_folder.GIVEN))
     run_dir = os.path.dirname(os.path.dirname(place))
     return size_of_new(os.path.join(place, run_folder.ABOVE), run_dir, given if isinstance(given, dict) else {}) > 0
@@ -99,7 +99,7 @@ def size_bytes(folder: str) -> int:
 
 
 def clear(request: Json) -> None:
-    """Remove the named folders of this node, unless something uses them now; and what no process owns any more."""
+    """Remove the named folders of this node unless they are in use, and what no process owns any more."""
     workdir, me = os.path.expanduser(request["workdir"]), identity(request)
     removed = []
     for name in request["folders"].get(me, []):

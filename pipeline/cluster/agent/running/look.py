@@ -1,5 +1,8 @@
-"""Where the ranks of this node stand, and a look at those that no longer move: heartbeats, the system's view of scripts
-that have none, state, processor time, stacks, sockets, and NCCL's flight recorder. It ends nothing."""
+"""The ranks' states on this node, and an examination of ranks that no longer move.
+
+Heartbeats, the system's view of scripts without them, state, processor time, stacks, sockets, and NCCL's flight
+recorder. Ends nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,16 @@ _looked = [0.0]
 
 
 def looked_since(at: float) -> bool:
-    """Whether ranks have written their stacks since ``at`` (of ``time.monotonic``): they did nothing else for it."""
+    """Whether ranks have written their stacks since ``at`` (of ``time.monotonic``), which counts as no work."""
     return _looked[0] >= at
 
 
 def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
-    """What can be seen of each rank of this node; where ``peers`` (address, port) are named, only whether these ssh
-    servers answer. None: without stacks, for which ranks that train would get a signal."""
+    """Return what can be seen of each rank of this node. With ``peers`` (address, port), only whether these ssh servers
+    answer.
+
+    None: without stacks, because training ranks would get a signal for them.
+    """
     if peers:
         return NodeLook("", peers=tuple(_try_ssh_server(str(address), int(str(port))) for address, port in peers))
     beats = read_beats(node)
@@ -88,7 +94,7 @@ def _look_at_rank(folder: str, beat: RankBeat, begun: tuple[str, float], size: i
 
 
 def _state_and_cpu_s(pid: int) -> tuple[str, float]:
-    """State letter of the main thread ("" where it can't be told), processor seconds of all threads."""
+    """Return the main thread's state letter ("" if unknown), and the processor seconds of all threads."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces and brackets
@@ -103,8 +109,10 @@ def _first_line(path: str) -> str:
 
 
 def _ask_for_stacks(folder: str, beat: RankBeat) -> int | None:
-    """Send the signal at which the rank writes its stacks; where the new ones will begin in its file. None: it has no
-    handler for it, and would end."""
+    """Send the signal at which the rank writes its stacks; return where the new ones begin in its file.
+
+    None: it has no handler for it, and would end.
+    """
     try:
         size = os.path.getsize(os.path.join(folder, STACKS))
         if not LINUX or _catches(beat.pid, STACKS_SIGNAL):
@@ -122,7 +130,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _innermost_frames(path: str, size: int) -> list[str]:
-    """``file:line in function`` of the main thread, the innermost first: faulthandler writes that thread last."""
+    """Return ``file:line in function`` of the main thread, innermost first; faulthandler writes that thread last."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(size)
@@ -135,7 +143,7 @@ def _innermost_frames(path: str, size: int) -> list[str]:
 
 
 def _frames_by_py_spy(pid: int) -> list[str]:
-    """``_innermost_frames`` of a process that can't write them itself (it is stopped), where py-spy is installed."""
+    """Return ``_innermost_frames`` of a stopped process with py-spy, if it is installed."""
     program = shutil.which("py-spy")
     if program is None:
         return []
@@ -149,8 +157,7 @@ def _frames_by_py_spy(pid: int) -> list[str]:
 
 
 def _stuck_sockets(pid: int) -> list[Socket]:
-    """The TCP connections of a process to other hosts on which something waits to be sent, is sent again, or has come
-    and isn't read."""
+    """Return TCP connections of a process to other hosts with unsent, resent or unread bytes."""
     inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -171,7 +178,7 @@ def _stuck_sockets(pid: int) -> list[Socket]:
 
 
 def _ip_address(text: str) -> str:
-    """``0100007F:1F90`` → 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
+    """Convert ``0100007F:1F90`` to 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
     words = text.partition(":")[0]
     data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
     if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):
@@ -180,8 +187,9 @@ def _ip_address(text: str) -> str:
 
 
 def _try_ssh_server(address: str, port: int) -> str:
-    """``answers``: an ssh server introduces itself; ``silent``: it only takes the connection; ``refuses``;
-    ``unreachable``."""
+    """Return ``answers``: an ssh server introduces itself; ``silent``: it accepts the connection only; ``refuses``;
+    ``unreachable``.
+    """
     try:
         connection = socket.create_connection((address, port), timeout=_PEER_S)
     except ConnectionRefusedError:
@@ -202,7 +210,7 @@ SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long 
 
 
 def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
-    """The beat of each rank that can be read, with the folder of its files."""
+    """Return each readable rank's heartbeat, with the folder of its files."""
     beats = []
     ranks = os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*")
     for path in sorted(glob.glob(os.path.join(ranks, FILE))):
@@ -225,14 +233,14 @@ def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
 
 
 def newest_checkpoint(run_dir: str) -> int:
-    """The step of the newest checkpoint that is whole, 0 without one: the .json beside it is written last."""
+    """Return the step of the newest complete checkpoint, 0 without one: the .json beside it is written last."""
     sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
     matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
     return max((int(name[1]) for name in matches if name), default=0)
 
 
 def newest_change(run_dir: str) -> int:
-    """When a script last wrote a checkpoint, in ms of unix time; 0 where there is none or it may be at it."""
+    """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
     newest = 0.0
     for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
         for name in names:
@@ -253,10 +261,10 @@ _LARGEST_TREE = 256
 
 
 class Beats:
-    """The beats of a node's ranks; of a script's, ``moves`` counts the looks at which anything of it had moved.
+    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls at which it had done anything.
 
-    That is: processor time, bytes read or written and pages read from a disk, of the rank and of what it has started;
-    wake-ups of its main thread; a line in the node's log or a metric, which count for all its ranks.
+    That is: processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
+    its main thread; a line in the node's log or a metric, which count for all ranks.
     """
 
     def __init__(self, node: Json) -> None:
@@ -266,7 +274,7 @@ class Beats:
         self._files: list[int] = []
 
     def read(self) -> list[RankBeat]:
-        """The beat of each rank that can be read."""
+        """Return each readable rank's heartbeat."""
         beats = [beat for _, beat in read_beats(self._node)]
         wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
         return [self._of_script(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
@@ -282,14 +290,14 @@ class Beats:
         return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:
-        """Whether a line or a metric came since the last look. (A checkpoint is bytes that its rank has written.)"""
+        """Whether a line or a metric came since the last call; checkpoints count as written bytes."""
         paths = (self._node["state_dir"], "log"), (self._node["run_dir"], run_folder.METRICS)
         before, self._files = self._files, [_size(os.path.join(*path)) for path in paths]
         return self._files != before
 
 
 class _Work:
-    """What one process has done so far. ``ready``: it waits for a core, or has one."""
+    """The work of one process so far. ``ready``: it waits for a core, or has one."""
 
     __slots__ = ("bytes", "cpu_s", "ready", "wakes")
 
@@ -301,7 +309,7 @@ _NONE = _Work(0.0, 0, 0, ready=False)
 
 
 def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
-    """Whether the processes of a rank have worked between two looks."""
+    """Whether the processes of a rank have worked between two calls."""
     pairs = [(before.get(pid, _NONE), work) for pid, work in now.items()]
     cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
     wakes = sum(work.wakes - old.wakes for old, work in pairs)
@@ -313,7 +321,7 @@ def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float
 
 
 def _pids_of_tree(pid: int) -> list[int]:
-    """A process and those that it has started (its own alone where the kernel doesn't list children)."""
+    """Return a process and its children (only itself if the kernel doesn't list children)."""
     pids = [pid]
     for one in pids:  # grows meanwhile: children of children follow
         with contextlib.suppress(OSError):
@@ -326,7 +334,7 @@ def _pids_of_tree(pid: int) -> list[int]:
 
 
 def _work_of(pid: int, *, main: bool) -> _Work:
-    """``main``: it is the rank itself, whose wake-ups count."""
+    """``main``: the process is the rank itself, whose wake-ups count."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -363,14 +371,14 @@ _DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, A
 
 
 class _Plain(pickle.Unpickler):
-    """Numbers, texts, lists and dictionaries: nothing is imported or called for what a rank has written."""
+    """Unpickles numbers, texts, lists and dictionaries alone: nothing in a rank's file is imported or called."""
 
     def find_class(self, module: str, name: str) -> None:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
 def request_dump(folder: str, rank: int) -> str | None:
-    """Ask the rank whose files lie in ``folder`` for a dump; where it will be. None: it has no flight recorder."""
+    """Ask the rank with files in ``folder`` for a dump; return its place. None: it has no flight recorder."""
     pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
     with contextlib.suppress(OSError):
         os.unlink(dump)
@@ -385,9 +393,11 @@ def request_dump(folder: str, rank: int) -> str | None:
 
 
 def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
-    """A row for each process group that has come to a collective: how many were given to the GPU, how many of them have
-    ended, the first that hasn't and where it was called. Empty where no whole dump is there by ``until`` (of
-    ``time.monotonic``)."""
+    """Return a row for each process group with collectives: how many went to the GPU, how many of them have ended, the
+    first unfinished one and where it was called.
+
+    Empty if no complete dump exists by ``until`` (of ``time.monotonic``).
+    """
     while True:
         with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
             return _collectives_of(_Plain(file).load())

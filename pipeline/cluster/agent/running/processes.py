@@ -20,8 +20,10 @@ TERM_GRACE_S = 3.0
 
 
 def start_time(pid: int) -> str | None:
-    """When ``pid`` started, as the system spells it: with it a recycled pid isn't taken for ours.
-    None: no such process (a zombie counts as gone)."""
+    """Return when ``pid`` started, in the system's form, so that a recycled pid isn't mistaken for ours.
+
+    None: no such process (zombies count as ended).
+    """
     if LINUX:
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -36,14 +38,15 @@ def start_time(pid: int) -> str | None:
 
 
 class Orphans:
-    """Processes of a run whose parents are gone, as children of this one: so those are found too that have dropped
-    the mark and begun a session of their own."""
+    """Adopts the run's processes whose parents have ended, so that processes without the mark and with their own
+    session are found too.
+    """
 
     adopter: int | None = None  # this process's id, once it adopts
 
     @classmethod
     def adopt(cls) -> None:
-        """From here on, where the system has it (Linux): no rights are needed."""
+        """Adopt orphans from now on, if the system supports it (Linux); needs no rights."""
         with contextlib.suppress(ImportError, OSError, AttributeError):
             import ctypes  # a Python may lack it
 
@@ -52,7 +55,7 @@ class Orphans:
 
     @classmethod
     def reap(cls, child: int) -> None:
-        """Forget those that have ended, which stay as zombies otherwise; ``child`` is waited for elsewhere."""
+        """Collect ended orphans, which would stay as zombies; ``child`` is waited for elsewhere."""
         with contextlib.suppress(ChildProcessError):
             while cls.adopter == os.getpid():
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -62,11 +65,11 @@ class Orphans:
 
 
 def find_processes(mark: str, state_dir: str = "") -> set[int]:
-    """Find the processes of a run: they carry ``PACELINE_NODE=mark``, were started by one that does, or share a session
-    with one; for who adopts orphans also these.
+    """Find the processes of a run: those with ``PACELINE_NODE=mark``, their descendants, and members of their sessions;
+    for a process that adopts orphans also these.
 
-    A mark that ends with "-" is the beginning that all attempts of one run folder share. ``state_dir``: of an attempt
-    whose agent is dead. Who writes there is one of its ranks, also where it shows no mark any more: setproctitle
+    A mark that ends with "-" is the common prefix of all attempts of one run folder. ``state_dir``: of an attempt whose
+    agent is dead. A process that writes there is one of its ranks even without a visible mark, because setproctitle
     overwrites the environment that the system shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
@@ -111,8 +114,9 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError:
-    it is gone, or another user's."""
+    """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError: it
+    has ended, or is another user's.
+    """
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for number, target in open_files(pid):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -125,7 +129,7 @@ def writes_in(pid: int, folders: list[str]) -> bool:
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the descriptors of a process and what each is open on. Raises OSError: it is gone, or another user's."""
+    """Yield the descriptors of a process and their files. Raises OSError: it has ended, or is another user's."""
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{number}")
@@ -135,8 +139,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def works_in(folders: list[str]) -> dict[int, str]:
-    """Find processes without a terminal that stand or write in one of ``folders``, and what the list of processes shows
-    of them (Linux)."""
+    """Find processes without a terminal that stand or write in one of ``folders``, with their commands (Linux)."""
     commands: dict[int, str] = {}
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
@@ -152,14 +155,15 @@ def works_in(folders: list[str]) -> dict[int, str]:
 
 
 def command_of(pid: int) -> str:
-    """What the list of processes shows of one (Linux). Raises OSError: it is gone."""
+    """Return a process's command (Linux). Raises OSError: it has ended."""
     with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
         return file.read().replace("\0", " ").strip()
 
 
 def holds(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent is one of this mark: its environment is the parent's, so it holds a memory file
-    of that name. Raises OSError."""
+    """Whether a fork of a warm parent has this mark: its environment is the parent's, so it holds a memory file of that
+    name. Raises OSError.
+    """
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
             held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
@@ -179,7 +183,8 @@ def send_all(pids: set[int], number: int) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is.
+    """Send TERM to the whole tree, KILL after ``grace_s``, then sweep until nothing is left. Returns True: nothing is
+    left.
 
     Args:
         signalled: processes that have TERM already, or get it from another one; those that get it here are added.

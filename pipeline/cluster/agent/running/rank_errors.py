@@ -1,4 +1,4 @@
-"""What went wrong in a rank, from what it left behind."""
+"""The error of a rank, from the files that it left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe(code: int) -> str:
 
 
 def recorded_error(path: str) -> Json | None:
-    """What torch's @record wrote. The file's own time is used: the one inside counts whole seconds."""
+    """Return the error that torch's @record wrote, with the file's time, because the one inside is in whole seconds."""
     value = read_json(path)
     if not isinstance(value, dict):
         return None
@@ -61,9 +61,9 @@ def recorded_error(path: str) -> Json | None:
 
 
 def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | None:
-    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong.
+    """Return the last traceback on a rank's stderr, or how it ended; None for a rank without an error.
 
-    ``code``: its exit code, where torchrun wasn't there to tell of it in ``failed``.
+    ``code``: its exit code, if torchrun wasn't there to report it in ``failed``.
     """
     try:
         with open(path, "rb") as file:
@@ -91,14 +91,14 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
 
 
 def _last_words(text: str) -> str:
-    """The line that a program leaves with: ``sys.exit("no data")``, or what argparse says of a wrong argument."""
+    """Return a program's last line: of ``sys.exit("no data")``, or argparse's message about a wrong argument."""
     lines = (line.rpartition("\r")[2].strip() for line in text.rstrip().splitlines())
     own = [line for line in lines if line and not _AFTERWARDS.match(line)]
     return f"; it said last: {own[-1][:_LAST_WORDS]}" if own else ""
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
-    """Message and traceback; a message's lines are all told where the process ended by it (``by_exception``).
+    """Return message and traceback; all lines of the message if the process ended by it (``by_exception``).
 
     A traceback in the middle of the output was handled by the program, unless the rank ended by an exception.
     """
@@ -120,21 +120,21 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
 
 
 def fatal_signal(text: str) -> int:
-    """The signal, as a negative exit code, that faulthandler told of on stderr; 0 where it told of none."""
+    """Return the signal that faulthandler reported on stderr, as a negative exit code; 0 without one."""
     names = "|".join(map(re.escape, FATAL))
     signals = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
     return -FATAL[signals[-1]] if signals else 0
 
 
 def crash_stack(text: str) -> str:
-    """The main thread's frames of what faulthandler printed last, the innermost last as in a traceback; '' without."""
+    """Return the main thread's frames in faulthandler's last report, innermost last; '' without one."""
     dump = text.rpartition("\nFatal Python error: ")[2] if "\nFatal Python error: " in text else ""
     thread = re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[-1]
     return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
 
 
 def tellable(error: Json, hide: Callable[[str], str]) -> Json:
-    """Without secrets and without half characters, which no terminal takes; cut where nobody would read on."""
+    """Return the error without secrets and broken characters, cut to a readable length."""
     message, trace = (
         hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")
     )

@@ -1,4 +1,4 @@
-"""The supervisors that run on this node: registered, stopped, and kept from starting late."""
+"""The supervisors on this node: registered, stopped, and kept from starting late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_START_S = 3600.0
 
 
 def entries(request: Json) -> list[tuple[str, Json]]:
-    """Registered supervisors of this node (homes on NFS show other nodes' entries too)."""
+    """Return the registered supervisors of this node (homes on NFS show other nodes' entries too)."""
     me = identity(request)
     registry = os.path.expanduser(request["registry"])
     paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
@@ -25,7 +25,7 @@ def entries(request: Json) -> list[tuple[str, Json]]:
 
 
 def own_entries(request: Json) -> list[tuple[str, Json]]:
-    """The supervisors of one run folder's attempts, whose ids and marks have a common prefix."""
+    """Return the supervisors of one run folder's attempts, whose ids and marks have a common prefix."""
     begin = request["attempts"]
     registered = entries(request)
     return [item for item in registered if all(str(item[1].get(name)).startswith(begin) for name in ("run_id", "mark"))]
@@ -36,7 +36,9 @@ def tombstone_path(request: Json, run_id: str) -> str:
 
 
 def end_entry(path: str, entry: Json) -> bool:
-    """Stop one supervisor and everything it owns; forget it unless something may be left. True: nothing that is its."""
+    """Stop one supervisor and everything it owns; forget it unless something may be left. Returns True: nothing is
+    left.
+    """
     if start_time(entry["pid"]) == entry["born"]:
         send_all({entry["pid"]}, signal.SIGTERM)
         deadline = time.monotonic() + TERM_GRACE_S + 3
@@ -52,8 +54,10 @@ def end_entry(path: str, entry: Json) -> bool:
 
 
 def doubtful(entry: Json) -> dict[int, str]:
-    """Find processes in the folders where an attempt's script writes, once its agent is dead: a child that has left
-    session, parent and environment may be its, and nothing proves it."""
+    """Find processes in the folders where an attempt's script writes, once its agent is dead.
+
+    A child that has left session, parent and environment may belong to it, and nothing proves it.
+    """
     names = ("checkpoints", "outputs", "work")
     return works_in([os.path.join(entry["run_dir"], name) for name in names]) if entry.get("run_dir") else {}
 
@@ -63,7 +67,7 @@ def in_words(commands: dict[int, str]) -> str:
 
 
 def stop(request: Json) -> None:
-    """End everything that runs here for one run folder, registered or not; what is ``left`` is what still lives."""
+    """End everything of one run folder on this node, registered or not; ``left`` are the surviving processes."""
     if request["bar"]:  # a start that is still on its way finds this after it has registered
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
         write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
@@ -75,7 +79,7 @@ def stop(request: Json) -> None:
 
 
 def end_attempts(request: Json) -> set[int]:
-    """End every attempt of the run folder; the processes that could not be ended."""
+    """End every attempt of the run folder; return the processes that could not be ended."""
     for path, entry in own_entries(request):
         end_entry(path, entry)
     # those whose registration was removed, perhaps together with the run's folder
@@ -87,7 +91,7 @@ def end_attempts(request: Json) -> set[int]:
 
 
 def forget_dead(request: Json) -> None:
-    """Remove the registrations of supervisors that are dead and whose folders are gone, and outdated tombstones."""
+    """Remove the registrations of dead supervisors whose folders are gone, and outdated tombstones."""
     for path, entry in entries(request):
         is_dead = start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"])
         if is_dead and not doubtful(entry):
@@ -100,14 +104,14 @@ def forget_dead(request: Json) -> None:
 
 
 def outdated(bar: str) -> bool:
-    """Whether a tombstone may go: the start that it bars would have come by now, or the host was rebooted since."""
+    """Whether a tombstone may go: the start that it prevents would have come by now, or the host was rebooted."""
     value = read_json(bar)
     at = value.get("monotonic_s") if isinstance(value, dict) else None
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
 
 def standing(request: Json) -> None:
-    """Tell whether this node's part of an attempt is ``alive``, or how it has ended: ``code``, ``reason``, ``errors``.
+    """Return whether this node's part of an attempt is ``alive``, or how it ended: ``code``, ``reason``, ``errors``.
 
     Code None: it runs, nothing of it is here, or its agent was killed.
     """

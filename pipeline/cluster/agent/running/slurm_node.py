@@ -1,4 +1,4 @@
-"""Which node of a job of Slurm this is, by Slurm's variables and its short form of node names."""
+"""This node in a Slurm job, by Slurm's variables and its short form of node names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ REQUEUES = True
 
 
 def who() -> tuple[str, int, int]:
-    """This node's name, its number among the job's nodes, and how often Slurm has put the job back into the queue."""
+    """Return this node's name, its number among the job's nodes, and how often Slurm has requeued the job."""
     environ = os.environ
     return environ["SLURMD_NODENAME"], int(environ["SLURM_NODEID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def secrets(request: Json) -> Json:
-    """The ranks' secret variables, and what hides these in their output: they travel in the job's environment.
+    """Return the ranks' secret variables, and the rules that mask them in their output: they travel in the job's
+    environment.
 
-    Raises SystemExit: they didn't come, and ranks would take the *** in the request for their values.
+    Raises SystemExit: they didn't arrive, and ranks would take the *** in the request for their values.
     """
     if variables.SECRETS not in os.environ and request["has_secrets"]:
         refuse(
@@ -37,9 +38,9 @@ def secrets(request: Json) -> Json:
 
 
 def own_address() -> str:
-    """The address from which this node reaches another one of the job: by its own name it may know itself as 127.0.1.1.
+    """Return this node's address towards another one of the job; by its own name it may know itself as 127.0.1.1.
 
-    Raises SystemExit: the other's name says nothing here.
+    Raises SystemExit: the other's name doesn't resolve here.
     """
     own = who()[0]
     other = next((name for name in expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != own), None)
@@ -58,19 +59,19 @@ def own_address() -> str:
 
 
 def expand_nodelist(text: str) -> list[str]:
-    """``node[001-003,7],gpu-a`` → node001, node002, node003, node7, gpu-a. Raises ValueError."""
+    """Expand ``node[001-003,7],gpu-a`` to node001, node002, node003, node7, gpu-a. Raises ValueError."""
     return [name for part in split_nodelist(text) for name in expand_part(part)]
 
 
 def split_nodelist(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     if not re.fullmatch(r"(?:[^\[\],]|\[[^\[\]]*\]|,)*", text):
         raise ValueError(f"brackets that don't match in {text!r}")
     return list(re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text))
 
 
 def expand_part(part: str) -> list[str]:
-    """One name with any number of brackets; the first bracket changes slowest."""
+    """Expand one name with any number of brackets; the first bracket changes slowest."""
     head, bracket, rest = part.partition("[")
     if not bracket:
         return [head]
@@ -79,7 +80,7 @@ def expand_part(part: str) -> list[str]:
 
 
 def numbers_of(ranges: str) -> list[str]:
-    """``001-003,7`` → 001, 002, 003, 7: as wide as they are written."""
+    """Expand ``001-003,7`` to 001, 002, 003, 7, keeping the widths."""
     numbers: list[str] = []
     for item in ranges.split(","):
         low, dash, high = item.partition("-")

@@ -1,4 +1,4 @@
-"""Folders of runs and data packs on this node: laid down whole, sent back, and removed."""
+"""Folders of runs and data packs on this node: unpacked completely, sent back, and removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", "it was removed meanwhi
 
 
 def holds_pack(folder: str, digest: str) -> bool:
-    """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
+    """Whether ``folder`` is the complete data pack: its digest, and the sizes that the manifest implies."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False
@@ -43,7 +43,7 @@ def holds_pack(folder: str, digest: str) -> bool:
 
 
 def image_sizes(manifest: Json) -> Json:
-    """What the files of a pack of images have, in bytes. Raises KeyError, TypeError."""
+    """Return the sizes of the files in a pack of images, in bytes. Raises KeyError, TypeError."""
     count = manifest["count"]
     image_bytes = manifest["channels"] * manifest["height"] * manifest["width"]
     return {"images.bin": count * image_bytes, "labels.bin": count * 8}
@@ -62,7 +62,7 @@ def no_inodes(folder: str) -> bool:
 
 
 def room_in(folder: str) -> str:
-    """What is free on the disk of a folder, which need not exist."""
+    """Return the free space on the disk of a folder, which need not exist."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     free = f"{free_bytes(folder)} bytes are free there"
@@ -70,7 +70,7 @@ def room_in(folder: str) -> str:
 
 
 def try_writing(workdir: str) -> None:
-    """Write there as a start will, so that a home which is missing, full or read-only is told before anything starts.
+    """Write there as a start will, so that a missing, full or read-only home is reported before anything starts.
 
     Raises OSError, SystemExit.
     """
@@ -92,7 +92,7 @@ def try_writing(workdir: str) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Raises SystemExit: something else stands in the way. OSError: it may not be made."""
+    """Create a folder. Raises SystemExit: something else is in its place. OSError: it may not be created."""
     try:
         os.makedirs(folder, exist_ok=True)
     except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
@@ -100,13 +100,13 @@ def make_folder(folder: str) -> None:
 
 
 def clean(request: Json) -> None:
-    """Remove this node's folders of a run. Only folders that ``start`` made (its stamp lies inside)."""
+    """Remove this node's folders of a run; only folders that ``start`` made, which hold its stamp."""
     remove_ours(own_node(request)["remove"])
     say(cleaned=True)
 
 
 def holds_left(folder: str) -> bool:
-    """Whether files of a script stay there that were too large to be brought, as its user was told."""
+    """Whether a script's files that were too large to fetch stay there, as its user was told."""
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 
@@ -119,8 +119,10 @@ def remove_ours(folders: list[str]) -> None:
 
 
 def remove_left(request: Json, node: Json) -> None:
-    """Remove below the workdir what was half unpacked by a process that is gone, and the folders of earlier attempts
-    of this run. Of other runs the controller decides (pipeline/cluster/earlier.py)."""
+    """Remove half-unpacked files of dead processes below the workdir, and the folders of earlier attempts of this run.
+
+    The controller decides about other runs (pipeline/cluster/earlier.py).
+    """
     runs = os.path.dirname(os.path.dirname(node["run_dir"]))
     remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
@@ -133,7 +135,7 @@ def remove_left(request: Json, node: Json) -> None:
 
 
 def remove_half_unpacked(workdir: str) -> None:
-    """Folders that a process which is gone has not finished."""
+    """Remove folders that a dead process has not finished."""
     runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
     for place in [os.path.join(workdir, "data"), *runs]:
         for folder in glob.glob(os.path.join(glob.escape(place), ".staging-*")):
@@ -144,7 +146,7 @@ def remove_half_unpacked(workdir: str) -> None:
 
 
 def is_unpacking(folder: str) -> bool:
-    """Whether the process that makes this folder lives, as its name tells; of another host's only the age is known."""
+    """Whether the process that makes this folder lives, by its name; for another host only its age is known."""
     named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
     if named and named.group(1) == socket.gethostname():
         return start_time(int(named.group(2))) == named.group(3)
@@ -152,8 +154,9 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Seconds since something was last written there: a supervisor that lives writes twice a second, and so does an
-    agent through which a controller follows."""
+    """Return the seconds since the last write: a living supervisor writes twice per second, and so does an agent that a
+    controller follows.
+    """
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
         with contextlib.suppress(OSError):
@@ -162,7 +165,7 @@ def idle_s(folder: str) -> float:
 
 
 class Incoming:
-    """A stream that tells the controller each second how many bytes of it have come."""
+    """A stream that reports each second how many bytes have arrived."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
@@ -178,7 +181,7 @@ class Incoming:
 
 
 def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda _: None) -> None:
-    """Extract a tar into ``folder``, which then appears whole and checked or not at all. Raises OSError, SystemExit."""
+    """Extract a tar to ``folder``, which appears complete and checked or not at all. Raises OSError, SystemExit."""
     import tarfile  # for requests that carry files: most don't
 
     with staged(folder) as temporary:
@@ -195,7 +198,7 @@ def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda 
 
 @contextlib.contextmanager
 def staged(folder: str) -> Iterator[str]:
-    """A temporary folder that becomes ``folder`` at the end, and is removed where that isn't reached."""
+    """A temporary folder that becomes ``folder`` at the end, and is removed otherwise."""
     parent = os.path.dirname(folder)
     make_folder(parent)
     maker = f"{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}"
@@ -216,7 +219,7 @@ def staged(folder: str) -> Iterator[str]:
 
 
 def pack_folder(request: Json) -> str:
-    """Where the data pack belongs; what lies there and isn't the pack is removed."""
+    """Return the data pack's place; anything there that isn't the pack is removed."""
     folder = os.path.join(os.path.expanduser(request["workdir"]), "data", request["pack_digest"])
     if os.path.isdir(folder) and not holds_pack(folder, request["pack_digest"]):
         shutil.rmtree(folder)
@@ -224,7 +227,7 @@ def pack_folder(request: Json) -> str:
 
 
 def put_pack(request: Json) -> None:
-    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+    """Unpack the data pack from the tar on stdin to ``workdir/data/<digest>``, once, completely."""
     folder = pack_folder(request)
 
     def check(there: str) -> None:
@@ -237,7 +240,7 @@ def put_pack(request: Json) -> None:
 
 
 def has_digests(folder: str) -> bool:
-    """Whether every file of a data pack has the sha256 that the manifest names."""
+    """Whether every file of a data pack has the sha256 in the manifest."""
     import hashlib  # here: no other request hashes, and OpenSSL takes a fifth of an agent's start
 
     manifest = read_json(os.path.join(folder, "manifest.json"))
@@ -252,7 +255,7 @@ def has_digests(folder: str) -> bool:
 
 
 def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
-    """Move a pack that came with the run to its own place; let ``run_dir/data`` point to it."""
+    """Move a pack that came with the run to its own place, and link ``run_dir/data`` to it."""
     came = os.path.join(run_dir, "pack")
     if os.path.isdir(came):
         os.makedirs(os.path.dirname(data_dir), exist_ok=True)
@@ -271,13 +274,13 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 
 
 def collect(request: Json) -> None:
-    """Send the named files of the run folder as a tar behind one answer line.
+    """Send the named files of the run folder as a tar after one answer line.
 
-    With ``until_s`` none that was written to later: it may be half of one; ``settled_s``: none of the last seconds.
-    Without what ``given`` (a file of the run folder) says was laid out there, unless it was altered. ``work`` isn't
-    sent where it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so.
-    Of a link to a file its content goes: the controller takes plain files alone.
-    A second answer line, behind the tar, says what could not be sent and why; at the end of an attempt it stays here.
+    With ``until_s``, files written later are left out, because they may be incomplete; with ``settled_s``, those of the
+    last seconds. Files that ``given`` (a file of the run folder) lists are left out unless altered. ``work`` isn't sent
+    if it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so. Links to files are sent as
+    files, because the controller accepts nothing else. A second answer line, after the tar, names what could not be
+    sent and why; at the end of an attempt it stays here.
     """
     import tarfile  # for requests that carry files: most don't
 
@@ -327,7 +330,7 @@ def send(
     is_wanted: Callable[[str, os.stat_result], bool],
     unsent: dict[str, str],
 ) -> None:
-    """A folder or a file into the tar; what can't be opened is noted. Raises OSError: nobody reads, or it was cut."""
+    """Add a folder or a file to the tar; note what can't be opened. Raises OSError: nobody reads, or it was cut."""
     path = os.path.join(run_dir, name)
     if kind == "folder":
         archive.add(path, arcname=name, recursive=False)
@@ -350,9 +353,10 @@ def send(
 
 
 def below(run_dir: str, name: str, unsent: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Name and kind (``file``, ``folder``) of a file, or of a folder and all that lies in it. Links to folders are
-    passed by, and so are those that lead nowhere; what is neither file nor folder, or can't be read, or lies outside
-    of the run folder, is noted."""
+    """Yield name and kind (``file``, ``folder``) of a file, or of a folder and its content.
+
+    Links to folders and to nothing are skipped. Anything else, unreadable, or outside of the run folder is noted.
+    """
     path = os.path.join(run_dir, name)
     try:
         is_link, mode = os.path.islink(path), os.stat(path).st_mode
@@ -384,18 +388,18 @@ def leads_out(path: str, run_dir: str) -> bool:
 
 
 def kind_of(mode: int) -> str:
-    """What is there in place of a file, as trainers/script/outputs.py says it too."""
+    """Return what is in place of a file, in the words of trainers/script/outputs.py."""
     return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def stamp_of(path: str) -> list[int]:
-    """Size and time of the last write (ns), as trainers/script/workdir.py notes them."""
+    """Return size and time of the last write (ns), as trainers/script/workdir.py notes them."""
     state = os.stat(path)
     return [state.st_size, state.st_mtime_ns]
 
 
 def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
-    """Bytes below a folder in files that were not laid out there, or were altered."""
+    """Return the bytes below a folder in files that are new or altered."""
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:

@@ -1,4 +1,4 @@
-"""What ``start`` does on a node, from the ends of earlier attempts to a supervisor that stays behind."""
+"""The start of an attempt on a node, from ending earlier attempts to a supervisor that stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .supervisor import Supervisor
 
 
 def start(request: Json) -> None:
-    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
+    """Stage the run, end leftovers of the same key, leave a supervisor behind; answers when torchrun is up."""
     node = own_node(request)
     for old in glob.glob(tombstone_path(request, "*")):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def start(request: Json) -> None:
 
 
 def refuse_doubtful(request: Json) -> None:
-    """Raises SystemExit: one of them lives, and would write beside the attempt that is about to start."""
+    """Refuse to start while a doubtful process lives, which would write beside the new attempt. Raises SystemExit."""
     for _, entry in own_entries(request):
         if commands := doubtful(entry):
             pids = " ".join(map(str, commands))
@@ -66,7 +66,7 @@ def refuse_doubtful(request: Json) -> None:
 
 
 def lay_out(node: Json) -> None:
-    """The folder of the agent's own files, with the stamp by which ``clean`` knows it, and the lease's beginning."""
+    """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
     os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
     for folder in node["remove"]:
         open(os.path.join(folder, ".paceline"), "w").close()
@@ -74,7 +74,7 @@ def lay_out(node: Json) -> None:
 
 
 def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
-    """The daemon's whole life; never returns into the caller's stack."""
+    """Run the daemon to its end; never returns into the caller's stack."""
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The process that stays on a node for as long as a run: it owns torchrun."""
+"""The process that stays on a node as long as a run: it owns torchrun."""
 
 from __future__ import annotations
 
@@ -71,12 +71,13 @@ class Supervisor:
         self.memory = OutOfMemory()
 
     def hide(self, text: str) -> str:
-        """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
+        """Mask secrets in a line of a rank or of torchrun; nothing else is written down."""
         return self.rules.hide(text)
 
     def ended_process(self, code: int) -> str:
         """Name the process that ended with ``code``: torchrun, or the parent of a script, which has torchrun's exit
-        code but not the signal that ended it."""
+        code but not the signal that ended it.
+        """
         argv = self.node["argv"]
         if "--" not in argv:  # what starts a script stands behind it
             return "torchrun"
@@ -87,7 +88,7 @@ class Supervisor:
         return os.path.join(self.state, name)
 
     def run(self, tell: int) -> None:
-        """From the registration to the end of everything it owns; no way out leaves a process of the run behind."""
+        """Run from the registration to the end of everything it owns; no way out leaves a process of the run."""
         signal.signal(signal.SIGTERM, self.on_term)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -139,7 +140,7 @@ class Supervisor:
         return child
 
     def conclude(self, code: int, gone: bool) -> None:
-        """The last lines, and how it ended; a folder that was removed needs neither."""
+        """Write the last lines and the end, unless the folder was removed."""
         if not os.path.isdir(self.state):
             return
         try:
@@ -194,7 +195,7 @@ class Supervisor:
         self.end("stopped")
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
-        """Ask for the end in ``grace_s``; the first reason is kept. Nothing is signalled twice for a second one."""
+        """Request the end in ``grace_s``; the first reason counts, and nothing is signalled twice."""
         self.reason = self.reason or reason
         if self.kill_at is not None:
             return
@@ -202,7 +203,7 @@ class Supervisor:
         self.end_at = at if self.end_at is None else min(self.end_at, at)
 
     def watch(self, child: subprocess.Popen[bytes] | warm.Launch) -> int:
-        """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
+        """Wait until torchrun has ended. Returns its exit code (negative: the signal that ended it)."""
         looked = time.monotonic()
         while child.poll() is None:
             now, self.stops.root = time.monotonic(), child.pid
@@ -230,8 +231,9 @@ class Supervisor:
         return int(child.returncode or 0)
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """The processes of a script that get the agent's SIGTERM through others: torchrun, or the script without it,
-        from the script's parent; ranks from torchrun, which signals them in any case, and waits for them."""
+        """Return the processes of a script that get the agent's SIGTERM from others: torchrun (or the script without
+        it) from the script's parent, and ranks from torchrun, which always signals and waits for them.
+        """
         argv = self.node["argv"]
         if "--" not in argv:
             return set()
@@ -239,7 +241,7 @@ class Supervisor:
         return below if argv.index("--") == len(argv) - 2 else below.union(*map(children_of, below))
 
     def look(self) -> None:
-        """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""
+        """Check other reasons to end: the folder removed, the controller gone, a rank's error. Raises OSError."""
         os.stat(self.path("agent.json"))
         touch(self.path("beat"))
         lease_s = self.request["lease_s"]
@@ -259,9 +261,9 @@ class Supervisor:
         self.early_before = early
 
     def watch_peers(self) -> None:
-        """End the run when this node is cut off: no beats, and no other node answers any more, as one used to.
+        """End the run if this node is cut off: no heartbeats, and no other node answers any more.
 
-        One that answers will do, and it is asked once a second: each try is a process of its ssh server.
+        One that answers is enough, and one is asked per second, because each request is a process of its ssh server.
         """
         until = time.monotonic() + BEAT_STALE_S
         while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
@@ -280,7 +282,7 @@ class Supervisor:
             time.sleep(PEER_AGAIN_S if misses else PEER_TRY_S)
 
     def pump(self, last: bool = False) -> bool:
-        """Append what ranks and torchrun wrote since the last look to the one log; False: nothing."""
+        """Append new output of ranks and torchrun to the one log; return whether there was any."""
         if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
@@ -325,7 +327,7 @@ class Supervisor:
         write_json(self.path("exit.json"), {**end, "outlived": "; ".join(self.outlived)})
 
     def errors(self) -> list[Json]:
-        """Each rank's own error: from torch's error file, else from its stderr and exit code."""
+        """Return each rank's own error: from torch's error file, else from its stderr and exit code."""
         by_rank: dict[int, Json] = {}
         early = {rank: {"code": code, "unix_time": time.time()} for rank, code in self.early_exits.ranks().items()}
         failed = {**early, **self.failed}
@@ -341,7 +343,7 @@ class Supervisor:
 
 
 def shown(pids: set[int]) -> str:
-    """Process ids with their commands; processes that have ended meanwhile are left out."""
+    """Return process ids with their commands, without processes that have ended."""
     words = []
     for pid in sorted(pids):
         with contextlib.suppress(OSError):

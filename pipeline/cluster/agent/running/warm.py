@@ -1,8 +1,8 @@
 """Launches by a warm parent of ranks (trainers/ranks.py), which has imported torch already.
 
-A parent is found by the name of an abstract socket, made of what decides its environment: interpreter, user, and the
-variables that Python's start or an import of torch may read. Where none can be had, the same torchrun command is
-started as any program is.
+A parent is found by the name of an abstract socket, derived from everything that decides its environment: interpreter,
+user, and the variables that Python's start or an import of torch may read. Without a parent, the same torchrun command
+is started as a plain program.
 """
 
 # Requests carry paths as text, and much of this is file descriptors: os.path all the way.
@@ -43,11 +43,11 @@ kinds (CI, IS_FBCODE, USE_LIBUV), so all others decide which parent is meant."""
 
 
 def warm_up(passed: list[str], wanted: Json) -> None:
-    """Let a parent import torch while this host is still asked and checked.
+    """Let a parent import torch while this host is still being checked.
 
     Args:
-        passed: patterns of the variables that ranks have from this host.
-        wanted: ``env`` as far as it is known; ``ranks`` that share the cores, where each has its part of the threads.
+        passed: patterns of the variables that ranks get from this host.
+        wanted: ``env`` as far as it is known; ``ranks`` that share the cores, which sets their numbers of threads.
     """
     if not LINUX:
         return
@@ -72,7 +72,7 @@ def _comes_later(name: str) -> bool:
 
 
 def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
-    """A parent of that name, in a session of its own. Raises OSError."""
+    """Start a parent of that name, in its own session. Raises OSError."""
     source, end = os.pipe()  # holds more than this text
     os.write(end, _text().encode())
     os.close(end)
@@ -92,12 +92,12 @@ def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[b
 
 
 def _text() -> str:
-    """That of trainers/ranks.py, which travels with the agent."""
+    """Return the text of trainers/ranks.py, which travels with the agent."""
     return str(sys.modules[__name__].__spec__.loader.get_source("trainers.ranks"))  # type: ignore[union-attr]
 
 
 def _connected(name: str) -> socket.socket | None:
-    """A connection to the parent of that name; None: there is none, or it is another user's."""
+    """Return a connection to the parent of that name; None: there is none, or it is another user's."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"\0{name}")
@@ -110,16 +110,15 @@ def _connected(name: str) -> socket.socket | None:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end."""
+    """Return process, user and group at the other end."""
     credentials = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return credentials[0], credentials[1], credentials[2]
 
 
 class Launch:
-    """A torchrun that a warm parent forks, with the methods of Popen that a supervisor needs.
+    """A torchrun forked by a warm parent, with the methods of Popen that a supervisor needs.
 
-    Where the parent fails before it has forked (torch can't be imported, somebody has stopped it), the command is
-    started as a process of its own.
+    If the parent fails before the fork (torch can't be imported, it was stopped), the command is started as a process.
     """
 
     def __init__(self, connection: socket.socket, argv: list[str], env: dict[str, str], cwd: str, output: int) -> None:
@@ -132,7 +131,7 @@ class Launch:
         connection.setblocking(False)
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended (negative: the signal)."""
+        """Return its exit code once it has ended (negative: the signal)."""
         if self._process is not None:
             self.returncode = self._process.poll()
         elif self.returncode is None:
@@ -140,7 +139,7 @@ class Launch:
         return self.returncode
 
     def give_up(self) -> None:
-        """Nothing is to be started any more; what has been forked is ended by its mark."""
+        """Start nothing more; what was forked is ended by its mark."""
         if self._process is None and not self._forked and self.returncode is None:
             self._connection.close()
             self.returncode = -signal.SIGTERM
@@ -190,7 +189,7 @@ def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subpro
 
 
 def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launch | subprocess.Popen[bytes]:
-    """Have a warm parent fork, one that is there or a new one; where that isn't possible, start the command itself.
+    """Let a warm parent fork, an existing or a new one; if that fails, start the command itself.
 
     Raises:
         OSError: neither can be started.
@@ -209,7 +208,7 @@ def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launc
 
 
 def _reached(name: str, env: dict[str, str]) -> socket.socket | None:
-    """A connection to the parent of that name, which is started where there is none. None: it can't be had."""
+    """Return a connection to the parent of that name, started if necessary. None: impossible."""
     connection = _connected(name)
     if connection is not None:
         return connection

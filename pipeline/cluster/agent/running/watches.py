@@ -1,5 +1,6 @@
-"""What a supervisor watches for while its ranks run: a silent controller, stopped processes, ranks that end too early,
-kills for want of memory, and whether torchrun has come to where the nodes meet."""
+"""Checks of a supervisor while its ranks run: a silent controller, stopped processes, ranks that end early, kills for
+lack of memory, and whether torchrun has reached the rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ LONGEST_LOOK_S = 1.5  # of one look at a silent file to the next: what is beyond
 
 
 class Silence:
-    """For how many seconds a file has not changed, as this process saw it.
+    """The seconds for which a file has not changed, as seen by this process.
 
-    Neither the system's clock (which may be set) nor a time stamp of the file's counts, only changes; and no time in
-    which this process, its machine or its container was stopped: nobody could have been heard then.
+    Only changes count, neither the system's clock (which may be set) nor the file's time stamp. Times in which this
+    process, its machine or its container was stopped don't count, because nobody could be heard then.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,7 +55,7 @@ STOPPED_S = 3.0  # until it is said: who paces a process stops it for moments
 
 
 class Stops:
-    """Looks at torchrun and all that it has started; ``root`` is its process id."""
+    """Watches torchrun and its descendants for stopped processes; ``root`` is its process id."""
 
     def __init__(self, root: int | None = None) -> None:
         self.root = root
@@ -63,7 +64,7 @@ class Stops:
         self.said: set[int] = set()
 
     def news(self) -> list[str]:
-        """Lines for the log of the node, one for each process that has stood still for a while."""
+        """Return lines for the node's log, one for each process that has been stopped for a while."""
         now = time.monotonic()
         if self.root is None or now - self.looked < STOPS_LOOK_S:
             return []
@@ -81,7 +82,7 @@ class Stops:
 
 
 def process_tree(root: int) -> list[int]:
-    """``root`` and what its main thread, and theirs, have started; no more than that where the system doesn't tell."""
+    """Return ``root`` and the descendants of main threads; only ``root`` if the system doesn't list them."""
     pids = [root]
     for pid in pids:  # grows meanwhile: children of children follow
         pids += children_of(pid)
@@ -89,14 +90,14 @@ def process_tree(root: int) -> list[int]:
 
 
 def children_of(pid: int) -> set[int]:
-    """What the main thread of a process has started and still runs; nothing where the system doesn't tell."""
+    """Return the running children of a process's main thread; none if the system doesn't list them."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return set(map(int, file.read().split()))
     return set()
 
 
 def process_state(pid: int) -> str:
-    """The system's letter for it; '' where there is no such process."""
+    """Return the system's state letter; '' if there is no such process."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[0]
     return ""
@@ -114,7 +115,7 @@ _CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 
 
 class EarlyExits:
-    """What is known of the ranks of one node, whose state folder is ``state``."""
+    """Watches the ranks of one node, whose state folder is ``state``, for ends before the run is over."""
 
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
@@ -123,7 +124,7 @@ class EarlyExits:
         self._begun: set[int] | None = None  # once the end of all has come: the ranks that had begun by then
 
     def read(self, line: str) -> None:
-        """A line of torchrun's."""
+        """Read a line of torchrun."""
         closing, code = _CLOSING.search(line), _CODE.match(line)
         if closing:
             self._ended_by_others.add(int(closing[1]))
@@ -132,23 +133,23 @@ class EarlyExits:
 
     @property
     def torchrun_ends_others(self) -> bool:
-        """Whether it has seen a failure, and will tell of it when the other ranks are gone."""
+        """Whether torchrun has seen a failure, and will report it after ending the other ranks."""
         return bool(self._ended_by_others)
 
     def about_to_end_all(self) -> None:
-        """Whoever is alive now is told to end by the agent."""
+        """Note that the agent now ends all living ranks."""
         if self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
         self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
 
     def torchrun_ended(self, code: int) -> None:
-        """Where a signal of somebody else's ended torchrun, the same may have ended ranks, and nobody knows."""
+        """Note the end of torchrun. A foreign signal that ended it may have ended ranks too, which nobody knows."""
         if code < 0 and self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
             self._ended_by_others |= self._begun
 
     def ranks(self) -> dict[int, int]:
-        """Local ranks that have ended by themselves, with their exit codes; 0 also where torchrun has told of none."""
+        """Return local ranks that have ended by themselves, with their exit codes; 0 also if torchrun reported none."""
         unfinished = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
         ended = (
             (rank, pid) for rank, pid in unfinished if pid not in self._ended_by_others and start_time(pid) is None
@@ -156,7 +157,7 @@ class EarlyExits:
         return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
-        """(local rank, process id) of each rank that has not come to a good end."""
+        """Return (local rank, process id) of each rank without a good end."""
         places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
         return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]
 
@@ -168,17 +169,17 @@ MEMORY_HINT = "fewer ranks, a smaller batch, or a larger limit for the group (do
 
 
 class OutOfMemory:
-    """Counts what the kernel ended from now on, in this process's control group and on the whole host."""
+    """Counts the kernel's kills from now on, in this process's control group and on the whole host."""
 
     def __init__(self) -> None:
         self.host, self.group = "/proc/vmstat", memory_events_file()
         self.before = oom_kills(self.group), oom_kills(self.host)
 
     def explained(self, message: str) -> str:
-        """``message``, with what the counters say of memory where it ends with SIGKILL; another message as it is.
+        """Return ``message``, with the memory counters if it ends with SIGKILL; other messages unchanged.
 
-        The group counts what was ended in it, also where the whole host had no memory left: the host's counter decides
-        only where the group has none.
+        The control group counts its kills even if the whole host was out of memory, so the host's counter decides only
+        without a group.
         """
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
@@ -196,12 +197,12 @@ class OutOfMemory:
         return f"{message}; the kernel has counted no out-of-memory kill {where}"
 
     def explain(self, error: Json) -> Json:
-        """A rank's error with its message ``explained``."""
+        """Return a rank's error with its message ``explained``."""
         return {**error, "message": self.explained(str(error["message"]))}
 
 
 def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
-    """The file of this process's control group that counts; '': there is none. Versions 1 and 2 of Linux' interface."""
+    """Return the control group's file with the counter; '': there is none. Versions 1 and 2 of Linux' interface."""
     with contextlib.suppress(OSError), open(own, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split(":", 2) for line in file]
         paths = {name: path for _, names, path in rows for name in names.split(",")}
@@ -213,14 +214,14 @@ def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
 
 
 def oom_kills(path: str) -> int | None:
-    """The number behind ``oom_kill`` in a table of the kernel's; None where it has none."""
+    """Return the number behind ``oom_kill`` in a table of the kernel; None without one."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
     return None
 
 
 def counter_increase(before: int | None, after: int | None) -> int | None:
-    """None where one of the two could not be read."""
+    """Return the increase; None if one of the two could not be read."""
     return None if before is None or after is None else after - before
 
 
@@ -236,7 +237,7 @@ ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"  # as the ker
 
 
 class Rendezvous:
-    """Looks until this node has come. ``place`` is address and port of the first node; None: nodes don't meet."""
+    """Watches until this node has joined. ``place`` is address and port of the first node; None: a single node."""
 
     def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
         self.place, self.first = place, first
@@ -247,7 +248,7 @@ class Rendezvous:
         self.trying: float | None = None  # since when a SYN has had no answer
 
     def news(self) -> list[str]:
-        """Lines for the log of the node; mostly none."""
+        """Return lines for the node's log; mostly none."""
         now = time.monotonic()
         if self.place is None or now - self.looked < RENDEZVOUS_LOOK_S:
             return []
@@ -266,10 +267,10 @@ class Rendezvous:
         return [f"paceline: no answer from {where}, where the hosts meet, for {now - self.trying:.0f} s"]
 
     def left_s(self) -> float:
-        """For how long torchrun of the first node has closed its connections to this node; 0: it has not.
+        """Return for how long the first node's torchrun has closed its connections to this node; 0: it hasn't.
 
-        A host that was frozen finds that when it goes on. Its ranks may wait for the others all the same: gloo doesn't
-        see every connection that was closed meanwhile.
+        A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
+        every connection that was closed in the meantime.
         """
         if self.first or self.met is None:
             return 0.0
@@ -283,7 +284,7 @@ class Rendezvous:
         return now - self.left_at
 
     def states(self, place: list[str | int]) -> set[str]:
-        """Of this host's connections to the place; on the first node of the sockets at that port."""
+        """Return the states of this host's connections to the place; on the first node of the sockets at that port."""
         address, port = address_in_table(str(place[0])), f":{int(place[1]):04X}"
         states = set()
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -298,8 +299,9 @@ class Rendezvous:
 
 
 def address_in_table(address: str) -> str:
-    """As the table shows it, in words of the processor's byte order; an IPv4 address also ends the IPv6 one that maps
-    it. Empty for a name."""
+    """Return an address as the kernel's table shows it, in words of the processor's byte order; an IPv4 address also
+    ends the IPv6 one that maps it. Empty for a name.
+    """
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             data = socket.inet_pton(family, address)
