@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
+from pipeline.config.errors.unknown_key import unknown_key
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, says_something, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
@@ -332,8 +333,6 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in known:
-            from pipeline.config.errors.explain import unknown_key  # it imports Hydra
-
             typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
             rest = {name: value for name, value in resolved.items() if name in known}
             raise unknown_key(str(key), typed[-1] if typed else None, rest)

@@ -85,8 +85,8 @@ class ComposeMemo:
         folders = [(str(folder), ".yaml") for folder in (*conf_dirs(self._root), *searched)]
         own = [str(path) for path in own_defaults.files(self._root).values()]
         folders += [(f"{code_of(self._root)}/{name}", ".py") for name in _CODE]
-        found = (path for top, ending in folders for path in _files_below(top, ending))
-        return {path: Path(path).read_bytes() for path in (*found, *own)}
+        below = (path for top, ending in folders for path in _files_below(top, ending))
+        return {path: Path(path).read_bytes() for path in (*below, *own)}
 
     def _takes_values_from_outside(self) -> bool:
         """True if a word, a configuration file or an option's settings may read a variable or another source."""
@@ -142,15 +142,15 @@ def _folder(entry: str) -> str | None:
     return places[0] if len(places) == 1 else None
 
 
-def _files_below(folder: str, ending: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+def _files_below(folder: str, ending: str, parents: tuple[str, ...] = ()) -> Iterator[str]:
     """Return all files with this ending, also behind symbolic links, which Hydra follows."""
     place = os.path.realpath(folder)
-    if place in above or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
+    if place in parents or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
         return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 if entry.name != "__pycache__":
-                    yield from _files_below(entry.path, ending, (*above, place))
+                    yield from _files_below(entry.path, ending, (*parents, place))
             elif entry.name.endswith(ending):
                 yield entry.path

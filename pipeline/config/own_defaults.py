@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_config_path
+
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 
@@ -28,8 +30,6 @@ def files(root: Path | None = None) -> dict[str, Path]:
     if named is not None:
         places = {"user": Path(named).expanduser()} if named else {}
     else:
-        from platformdirs import user_config_path  # not at the top: the variable spares this import
-
         places = {
             "user": user_config_path("paceline") / "defaults.yaml",
             "project": (root or ROOT) / "conf" / "local.yaml",
@@ -93,13 +93,20 @@ def merged() -> dict[str, Any]:
     """Return both files merged into one mapping, for a run's provenance."""
     if not _replacements and not files():
         return {}
-    from omegaconf import OmegaConf
-
     user, project = content("user"), content("project")
     chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
-    options = {key: option for entry in chosen for key, option in entry.items()}  # the project's take precedence
-    both: Any = OmegaConf.to_container(OmegaConf.merge(user, project))
-    return {**({"defaults": [{key: option} for key, option in options.items()]} if options else {}), **both}
+    options = {key: option for entry in chosen for key, option in entry.items()}
+    defaults = {"defaults": [{key: option} for key, option in options.items()]} if options else {}
+    return {**defaults, **_merged(user, project)}
+
+
+def _merged(user: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings at any depth; the project's values take precedence."""
+    both = {**user, **project}
+    for name in user.keys() & project.keys():
+        if isinstance(user[name], Mapping) and isinstance(project[name], Mapping):
+            both[name] = _merged(user[name], project[name])
+    return both
 
 
 def words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

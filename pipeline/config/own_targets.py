@@ -46,93 +46,93 @@ _IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the ho
 _Description = dict[str, Any]
 
 
-def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) -> None:
+def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:
     """Refuse missing targets, and arguments that they don't take.
 
     Args:
         root: the project.
-        behind: the folders of ``cluster.env.PYTHONPATH``.
+        python_path: the folders of ``cluster.env.PYTHONPATH``.
 
     Raises:
         UsageError: names the field, similar names, and file and line.
     """
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
-    for field, description in _descriptions(targets, root, behind).items():
+    for field, description in _descriptions(targets, root, python_path).items():
         group = field if field in _ARGUMENTS else field.rpartition(".")[0]
         _check_kind(description, group, f"{field}={targets[field]}", root)
         _check_arguments(description, group, _arguments(train, group), root)
 
 
-def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> None:
+def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> None:
     """Refuse a step's function that is missing or can't be called as steps are.
 
     Args:
-        said: how messages name the step: ``step.clean``.
+        step: how messages name the step: ``step.clean``.
         given: its arguments besides ``inputs`` and ``out``.
 
     Raises:
         UsageError: names the field, similar names, and file and line.
     """
-    for description in _descriptions({f"{said}.function": target}, root, ()).values():
+    for description in _descriptions({f"{step}.function": target}, root, ()).values():
         takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])
         for word in ("inputs", "out"):
             if word not in _names(description) and not takes_any:
-                what = f"{said}: {_where(description, root)} has no argument {word}, which every step gets"
+                what = f"{step}: {_where(description, root)} has no argument {word}, which every step gets"
                 raise UsageError(what, hint=f"def {description['name']}(inputs, out)")
-        _check_arguments(description, said, {**given, "inputs": (), "out": ""}, root)
+        _check_arguments(description, step, {**given, "inputs": (), "out": ""}, root)
 
 
-def _descriptions(targets: Mapping[str, str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
+def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, _Description]:
     """Return field → description of its class or function, without those that only a host can describe.
 
     Raises:
         UsageError: one is missing or not callable, or its module can't be imported.
     """
     for field, target in targets.items():
-        _refuse_missing(f"{field}={target}", target.partition(":")[0], root, behind)
-    described = _imported(sorted({*targets.values()}), root, behind) if targets else {}
+        _refuse_missing(f"{field}={target}", target.partition(":")[0], root, python_path)
+    described = _imported(sorted({*targets.values()}), root, python_path) if targets else {}
     for field, target in targets.items():
         _refuse_undescribed(f"{field}={target}", target.partition(":")[2], described.get(target, {}), root)
     return {field: described[target] for field, target in targets.items() if described.get(target)}
 
 
-def _imported(targets: Sequence[str], root: Path, behind: Sequence[str]) -> dict[str, _Description]:
+def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, _Description]:
     """Return descriptions from a process that imports the targets, or stored ones if no imported file changed."""
-    closure = import_closure(root, {target.partition(":")[0] for target in targets}, behind, may_lack=True)
+    closure = import_closure(root, {target.partition(":")[0] for target in targets}, python_path, may_lack=True)
     made_from = {
         "targets": targets,
         "files": {name: sha256_file(path) for name, path in closure.sources.items()},
         "versions": {**closure.versions, "python": sys.version},
         "program": sha256_file(Path(signatures.__file__)),
-        "folders": [str(root), *behind],
+        "folders": [str(root), *python_path],
     }
     kept, name = Remembered(root, "signatures", most=64), sha256_text(canonical_json(made_from))
     known: dict[str, _Description] | None = kept[name]
     if known is not None:
         return known
-    path = os.pathsep.join([*behind, *([] if IS_INSTALLED else [str(HOME)])])
+    path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])
     env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
     program = Path(signatures.__file__).read_text(encoding="utf-8")
-    folders = [os.path.realpath(folder) for folder in (str(root), *behind)]
+    folders = [os.path.realpath(folder) for folder in (str(root), *python_path)]
     try:
-        said: dict[str, _Description] = python_answer(
+        answer: dict[str, _Description] = python_answer(
             program, {"targets": targets, "folders": folders}, timeout_s=_IMPORT_S, cwd=root, env=env
         )
     except PacelineError:  # the process was ended by what it imported, or takes too long
-        said = {}
-    if not any("failed" in description for description in said.values()):  # it may be due to more than these files
-        kept.keep({name: said})
-    return said
+        answer = {}
+    if not any("failed" in description for description in answer.values()):  # it may be due to more than these files
+        kept.keep({name: answer})
+    return answer
 
 
-def _refuse_missing(said: str, module: str, root: Path, behind: Sequence[str]) -> None:
+def _refuse_missing(setting: str, module: str, root: Path, python_path: Sequence[str]) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
-            f"{said}: {module} is a module of Python's own, and none of its classes or functions is made for this",
-            hint=f"{said.partition('=')[0]}=my_package.my_module:NAME, a class or function of yours or of a package",
+            f"{setting}: {module} is a module of Python's own, and none of its classes or functions is made for this",
+            hint=f"{setting.partition('=')[0]}=my_package.my_module:NAME, a class or function of yours or of a package",
         )
-    if source_of(root, module, behind) is not None or source_of_installed(module) is not None:
+    if source_of(root, module, python_path) is not None or source_of_installed(module) is not None:
         return
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root
@@ -140,7 +140,7 @@ def _refuse_missing(said: str, module: str, root: Path, behind: Sequence[str]) -
     close = nearest(path.stem if package else module.partition(".")[0], sorted(_modules(folder)))
     near = f"; did you mean {'.'.join(filter(None, (package, close)))}?" if close else ""
     raise UsageError(
-        f"{said}: there is no module {module} under {root}, nor is it installed here{near}", hint=f"write {path}"
+        f"{setting}: there is no module {module} under {root}, nor is it installed here{near}", hint=f"write {path}"
     )
 
 
@@ -151,14 +151,16 @@ def _modules(folder: Path) -> Iterator[str]:
             yield path.stem
 
 
-def _refuse_undescribed(said: str, name: str, description: _Description, root: Path) -> None:
+def _refuse_undescribed(setting: str, name: str, description: _Description, root: Path) -> None:
     if "failed" in description:
-        raise UsageError(f"{said}: {_line(description, root)}: {description['failed']}")
+        raise UsageError(f"{setting}: {_line(description, root)}: {description['failed']}")
     file = _shown(description.get("file"), root)
     if "names" in description:
-        raise UsageError(f"{said}: {file} has no class or function {name}; {_near(name, description['names'], root)}")
+        raise UsageError(
+            f"{setting}: {file} has no class or function {name}; {_near(name, description['names'], root)}"
+        )
     if "value" in description:
-        raise UsageError(f"{said}: {name} in {file} is {description['value']}, and no class or function")
+        raise UsageError(f"{setting}: {name} in {file} is {description['value']}, and no class or function")
 
 
 def _near(name: str, names: Mapping[str, _Description], root: Path) -> str:
@@ -179,7 +181,7 @@ def _where(description: _Description, root: Path) -> str:
     return f"{description['name']} ({_line(description, root)})" if description["file"] else str(description["name"])
 
 
-def _check_kind(description: _Description, group: str, said: str, root: Path) -> None:
+def _check_kind(description: _Description, group: str, setting: str, root: Path) -> None:
     """Refuse a class without the required base, and a function where a class is needed."""
     defined, public = _BASES.get(group, ("", ""))
     if not defined or defined in description["bases"]:
@@ -191,7 +193,7 @@ def _check_kind(description: _Description, group: str, said: str, root: Path) ->
     else:
         return
     hint = f"class {description['name']}({public}): …"
-    raise UsageError(f"{said}: {_where(description, root)} {what}", hint=hint)
+    raise UsageError(f"{setting}: {_where(description, root)} {what}", hint=hint)
 
 
 def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:

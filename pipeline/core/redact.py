@@ -120,7 +120,7 @@ def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
 def _is_secret(name: str, value: str, names: Collection[str]) -> bool:
     if _REFERENCE.fullmatch(value):
         return False
-    return name in names or (is_secret_name(name) and tells(_unquoted(value)))
+    return name in names or (is_secret_name(name) and needs_masking(_unquoted(value)))
 
 
 def _unquoted(value: str) -> str:
@@ -189,7 +189,7 @@ def is_secret_name(name: str) -> bool:
     return _NAME.search(parts) is not None and _PLACE.search(parts) is None
 
 
-def tells(value: str) -> bool:
+def needs_masking(value: str) -> bool:
     """Return True if the value of a secret name needs masking: no switch, no number of less than four digits."""
     return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < _LEAST)
 
@@ -322,7 +322,7 @@ def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
     """Return True if the whole value is secret, not only a part."""
     if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == WEBHOOK:
         return True
-    return any(map(is_secret_name, path)) and tells(value)
+    return any(map(is_secret_name, path)) and needs_masking(value)
 
 
 def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: frozenset[str]) -> Any:

@@ -52,8 +52,8 @@ def sha256_of_saved(path: Path, data_dir: Path) -> str:
     if not zipfile.is_zipfile(path) and not re.match(rb"\x80[\x02-\x05]", begins):
         size = path.stat().st_size
         what = "is cut off" if begins.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
-        said = f" and begins with {begins!r}" if size else ""
-        raise DataError(f"{path} {what}: it has {size} bytes{said}; copy or fetch it again (take this one away first)")
+        start = f" and begins with {begins!r}" if size else ""
+        raise DataError(f"{path} {what}: it has {size} bytes{start}; copy or fetch it again (take this one away first)")
     if begins.startswith(b"PK") and not any(_TENSOR.search(name) for name in _archived(path)):
         raise DataError(f"{path} holds no tensor; init.weights takes what torch.save has written of a state_dict()")
     return sha256_of(path, data_dir)

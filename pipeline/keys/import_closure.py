@@ -126,7 +126,7 @@ class ScriptEntry(NamedTuple):
 def import_closure(
     root: Path,
     entries: str | Collection[str],
-    behind: Sequence[str] = (),
+    python_path: Sequence[str] = (),
     given: Collection[str] = (),
     script: ScriptEntry | None = None,
     may_lack: bool = False,
@@ -136,7 +136,7 @@ def import_closure(
     Args:
         root: the project folder.
         entries: dotted module name or names, for example ``trainers.classifier`` and the modules of a run's options.
-        behind: the folders of ``cluster.env.PYTHONPATH``.
+        python_path: the folders of ``cluster.env.PYTHONPATH``.
         given: modules to leave out, together with modules that only they import.
         script: an additional file that the run starts. Missing imports don't fail here, because only the run can tell
             whether the script needs them.
@@ -145,9 +145,9 @@ def import_closure(
     Raises:
         UsageError: an entry doesn't exist, a module can't be parsed, or an import isn't covered by the key.
     """
-    _refuse_working_tree(root, behind)
+    _refuse_working_tree(root, python_path)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root, behind, script, given, may_lack=may_lack)
+    walk = _Walk(root, python_path, script, given, may_lack=may_lack)
     # The controller half never reaches the hosts, so the node half must not import it.
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
@@ -175,9 +175,9 @@ def import_closure(
     )
 
 
-def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
-    """Refuse the project folder on PYTHONPATH: ranks would import unhashed files from it behind the snapshot."""
-    for entry in behind:
+def _refuse_working_tree(root: Path, python_path: Sequence[str]) -> None:
+    """Refuse the project folder on PYTHONPATH: ranks would import files from it that aren't hashed."""
+    for entry in python_path:
         if os.path.realpath(root / entry) == os.path.realpath(root):
             raise UsageError(
                 f"cluster.env.PYTHONPATH names the project's own folder {entry}, of which a run has its own copy",
@@ -185,9 +185,9 @@ def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
             )
 
 
-def source_of(root: Path, module: str, behind: Sequence[str] = ()) -> Path | None:
+def source_of(root: Path, module: str, python_path: Sequence[str] = ()) -> Path | None:
     """Return the source of a module as a run's copy of the code would contain it, or None."""
-    file = _Walk(root, behind).file_of(module)
+    file = _Walk(root, python_path).file_of(module)
     return None if file is None else Path(file[1])
 
 
@@ -221,12 +221,13 @@ class _Walk:
     def __init__(
         self,
         root: Path,
-        behind: Sequence[str],
+        python_path: Sequence[str],
         script: ScriptEntry | None = None,
         seen: Collection[str] = (),
         may_lack: bool = False,
     ) -> None:
-        self.root, self.installed, self.readings, self.script = root, Installed(root, behind), Readings(root), script
+        self.root, self.script = root, script
+        self.installed, self.readings = Installed(root, python_path), Readings(root)
         self.may_lack = may_lack
         self.apart: Collection[str] = ()
         self.readings_by_path: dict[str, Reading] = {}

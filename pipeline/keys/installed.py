@@ -53,12 +53,12 @@ class InstalledModule(NamedTuple):
 class Installed:
     """Modules installed for the running interpreter.
 
-    ``behind`` are additional folders of the ranks' PYTHONPATH; relative ones start from the project.
+    ``python_path`` are additional folders of the ranks' PYTHONPATH; relative ones start from the project.
     """
 
-    def __init__(self, root: Path, behind: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, python_path: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
-        self._behind = [str(root / entry) for entry in behind if (root / entry).is_dir()]
+        self._python_path = [str(root / entry) for entry in python_path if (root / entry).is_dir()]
         self._memory = Remembered(root, "installed", most=_MOST)
         self._new: dict[str, Any] = {}
 
@@ -82,8 +82,8 @@ class Installed:
 
     def shadowing(self) -> list[str]:
         """List modules on the ranks' PYTHONPATH that shadow other modules or that Python runs at startup."""
-        others = [entry for entry in self._path if entry not in self._behind]
-        names = {name for folder in self._behind for name in _modules(folder)}
+        others = [entry for entry in self._path if entry not in self._python_path]
+        names = {name for folder in self._python_path for name in _modules(folder)}
         return sorted(name for name in names if name in _FIRST or PathFinder.find_spec(name, others) is not None)
 
     def version(self, name: str) -> str | None:
@@ -98,7 +98,7 @@ class Installed:
     @cached_property
     def _path(self) -> list[str]:
         """Python's search path without the project, which the caller searches first."""
-        return [*self._behind, *(entry for entry in sys.path if entry and os.path.realpath(entry) != self._root)]
+        return [*self._python_path, *(entry for entry in sys.path if entry and os.path.realpath(entry) != self._root)]
 
     def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
         if folder not in self._path:
@@ -109,7 +109,7 @@ class Installed:
     def _is_source(self, place: str) -> bool:
         """Return True for files of editable installs and of folders on the ranks' PYTHONPATH."""
         editable: list[str] = self._remembered("editable", lambda: _editable_folders(self._path))
-        return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._behind))
+        return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._python_path))
 
     def _remembered(self, what: str, read: Any) -> Any:
         key = sha256_text(f"{self._state} {what}")

@@ -37,7 +37,7 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
     ``root`` is the project folder.
     """
     section = resolved["program"]
-    behind = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
+    python_path = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
     if not (section.get("script") or section.get("command")):
         return False
     try:
@@ -48,7 +48,7 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
             name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
         }
         files = script_files.find(root=root, data=None, module=section.get("module"), **paths)
-        return files.file is not None and _in_code(files.closure([*filter(None, behind)]).sources.items())
+        return files.file is not None and _in_code(files.closure([*filter(None, python_path)]).sources.items())
     except (UsageError, ConfigError, OSError):  # the start of the run reports it
         return False
 

@@ -101,21 +101,21 @@ class ScriptFiles(NamedTuple):
         """The script as config.json names it: relative to the project if it lies there."""
         return "" if self.file is None else shown(self.file, self.root)
 
-    def closure(self, behind: Sequence[str] = ()) -> Closure:
+    def closure(self, python_path: Sequence[str] = ()) -> Closure:
         """Collect all files that the run imports or declares as inputs.
 
         Args:
-            behind: the folders of ``cluster.env.PYTHONPATH``.
+            python_path: the folders of ``cluster.env.PYTHONPATH``.
 
         Raises:
             UsageError: a source can't be parsed, a pattern matches nothing, or workdir isn't in the snapshot.
         """
-        own = import_closure(self.root, (STARTER, TORCHRUN), behind, may_lack=True)
+        own = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
         digests, sources, imported = dict(own.digests), dict(own.sources), own
-        versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
+        versions = {**own.versions, _TORCH: Installed(self.root, python_path).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
-            imported = import_closure(self.root, (), behind, script=entry)
+            imported = import_closure(self.root, (), python_path, script=entry)
             digests |= imported.digests
             sources |= imported.sources
             versions |= imported.versions
@@ -160,7 +160,7 @@ class ScriptFiles(NamedTuple):
         Names are relative to the working directory, the script's folder or the project. Only small files count that git
         tracks or would add, and that aren't outputs of the script.
         """
-        taken, found = {*sources.values()}, dict[Path, None]()
+        taken, files = {*sources.values()}, dict[Path, None]()
         for name in names:
             for folder in dict.fromkeys((self.root / self.workdir, self.folder, self.root)):
                 path = folder / name
@@ -170,9 +170,9 @@ class ScriptFiles(NamedTuple):
                 inside = path.relative_to(self.root).as_posix() if is_ours else ""
                 is_output = any(fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs)
                 if is_ours and not is_output and path.stat().st_size <= LARGEST_BYTES:
-                    found[path] = None
+                    files[path] = None
                 break
-        return _kept_by_git([*found], self.root)
+        return _kept_by_git([*files], self.root)
 
     def _matches(self, pattern: str) -> Iterator[Path]:
         """Yield the matches in the script's folder; if there are none, those in the project."""

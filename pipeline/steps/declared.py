@@ -123,6 +123,6 @@ def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Ma
     env = fields.get("env")
     named = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
     of_env = {str(value) for name, value in named if redact.is_secret_name(str(name))}
-    values = {text for text in of_variables | of_env if redact.tells(text)}
+    values = {text for text in of_variables | of_env if redact.needs_masking(text)}
     forms = {part for text in texts(fields) for part in redact.in_forms(text)}
     return frozenset(values | forms | redact.secret_values(composed))

@@ -263,10 +263,10 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, behind: Sequence[str]) -> node.TrainConfig:
+def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, python_path: Sequence[str]) -> node.TrainConfig:
     try:
         train = train_config(resolved)
-        check_targets(train, root, behind)
+        check_targets(train, root, python_path)
         return train
     except UsageError as error:
         where = f"trial {' '.join(chosen)}: " if chosen else ""

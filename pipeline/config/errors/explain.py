@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from yaml.reader import ReaderError  # type: ignore[import-untyped]
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config import own_defaults
 from pipeline.config.errors import files
-from pipeline.config.errors.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
+from pipeline.config.errors.unknown_key import field_names, group_names, not_of_a_host, unknown_key
 from pipeline.config.program_section import refuse_unseen_seed
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.step_source import named_step
 from pipeline.core.errors import UsageError, nearest, suggestion
-from pipeline.core.places import ROOT, conf_dirs
+from pipeline.core.places import ROOT
 from pipeline.core.printable import printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
 from trainers.script.settings import not_a_pattern
@@ -72,7 +71,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     culprit = _word_of_field(text, overrides) or _culprit(overrides, composed)
     if culprit.lstrip("+~").startswith("="):
         return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
-    if of_file := files.entry_error(text, culprit, _groups()) or _in_a_file(text, culprit, error, composed):
+    if of_file := files.entry_error(text, culprit, group_names()) or _in_a_file(text, culprit, error, composed):
         return of_file
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
@@ -141,10 +140,6 @@ def _of_program(place: str, name: str, settings: str) -> UsageError:
             hint="- override /program: script, in the defaults list of the file",
         )
     return UsageError(f"{place}: unknown key '{SECTION}.{name}'; {_within(SECTION, name, names)}")
-
-
-def _groups() -> list[str]:
-    return sorted({path.name for folder in conf_dirs(ROOT) for path in folder.iterdir() if path.is_dir()})
 
 
 def _other_form(culprit: str, text: str) -> str:
@@ -358,28 +353,6 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
             )
     value = culprit.partition("=")[2] if "=" in culprit else None
     return unknown_key(key.partition("@")[0], value, OmegaConf.to_container(config) if config is not None else {})
-
-
-def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
-    """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
-    fields = tuple(field_names(config))
-    known = sorted({*map(str, config), *_groups()})
-    return UnknownKeyError(key, value, Names(groups=tuple(known), fields=fields, unchosen=_unchosen(fields)))
-
-
-def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
-    """Return the fields that only options have that weren't chosen, with these options."""
-    choices: dict[str, list[str]] = {}
-    for item in dataclasses.fields(PROGRAMS["script"]):
-        if f"program.{item.name}" not in fields:
-            choices[f"program.{item.name}"] = ["program=script"]
-    for group, options in OPTIONS.items():
-        for name in options.names():
-            with suppress(UsageError):  # an option that can't be read doesn't matter unless it is chosen
-                for item in dataclasses.fields(options.settings(name)):
-                    if f"{group}.{item.name}" not in fields:
-                        choices.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
-    return choices
 
 
 def _within(parent: str, word: str, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Suggest a name for an unknown key of the command line. Pure.
+"""Suggest a name for an unknown key of the command line.
 
 Keys are compared with the verb's options, the groups, the full and short names of all fields, and the names that other
 tools use for them.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.redact import hide, is_secret_name
 
 _LEAST = 0.7  # difflib's similarity; that of "epochs" and "paths", or "lines" and "nodes", is lower
@@ -92,6 +96,33 @@ class UnknownKeyError(UsageError):
         """Return the same error for a user of ``doit verb``."""
         verb_names = {"verb": verb, "options": options, "other_options": others}
         return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **verb_names}))
+
+
+def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
+    """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
+    chosen = tuple(field_names(config))
+    groups = sorted({*map(str, config), *group_names()})
+    return UnknownKeyError(key, value, Names(groups=tuple(groups), fields=chosen, unchosen=_unchosen(chosen)))
+
+
+def _unchosen(chosen: Collection[str]) -> dict[str, list[str]]:
+    """Return the fields that only options have that weren't chosen, with these options."""
+    choices: dict[str, list[str]] = {}
+    for item in fields(PROGRAMS["script"]):
+        if f"program.{item.name}" not in chosen:
+            choices[f"program.{item.name}"] = ["program=script"]
+    for group, options in OPTIONS.items():
+        for name in options.names():
+            with suppress(UsageError):  # an option that can't be read doesn't matter unless it is chosen
+                for item in fields(options.settings(name)):
+                    if f"{group}.{item.name}" not in chosen:
+                        choices.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
+    return choices
+
+
+def group_names() -> list[str]:
+    """List the groups of conf/, sorted."""
+    return sorted({path.name for folder in conf_dirs(ROOT) for path in folder.iterdir() if path.is_dir()})
 
 
 def _text(key: str, value: str | None, names: Names) -> str:

@@ -73,12 +73,12 @@ def stands_for(group: str, words: Sequence[str]) -> list[str]:
 def text(fields: Sequence[Value]) -> str:
     """Return YAML with the origin of each value as a comment."""
     lines: list[str] = []
-    above: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
     for keys, value, origin in fields:
         for depth in range(len(keys) - 1):
-            if keys[: depth + 1] != above[: depth + 1]:
+            if keys[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{keys[depth]}:")
-        above = keys[:-1]
+        parents = keys[:-1]
         lines.append(f"{_line(keys, value).ljust(_COLUMN)}  # {origin}")
     return "\n".join(lines)
 
@@ -139,10 +139,10 @@ def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
     return "default"
 
 
-def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each value that is no mapping (or an empty one), with its keys."""
-    if isinstance(value, Mapping) and (value or not above):
+    if isinstance(value, Mapping) and (value or not parents):
         for key, inner in value.items():
-            yield from _leaves(inner, (*above, str(key)))
+            yield from _leaves(inner, (*parents, str(key)))
     else:
-        yield above, value
+        yield parents, value

@@ -72,8 +72,7 @@ def _advice(word: str) -> str:
 
 def _repeated_keys(word: str) -> Iterator[str]:
     """Yield each key that repeats an earlier one of its mapping, as Hydra's own lexer reads the override."""
-    from antlr4 import InputStream  # type: ignore[import-untyped]  # not at the top: only a word with braces needs Hydra
-    from hydra.grammar.gen.OverrideLexer import OverrideLexer
+    from hydra.grammar.gen.OverrideLexer import InputStream, OverrideLexer  # type: ignore[attr-defined]  # few words have braces
 
     lexer = OverrideLexer(InputStream(word))
     lexer.removeErrorListeners()  # Hydra reports what it can't read

@@ -35,9 +35,9 @@ def git(
     """
     if find("git") is None:
         return None
-    given = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", **(settings or {})}
-    said = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
-    argv = ["git", "-C", str(folder), *said, *arguments]
+    overrides = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", **(settings or {})}
+    options = [word for name, value in overrides.items() for word in ("-c", f"{name}={value}")]
+    argv = ["git", "-C", str(folder), *options, *arguments]
     return run(argv, input=input_, timeout_s=_TIMEOUT_S, env={**environment(), **(env or {})}, errors=errors)
 
 
@@ -87,9 +87,9 @@ def refusal(folder: Path) -> str | None:
         return "git is not installed"
     if done.code == 0:
         return None
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
-    fix = next((f"; try: {line}" for line in said if line.startswith("git config ")), "")
-    return f"git refuses the repository: {said[0].removeprefix('fatal: ')}{fix}"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+    fix = next((f"; try: {line}" for line in lines if line.startswith("git config ")), "")
+    return f"git refuses the repository: {lines[0].removeprefix('fatal: ')}{fix}"
 
 
 def _is_git_folder(path: Path) -> bool:

@@ -39,13 +39,13 @@ class Completed:
     @property
     def why(self) -> str:
         """The reason of a failure: stderr, and the exit code if a signal ended the command or stderr is empty."""
-        said = self.stderr.strip()
-        if said and self.code >= 0:
-            return said
+        output = self.stderr.strip()
+        if output and self.code >= 0:
+            return output
         ended = f"exit code {self.code}" if self.code >= 0 else f"ended by {signal_name(-self.code)}"
         if self.code == -signal.SIGKILL:
             ended += " (by a person, or by the system where memory is short)"
-        return f"{said}; {ended}" if said else ended
+        return f"{output}; {ended}" if output else ended
 
 
 def signal_name(number: int) -> str:

@@ -154,10 +154,10 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
     return tuple(images)
 
 
-def _images(folder: Path, source: str, above: tuple[str, ...], link: Path) -> Iterator[Path]:
+def _images(folder: Path, source: str, parents: tuple[str, ...], link: Path) -> Iterator[Path]:
     """Yield all images below a folder, also through links; ``link`` is the last link on the path, for the message."""
     here = os.path.realpath(folder)
-    if here in above:
+    if here in parents:
         raise DataError(f"{source}: {link} is a link to a folder that holds it, so it has no end", hint=_rm(link))
     with os.scandir(folder) as entries:
         for item in entries:
@@ -165,7 +165,7 @@ def _images(folder: Path, source: str, above: tuple[str, ...], link: Path) -> It
                 continue
             if item.is_dir():
                 path = Path(item.path)
-                yield from _images(path, source, (*above, here), path if item.is_symlink() else link)
+                yield from _images(path, source, (*parents, here), path if item.is_symlink() else link)
             elif _is_image(item.name):
                 yield _checked_file(item, source)
 

@@ -67,8 +67,8 @@ def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
     command = [sys.executable, "-m", _READER, json.dumps(request)]
     done = process.run(command, env=process.of_this_clone())
     if done.code != 0:
-        said = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
-        raise DataError(f"dataset.class={config.class_name} can't be read: {said}", hint="dataset.source=<its root>")
+        reason = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
+        raise DataError(f"dataset.class={config.class_name} can't be read: {reason}", hint="dataset.source=<its root>")
     meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
     source = Source(
         parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},

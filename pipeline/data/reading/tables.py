@@ -37,7 +37,7 @@ def table(
     columns = _columns(shards[0], image_column, label_column)
     _refuse_other_shards(shards, columns)
     classes, numbers = _classes(splits, columns, origin)
-    parts = {name: partial(_items, found, folder, columns, numbers) for name, found in splits.items()}
+    parts = {name: partial(_items, paths, folder, columns, numbers) for name, paths in splits.items()}
     return Table(parts, classes)
 
 
@@ -107,14 +107,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _chosen(path: Path, schema: pa.Schema, field: str, asked: str | None, fit: list[str], guess: list[str]) -> str:
-    if asked is not None and asked in fit:
-        return asked
-    if asked is None and len(guess) == 1:
+def _chosen(path: Path, schema: pa.Schema, field: str, name: str | None, fit: list[str], guess: list[str]) -> str:
+    if name is not None and name in fit:
+        return name
+    if name is None and len(guess) == 1:
         return guess[0]
     columns = ", ".join(f"{item.name} ({item.type})" for item in schema)
     wanted = "encoded images" if field == "image_column" else "labels (integers or names)"
-    seen = f"dataset.{field}={asked} is no column of" if asked is not None else "it isn't clear which column has the"
+    seen = f"dataset.{field}={name} is no column of" if name is not None else "it isn't clear which column has the"
     raise DataError(f"{path}: {seen} {wanted}; it has: {columns}", hint=f"dataset.{field}={(fit or ['NAME'])[0]}")
 
 
@@ -131,7 +131,7 @@ def _classes(
     splits: dict[str, list[Path]], columns: _Columns, origin: str
 ) -> tuple[tuple[str, ...], dict[int | str, int]]:
     """Return the class names, and the number of each label of the training rows. Raises DataError."""
-    seen = {name: _values(found, columns) for name, found in splits.items()}
+    seen = {name: _values(paths, columns) for name, paths in splits.items()}
     train = seen["train"]
     for name, labels in seen.items():
         if strange := sorted(labels - train, key=str):
@@ -162,15 +162,15 @@ def _several(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
 
 
 def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
-    found: set[int | str] = set()
+    labels: set[int | str] = set()
     for path in shards:
         for begin, batch in _batches(path, [columns.label]):
             values = batch.column(columns.label).to_pylist()
             if None in values:
                 row = begin + values.index(None)
                 raise DataError(f"{path}: row {row} has no {columns.label}", hint="leave out the rows without a label")
-            found |= set(values)
-    return found
+            labels |= set(values)
+    return labels
 
 
 def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:

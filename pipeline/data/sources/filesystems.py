@@ -49,7 +49,7 @@ def refuse_protocol(source: str) -> None:
             fsspec.get_filesystem_class(name)
 
 
-def said(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return a driver's error on one line without secrets; each driver has its own error classes."""
     text = hide(str(error), of_environment(os.environ))
     return f"{type(error).__name__}: {' '.join(text.split())}"
@@ -165,5 +165,5 @@ class ObjectStore:
             yield
         except Exception as error:  # drivers have error classes of their own
             raise DataError(
-                f"{self.shown} can't be {done}: {said(error)}", hint=login_hint(self._url, error)
+                f"{self.shown} can't be {done}: {reason_of(error)}", hint=login_hint(self._url, error)
             ) from error

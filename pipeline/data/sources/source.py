@@ -63,19 +63,19 @@ def files_below(folder: Path) -> dict[str, Path]:
     return {file.relative_to(folder).as_posix(): file for file in sorted(walked(folder)) if file.is_file()}
 
 
-def walked(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+def walked(folder: Path, parents: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield everything below a folder except folders. Follows links to folders, as readers may do. Raises OSError.
 
     Args:
-        above: real paths of the parent folders up to the start of the walk.
+        parents: real paths of the parent folders up to the start of the walk.
     """
     place = os.path.realpath(folder)
-    if place in above:  # a link to a parent folder
+    if place in parents:  # a link to a parent folder
         return
     with suppress(PermissionError):  # unreadable for every process of this user
         for path in folder.iterdir():
             if path.is_dir():
-                yield from walked(path, (*above, place))
+                yield from walked(path, (*parents, place))
             else:
                 yield path
 

@@ -19,7 +19,7 @@ import urllib3
 from pipeline.core.errors import DataError
 from pipeline.data import disk
 from pipeline.data.progress import OnProgress
-from pipeline.data.sources.filesystems import login_hint, open_filesystem, said
+from pipeline.data.sources.filesystems import login_hint, open_filesystem, reason_of
 from pipeline.data.sources.source import WEB, scheme, shown
 from pipeline.data.sources.wanted import Failure, Part, Wanted
 
@@ -58,9 +58,9 @@ def _refused(url: str, error: requests.HTTPError) -> Failure:
 
 def _why(error: Exception) -> str:
     """Return the operating system's message from inside the exception (requests nests it four deep)."""
-    found = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
-    if found:
-        return found[1]
+    match = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
+    if match:
+        return match[1]
     if "timed out" in str(error):
         return f"no answer within {TIMEOUT_S[0]:g} s (connect) or {TIMEOUT_S[1]:g} s (read)"
     return f"{type(error).__name__}: {error}"
@@ -158,10 +158,10 @@ class Filesystem:
                 _copy(source, Path(output_file), lambda done: self.report(f"downloading {name}", done, total))
         except (OSError, DataError) as error:
             if (hint := login_hint(url, error)) is not None:
-                raise DataError(f"dataset.source={shown(url)} can't be read: {said(error)}", hint=hint) from error
+                raise DataError(f"dataset.source={shown(url)} can't be read: {reason_of(error)}", hint=hint) from error
             raise
         except Exception as error:  # drivers have error classes of their own
-            raise PermissionError(said(error)) from error
+            raise PermissionError(reason_of(error)) from error
 
 
 def _copy(source: Any, path: Path, report: Any) -> None:
