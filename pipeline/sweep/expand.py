@@ -56,14 +56,7 @@ class Grid:
 
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
-_OUTSIDE = (
-    "cluster",
-    "tracking",
-    "paths",
-    "sweep",
-    "search",
-    "notify",
-)  # sections that ``build`` reads in addition to the training part
+_OUTSIDE = ("cluster", "tracking", "paths", "sweep", "search", "notify")  # sections that ``build`` reads for itself
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import SweepConfig
 from pipeline.core.errors import UsageError
+from pipeline.core.printable import hydra_quoted
 from pipeline.core.specs import Cluster, Host, State
 from pipeline.core.tables import counted
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
@@ -159,9 +160,7 @@ def _quoted(value: Any) -> str:
     """Write a value in Hydra's grammar."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_quoted(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)
+    return hydra_quoted(value) if isinstance(value, str) else str(value)
 
 
 TRANSIENT = ("host", "memory")

@@ -1,14 +1,14 @@
-"""Parse and check a search: its objectives, its space, and invalid combinations."""
+"""Parse and check a search: its objectives, its space, and invalid combinations. Needs no optuna."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import compose
-from pipeline.config.build import search_config
+from pipeline.config.build import RunConfig, search_config
 from pipeline.config.overrides import trials
 from pipeline.config.overrides.search_space import Choice, SearchSpace, space
 from pipeline.config.schema import SearchConfig, SweepConfig
@@ -16,6 +16,7 @@ from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
+from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.sweep.expand import TrialFactory, configuration_digest
 from pipeline.sweep.trial import Trial
@@ -215,3 +216,14 @@ def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:
         slots=factory.slots(),
         settings=factory.settings,
     )
+
+
+def make_step(config: RunConfig, say: Callable[[str], None]) -> bool:
+    """Run the step that a trial's data comes from, if necessary. False: nothing was run."""
+    return config.step is not None and config.step.path is None and config.step.make(say) > 0
+
+
+def fetch(config: RunConfig) -> None:
+    """Fetch the data set of a trial if it is missing."""
+    if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
+        store.fetch(config.train.dataset, config.data_dir)

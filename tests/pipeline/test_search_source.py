@@ -14,9 +14,8 @@ from pipeline.config.overrides.trials import jobs
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
 from pipeline.runs import result as results
-from pipeline.sweep.search import open_search
-from pipeline.sweep.search_plan import SearchPlan, plan
-from pipeline.sweep.search_source import Searching, fetch
+from pipeline.sweep.search import Searching, open_search
+from pipeline.sweep.search_plan import SearchPlan, fetch, plan
 from pipeline.sweep.trial import Outcome, Trial
 
 pytestmark = pytest.mark.slow

@@ -35,8 +35,7 @@ from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.report import TrialResult, command, figure
 from pipeline.sweep.schedule import Ended
-from pipeline.sweep.search_plan import STUDY, SearchPlan, objectives
-from pipeline.sweep.search_source import Searching, fetch, make_step
+from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
 from pipeline.sweep.trial import Trial, TrialLines, TrialSource
 
 if TYPE_CHECKING:  # imports optuna
@@ -328,7 +327,7 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool, m
 
 
 def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool, most: int | None) -> None:
-    from pipeline.sweep.search import open_search  # optuna (0.3 s), which a grid does without
+    from pipeline.sweep.search import Searching, open_search  # optuna (0.3 s), which a grid does without
 
     folder = _search_folder(plan, fork)
     with alone(folder):
