@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from pipeline.comparing import drawing, tables, timeline
 from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
+from pipeline.comparing.evaluated import Evaluated
 from pipeline.comparing.groups import short_names
 from pipeline.comparing.pages import hosts, time_text, verdict_text
 from pipeline.comparing.report import MOST_AGAINST, Report
@@ -29,8 +30,12 @@ _MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for i
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
-def html(report: Report) -> str:
-    """Render the page. The template escapes all texts; the pictures escape theirs."""
+def html(report: Report, evaluated: Evaluated | None = None) -> str:
+    """Render the page. The template escapes all texts; the pictures escape theirs.
+
+    Args:
+        evaluated: the evaluation of the best configuration's first run.
+    """
     log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
     drawn = [
         {
@@ -61,6 +66,8 @@ def html(report: Report) -> str:
         duration=duration,
         at_time=time_text,
         grid=Markup(_grid(report)),
+        evaluated=evaluated,
+        matrix=Markup(evaluated.matrix if evaluated is not None else ""),
         hosts=hosts(report),
         packages=_packages(report),
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],

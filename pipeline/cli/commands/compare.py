@@ -329,9 +329,9 @@ def _written(page: Report, form: str) -> str:
     if form == "json":
         text = json.dumps(pages.as_json(page), indent=2, allow_nan=False)
     elif form == "html":
-        from pipeline.comparing import html  # not before: matplotlib takes 0.6 s, and the other forms do without
+        from pipeline.comparing import evaluated, html  # not before: matplotlib takes 0.6 s, and other forms do without
 
-        text = html.html(page)
+        text = html.html(page, evaluated.of_run(page.groups[0].first))
     else:
         text = pages.markdown(page)
     return masking.shown(text)
