@@ -110,7 +110,7 @@ def test_a_run_that_waits_and_is_forestalled_at_its_start_waits_again_and_then_r
             until_free(*args)
 
     monkeypatch.setattr(attempt, "until_free", blind_at_first)
-    monkeypatch.setattr(attempt, "ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(attempt, "PROBE_AGAIN_S", 0.1)
     with running(part(bench, "first", "share")) as controller:
         stub = waits.stub(RUN_TO_END, stand_in=True)
 

@@ -31,21 +31,22 @@ from pipeline.keys import rank_environment
 from pipeline.runs import journal
 
 LOOK_S = 0.2
-"""Between two looks at what the nodes have written."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a job that is waited for
+"""Between two reads of what the nodes have written."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a waiting job
 
 
 class GrantedLauncher:
-    """Asks a scheduler for a job; on each of its nodes an agent waits for starts, which come through ``JobFolder``.
+    """Runs attempts in a scheduler's job. On each of its nodes an agent waits for starts, which come through
+    ``JobFolder``.
 
-    After a bad end the agents wait for another start for half a minute, so that a further attempt needn't queue again.
+    After a bad end the agents wait half a minute for another start, so that a further attempt needn't queue again.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.cluster, self.scheduler = scheduler.cluster, scheduler
         self._job: GrantedJob | None = None
-        self._state = JobState()  # what the scheduler said when it answered last
-        self._leaving = -1  # the life of the job that the scheduler was about to take back when it was taken up
+        self._state = JobState()  # the scheduler's last answer
+        self._leaving = -1  # a continued job's life that the scheduler is about to end
         self._doing = f"asking {self.cluster.launcher} for hosts"
 
     @property
@@ -60,32 +61,33 @@ class GrantedLauncher:
         return self._job
 
     def starting(self) -> str:
-        """What ``grant`` or ``start`` is at, for who waits (asked from another thread): words that follow "still"."""
+        """Return the progress of ``grant`` or ``start`` for another thread: words that follow "still"."""
         return self._doing
 
     # ---------------------------------------------------------------------------- a job
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> Cluster:
-        """Wait for the hosts of this attempt, in the job that an earlier command has submitted for this run, or in a
-        new one; the cluster with their names.
+        """Wait for the hosts of this attempt and return the cluster with their names.
+
+        A job that an earlier command has submitted for this run is continued; else a new one is submitted.
 
         Args:
-            modules: names to look for among what is installed there, as ``probe`` has them.
-            say: takes what was asked for, and what the user should know while it waits.
-            check: called several times a second; raises when a signal wants the end.
+            modules: names to look for among what is installed there, as in ``probe``.
+            say: takes what was submitted, and what the user should know during the wait.
+            check: called several times a second; raises when a signal has arrived.
 
         Raises:
             HostError: the hosts are refused, or can't be had.
             TrainingError: somebody has cancelled the job.
         """
         self._doing = f"asking {self.scheduler.name}"
-        self.scheduler.render(self.cluster, spec)  # refuses what its nodes can't do before anything is asked for
-        self._job = self._taken_up(spec, say, check)
+        self.scheduler.render(self.cluster, spec)  # raises UsageError before a job is submitted
+        self._job = self._own_job(spec, say, check)
         was_there = self._job is not None
         try:
             is_granted = was_there and self._wait(say, check)
-        except HostError:  # the one that was there has just ended
+        except HostError:  # the continued job has just ended
             is_granted = False
         while not is_granted:
             self._submit(spec, modules, say)
@@ -97,27 +99,27 @@ class GrantedLauncher:
             say(", ".join(f"{name} is {of} on {nodes.get(of) or '?'}" for name, of in zip(names, own, strict=True)))
         return self._named(names)
 
-    def _taken_up(self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]) -> GrantedJob | None:
-        """The job that waits or runs for this run already; others are ended. Raises PacelineError."""
-        taken_up = None
+    def _own_job(self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]) -> GrantedJob | None:
+        """Return the job that waits or runs for this run already, and end all others. Raises PacelineError."""
+        own = None
         for job in self.scheduler.jobs(spec.run_key, spec.run_dir):
             while (state := self.scheduler.poll(job)).is_unanswered:
                 self._doing = state.words
                 self._pause(_FIRST_PAUSE_S, check)
-            # another script: the configuration has changed since, so these hosts are not what is requested now
+            # with another script the configuration has changed since, so these hosts don't fit
             same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
-            if taken_up is not None or not same or job.folder.was_left() or state.is_over:
+            if own is not None or not same or job.folder.was_left() or state.is_over:
                 self._release(job)
                 continue
-            taken_up, self._state = job, state
+            own, self._state = job, state
             self._leaving = state.life if state.is_leaving else -1
             phase = f" ({state.phase})" if state.phase else ""
             say(f"{job.title} of this run is there already{phase}; going on with it")
-            job.folder.end(state.life)  # what an earlier command has started in it
-        return taken_up
+            job.folder.end(state.life)  # the start of an earlier command
+        return own
 
     def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
-        """Raises HostError: it is refused."""
+        """Submit a job. Raises HostError: it is refused."""
         folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
         request = {**self._request(spec, modules), "folder": str(folder.path)}
         job = self._job = self.scheduler.submit(self.cluster, spec, folder, request)
@@ -125,14 +127,14 @@ class GrantedLauncher:
         say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
 
     def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Wait until all nodes have reported; False: they were taken away before, and another job is needed.
+        """Wait until all nodes have reported. False: they were taken away before, and another job is needed.
 
         Raises:
-            HostError, TrainingError: the job ended before; and what ``check`` raises, which is called all the time.
+            HostError, TrainingError: the job ended before; and what ``check`` raises.
         """
         job, pause_s, warned = self.job, _FIRST_PAUSE_S, ""
         while True:
-            job.folder.beat()  # nodes that run already wait for the others
+            job.folder.beat()  # for nodes that run already and wait for the others
             state = self.scheduler.poll(job, self._state)
             self._doing = state.words
             if not state.is_unanswered:
@@ -155,7 +157,7 @@ class GrantedLauncher:
 
     @staticmethod
     def _pause(seconds: float, check: Callable[[], None], is_ready: Callable[[], bool] = lambda: False) -> bool:
-        """Whether ``is_ready`` was true within that time."""
+        """Sleep. True as soon as ``is_ready`` is."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             check()
@@ -165,7 +167,7 @@ class GrantedLauncher:
         return False
 
     def _is_ready(self) -> bool:
-        """Whether all nodes have reported in this life of the job, and nothing runs on them."""
+        """True if all nodes have reported in this life of the job, and nothing runs on them."""
         job, state = self.job, self._state
         if not state.is_running or state.life <= self._leaving:
             return False
@@ -176,7 +178,7 @@ class GrantedLauncher:
         return self.job.folder.facts(self.job.life, self.job.nnodes)
 
     def _polled(self) -> JobState:
-        """How the job stands, as far as the scheduler says."""
+        """Return the state of the job, as far as the scheduler answers."""
         try:
             state = self.scheduler.poll(self.job, self._state)
         except HostError as error:
@@ -191,7 +193,7 @@ class GrantedLauncher:
         self.scheduler.cancel(job)
 
     def _remains(self, jobs: Sequence[GrantedJob]) -> dict[str, str]:
-        """Wait until cancelled jobs have ended; job → what of it goes on. Raises HostError."""
+        """Wait until cancelled jobs have ended. Returns job → which part of it goes on. Raises HostError."""
         deadline, left = time.monotonic() + self.scheduler.end_s, {job.title: job for job in jobs}
         while True:
             remains = {title: why for title, job in left.items() if (why := self.scheduler.poll(job).remains)}
@@ -201,7 +203,7 @@ class GrantedLauncher:
             time.sleep(LOOK_S)
 
     def _named(self, names: Sequence[str]) -> Cluster:
-        """The cluster with its hosts' names, which it has from now on."""
+        """Give the cluster's hosts their names."""
         hosts = tuple(
             dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)
         )
@@ -209,7 +211,7 @@ class GrantedLauncher:
         return self.cluster
 
     def _request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
-        """The first request to every node of the job."""
+        """Return the first request to every node of the job."""
         probe = agent_requests.probe(self.cluster, spec.pack, modules, registry="")
         return {
             "do": "job",
@@ -224,7 +226,7 @@ class GrantedLauncher:
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
     ) -> list[NodeFacts]:
-        """Facts of every host, in the cluster's order, as the nodes of the job have reported them.
+        """Return the facts of every host, in the cluster's order, as the nodes of the job have reported them.
 
         Raises HostError: there is no job, or a node doesn't see the data pack.
         """
@@ -245,19 +247,18 @@ class GrantedLauncher:
     def ask(
         self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
     ) -> dict[str, Answer]:
-        """Agents in a job take no questions, so there are no answers."""
+        """Return no answers: agents in a job take no requests."""
         return {}
 
     def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
-        """Hosts that a scheduler grants aren't tried, so they keep their addresses."""
+        """Return the facts unchanged: connections between granted hosts aren't tried."""
         return facts, ""
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Let all nodes start torchrun. Raises OSError.
 
-        The folders are made here, where one process makes them for all nodes.
-
-        What ranks of an earlier start have printed goes, which a killed command has left: it may hold secrets.
+        The folders are made here, where one process makes them for all nodes. The ranks' output of an earlier start,
+        left by a killed command, is removed, as it may hold secrets.
         """
         for printed in run_dir.glob("attempts/*/agent-*/node*/ranks"):
             shutil.rmtree(printed, ignore_errors=True)
@@ -281,7 +282,7 @@ class GrantedLauncher:
         job.folder.order(restart=job.life, start=start)
 
     def notes(self) -> list[str]:
-        """Nothing is sent, so there is nothing to say of it."""
+        """Return nothing, as nothing is sent."""
         return []
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
@@ -290,13 +291,13 @@ class GrantedLauncher:
         return JobFollower(plan, job.folder, job.life, lambda: self._polled().gone, emit, lambda: self._state.standing)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
-        """After a bad end: what the scheduler did to the job. Waits until that is decided."""
+        """Return what the scheduler did to the job after a bad end; waits until that is decided."""
         job, deadline = self.job, time.monotonic() + self.scheduler.settle_s
         if _is_left(job):
             return Outcome()
         state = self._polled()
         # only agents that leave let the scheduler decide whether it queues the job again
-        if not state.is_settled and self.scheduler.requeues:  # nobody waits for another start in this life of it
+        if not state.is_settled and self.scheduler.requeues:  # no further start comes in this life of the job
             job.folder.leave(restart=job.life)
         while not state.is_settled and time.monotonic() < deadline:
             time.sleep(LOOK_S)
@@ -309,14 +310,14 @@ class GrantedLauncher:
         return state.outcome
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        """End all jobs of the run folder; job → why one that goes on does.
+        """End all jobs of the run folder. Returns job → why it goes on.
 
         Args:
-            bar: one start of this launcher's job is to end, after which the job may be wanted for another.
+            bar: end only the start of this launcher's job, which a further attempt may use.
         """
         if bar:
             return self._end_start()
-        for path in (run_dir / self.scheduler.folder).glob("*"):  # also where the scheduler doesn't answer
+        for path in (run_dir / self.scheduler.folder).glob("*"):  # works also if the scheduler doesn't answer
             JobFolder(path, self.scheduler.script).leave()
         try:
             jobs = self.scheduler.jobs(run_key, run_dir)
@@ -328,7 +329,7 @@ class GrantedLauncher:
             return {self.scheduler.name: f"{error.what}; {words}"}
 
     def _end_start(self) -> dict[str, str]:
-        """End the start that runs in this life of the job; the job stays. Job → why the start goes on."""
+        """End the start in this life of the job; the job stays. Returns job → why the start goes on."""
         job, deadline = self.job, time.monotonic() + self.scheduler.end_s
         job.folder.end(job.life)
         while time.monotonic() < deadline:
@@ -339,12 +340,13 @@ class GrantedLauncher:
         return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """The outputs lie in the run folder already."""
+        """Return True: the outputs lie in the run folder already."""
         return True
 
     def clean(self, plan: LaunchPlan) -> None:
-        """Remove the agents' folders. After a good end the nodes may go too; after a bad one another attempt may want
-        them."""
+        """Remove the agents' folders. After a good end the nodes may leave; after a bad one a further attempt may use
+        them.
+        """
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
         job = self._job
@@ -353,23 +355,23 @@ class GrantedLauncher:
         if self.scheduler.requeues:
             job.folder.leave(restart=job.life)
         else:
-            with suppress(HostError):  # what is over is in nobody's way; its time to live ends it
+            with suppress(HostError):  # its time to live ends it
                 self._release(job)
 
     def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
-        """Nothing lies on the nodes."""
+        """Return nothing, as nothing lies on the nodes."""
         return {}
 
     def close(self) -> None:
-        """Nothing is held: a job ends by itself, or is taken up again."""
+        """Do nothing: a job ends by itself, or is continued by another command."""
 
 
 def _is_left(job: GrantedJob) -> bool:
-    """Whether its folder was removed, which ended the agents and which the start reports; or the run was stopped."""
+    """True if the run was stopped, or the job's folder was removed, which ends the agents and fails the start."""
     return not job.folder.path.is_dir() or job.folder.was_left()
 
 
 def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:
-    """A node's answer with what the configuration says on top."""
+    """Return a node's facts, with the interface that the configuration chooses."""
     facts = node_facts(host.label, value)
     return dataclasses.replace(facts, interface=host.interface or facts.extra["interfaces"].get(facts.address))

@@ -1,9 +1,9 @@
-"""The folder that a batch job shares with the controller: orders to its nodes, and what they tell.
+"""The folder that a batch job shares with the controller: orders to its nodes, and their reports.
 
 Every file in it is made before the job is submitted and only ever grows: over NFS a new file may stay hidden for half a
-minute, what was appended to one shows when it is opened. pipeline/cluster/agent/running/job.py is the other side.
+minute, while appended text shows when a file is opened. pipeline/cluster/agent/running/job.py is the other side.
 
-The scheduler is asked in a thread of its own: one that hangs would keep the lease's beats and the output back.
+The scheduler is polled in a thread of its own, because a hanging one would delay the lease's beats and the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
 from trainers.contract.beats import NodeBeat, NodeLook
 
 REQUEST = "request"
-"""What every node's agent reads first, a file in the job's folder."""
+"""The file in the job's folder that every node's agent reads first."""
 OUTPUT, _ORDERS = "out", "orders"
 
 _TAIL_BYTES = 64 << 10
@@ -38,14 +38,14 @@ class JobFolder:
     """One job's folder.
 
     Args:
-        script_name: the file that holds what the scheduler was given.
+        script_name: the file with what the scheduler got.
     """
 
     def __init__(self, path: Path, script_name: str) -> None:
         self.path, self._script = path, path / script_name
 
     def make(self, script: str, request: dict[str, Any], nnodes: int) -> None:
-        """Everything that the job reads, and the empty files that will be written. Raises OSError."""
+        """Make everything that the job reads, and the empty files that will be written. Raises OSError."""
         self.path.mkdir(parents=True)
         write_atomic(self._script, script)
         write_atomic(self.path / REQUEST, message(request, new_token()))
@@ -53,14 +53,14 @@ class JobFolder:
             (self.path / name).touch()
 
     def removed(self, job: str) -> HostError | None:
-        """What is said of a job that ended because its folder was removed while it waited; None: it is there."""
+        """Return the error of a job whose folder was removed while it waited; None: the folder exists."""
         if self.path.is_dir():
             return None
         return HostError(f"{job} found its folder {self.path} removed", hint="the same command begins anew")
 
     @property
     def script(self) -> str:
-        """What the scheduler was given; '' where the folder is gone."""
+        """What the scheduler got; '' where the folder is gone."""
         try:
             return self._script.read_text(encoding="utf-8")
         except OSError:
@@ -68,7 +68,7 @@ class JobFolder:
 
     def order(self, **order: Any) -> None:
         """Tell all nodes: ``restart`` and ``start`` or ``end``, or ``leave``. Raises OSError."""
-        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:  # never made anew where it was removed
+        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:  # not made again if it was removed
             file.seek(0, 2)
             file.write(json.dumps(order) + "\n")
 
@@ -78,40 +78,40 @@ class JobFolder:
             self.order(restart=restart, end=True)
 
     def beat(self) -> None:
-        """Tell nodes that wait for a start that somebody still wants to give one."""
+        """Tell nodes that wait for a start that a command still intends to give one."""
         with contextlib.suppress(OSError):
             os.utime(self.path / _ORDERS)
 
     def leave(self, restart: int | None = None) -> None:
-        """Tell all nodes to end what they do and let the job end; ``restart``: in that life of it."""
+        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that life of the job."""
         which = {} if restart is None else {"restart": restart}
         with contextlib.suppress(OSError):  # the folder was removed, which ends it too
             self.order(**which, leave=True)
 
     def orders(self) -> list[dict[str, Any]]:
-        """All orders so far."""
+        """Return all orders so far."""
         return self._lines(_ORDERS)
 
     def was_left(self) -> bool:
-        """Whether the nodes were told to leave for good."""
+        """True if the nodes were told to leave for good."""
         return any("leave" in order and "restart" not in order for order in self.orders())
 
     def is_idle(self, restart: int, nnodes: int) -> bool:
-        """Whether every start of this life of the job has ended on every node."""
+        """True if every start of this life of the job has ended on every node."""
         started = [
             order["start"]["run_id"] for order in self.orders() if order.get("restart") == restart and "start" in order
         ]
         return all(self.end_of(number, run_id) for run_id in started for number in range(nnodes))
 
     def output_bytes(self) -> int:
-        """How much the job has printed so far."""
+        """Return the length of the job's output so far."""
         try:
             return (self.path / OUTPUT).stat().st_size
         except OSError:
             return 0
 
     def reports(self, number: int) -> list[dict[str, Any]]:
-        """The lines that one node has reported so far."""
+        """Return the lines that one node has reported so far."""
         return self._lines(f"node-{number}")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class JobFolder:
             return []
 
     def facts(self, restart: int, nnodes: int) -> list[dict[str, Any]]:
-        """The facts of the nodes that have reported them in this life of the job, in the order of their numbers."""
+        """Return the facts that nodes have reported in this life of the job, in the order of their numbers."""
         rows = [self.reports(number) for number in range(nnodes)]
         facts_of_nodes = [
             [row["facts"] for row in reports if "facts" in row and row["restart"] == restart] for reports in rows
@@ -130,11 +130,11 @@ class JobFolder:
         return [facts[-1] for facts in facts_of_nodes if facts]
 
     def end_of(self, number: int, run_id: str) -> dict[str, Any] | None:
-        """How one node's part of a start has ended, with the node's time; None: not yet."""
+        """Return how one node's part of a start has ended, with the node's time; None: not yet."""
         return next((row for row in self.reports(number) if row.get("run_id") == run_id and "exit" in row), None)
 
     def beats(self, number: int, run_id: str) -> dict[str, Any] | None:
-        """Where one node's ranks of a start stood lately; None: not told, or it is just being written."""
+        """Return one node's newest report on its ranks in a start; None: none yet, or it is just being written."""
         try:
             value = json.loads((self.path / f"beats-{number}").read_bytes())
         except (OSError, ValueError):
@@ -142,21 +142,21 @@ class JobFolder:
         return value if isinstance(value, dict) and value.get("run_id") == run_id else None
 
     def look(self, restart: int, peers: Sequence[tuple[str, int]] | None) -> None:
-        """Ask all nodes how their ranks are."""
+        """Ask all nodes for the state of their ranks."""
         with contextlib.suppress(OSError):
             self.order(restart=restart, look=peers)
 
     def looks(self, number: int, run_id: str) -> list[dict[str, Any]]:
-        """One node's answers to that, in a start."""
+        """Return one node's answers to ``look`` in a start."""
         return [row["look"] for row in self.reports(number) if row.get("run_id") == run_id and "look" in row]
 
     def ended_well(self, run_id: str, nnodes: int) -> bool:
-        """Whether all nodes have told that a start ended well."""
+        """True if all nodes have reported that a start ended well."""
         ends = [self.end_of(number, run_id) for number in range(nnodes)]
         return all(end is not None and end["exit"]["code"] == 0 for end in ends)
 
     def output(self, start_bytes: int = 0) -> list[str]:
-        """The last lines of what the job has printed from ``start_bytes`` on."""
+        """Return the last lines of the job's output from ``start_bytes`` on."""
         try:
             data = (self.path / OUTPUT).read_bytes()[start_bytes:][-_TAIL_BYTES:]
         except OSError:
@@ -166,17 +166,17 @@ class JobFolder:
 
 BEAT_S = 1.0
 _POLL_S = 0.1
-_ASK_S = 5.0  # between two looks at the queue: what a node tells itself comes sooner
+_ASK_S = 5.0  # between two polls of the scheduler; a node's own reports come sooner
 
 
 class JobFollower:
-    """Follows every node of one start; one thread for all, and one that asks the scheduler. ``emit`` is called from the
-    first.
+    """Follows every node of one start, in one thread for all nodes and one that polls the scheduler.
 
     Args:
-        restart: which life of the job the start belongs to.
-        gone: why the job runs no more; '' while it does, or while Slurm doesn't answer.
-        standing: why its ranks stand still, as it was last told; '': they don't.
+        restart: the life of the job in which the start was made.
+        gone: returns why the job runs no more; '' while it does, or while the scheduler doesn't answer.
+        emit: called from the first thread.
+        standing: returns why the ranks stand still; '': they don't.
     """
 
     def __init__(
@@ -203,19 +203,19 @@ class JobFollower:
         self._folder.end(self._restart)
 
     def prune(self) -> None:
-        """Rank 0 sees the controller's wish itself: it lies in the folder that they share."""
+        """Do nothing: rank 0 sees the request in the shared run folder."""
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
         self._folder.look(self._restart, peers)
 
     def close(self) -> None:
-        """No more events."""
+        """Emit no more events."""
         self._closing.set()
 
     def _follow(self) -> None:
         alive, beaten = {node.node_rank: node for node in self._plan.nodes}, time.monotonic()
         while alive and not self._closing.wait(_POLL_S):
-            whys = self._whys  # before the look: what a node has told itself by then comes first
+            whys = self._whys  # read before the nodes' reports, which are emitted first
             for node in list(alive.values()):
                 if self._look(node):
                     del alive[node.node_rank]
@@ -227,26 +227,26 @@ class JobFollower:
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
             self._say_standing()
-            if all(whys):  # the second answer came after their last words had had time to come
+            if all(whys):  # by the second answer the nodes' last reports have arrived
                 for node in alive.values():
                     self._emit(NodeLost(host=node.host, reason=whys[1]))
                 break
         self._closing.set()
 
     def _ask(self) -> None:
-        """What the scheduler says of the job, until all nodes have ended."""
+        """Poll the scheduler until all nodes have ended."""
         while not self._closing.wait(_ASK_S):
             self._whys = (self._whys[1], self._gone())
 
     def _say_standing(self) -> None:
-        """Once when it begins."""
+        """Emit a warning once when the ranks begin to stand still."""
         before, self._said = self._said, self._standing()
         if self._said and self._said != before:
             self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._said}"))
 
     def _look(self, node: NodePlan) -> bool:
-        """Pass on what a node has written since the last look. True: its part has ended."""
-        ended = self._folder.end_of(node.node_rank, self._plan.run_id)  # before the log, which is complete then
+        """Emit what a node has written since the last read. True: its part has ended."""
+        ended = self._folder.end_of(node.node_rank, self._plan.run_id)  # read before the log, which then is complete
         while lines := self._tails[node.node_rank].lines(last=ended is not None):
             for text in lines:
                 self._emit(log_line(node.host, text))
@@ -258,7 +258,7 @@ class JobFollower:
         return ended is not None
 
     def _beat(self, node: NodePlan) -> None:
-        """Pass on where the ranks of a node stand, and its answers to looks at them."""
+        """Emit the newest report on a node's ranks, and its answers to ``look``."""
         beat = self._folder.beats(node.node_rank, self._plan.run_id)
         if beat is not None and beat.get("beat") != self._beats.get(node.node_rank):
             self._beats[node.node_rank] = beat["beat"]
@@ -269,7 +269,7 @@ class JobFollower:
         self._looks[node.node_rank] = len(looks)
 
     def _tell(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a file that somebody has damaged
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged file
             self._emit(read(node.host, value))
 
     def _failed(self, why: str) -> None:

@@ -24,8 +24,8 @@ from pipeline.runs import journal
 from trainers.contract import variables
 from trainers.core.config import ConfigError
 
-# Which values settings may have, by the API's rules ("Object Names and IDs", "Labels and Selectors") and, for an image,
-# by the grammar of the package ``reference`` of github.com/distribution.
+# Valid values of settings, by the API's rules ("Object Names and IDs", "Labels and Selectors"), for an image by the
+# grammar of the package ``reference`` of github.com/distribution.
 _FORMS = {
     "label": ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of at most 63 letters a-z, digits and -"),
     "name": ("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name of letters a-z, digits, - and ."),
@@ -79,7 +79,7 @@ FOLDERS = "kubernetes"
 
 @dataclass(kw_only=True)
 class KubernetesConfig(ClusterConfig):
-    """Of what the pods are made.
+    """Settings of the pods.
 
     Attributes:
         nnodes: how many pods a job has; each is one node.
@@ -133,7 +133,7 @@ class KubernetesConfig(ClusterConfig):
             raise ConfigError("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        """A line for each value that no manifest can hold, with the value seen and the form that it must have."""
+        """Yield a line for each value that no manifest can hold: the value seen and the form that it must have."""
         if self.kind not in _KINDS:
             yield f"cluster.kind={self.kind!r} is not an option; {suggestion(self.kind, _KINDS)}"
         for name, what in _NEEDED.items():
@@ -149,7 +149,7 @@ class KubernetesConfig(ClusterConfig):
             yield f"cluster.run_as_user={self.run_as_user} must be a user's id from 0 to {_LARGEST_ID}"
 
     def _texts(self) -> Iterator[tuple[str, str, str]]:
-        """Each text that must have a form: the beginning of a message about it, the text, the form."""
+        """Yield each text that must have a form: the beginning of a message about it, the text, the form."""
         for name, form in _FORM_OF.items():
             value = getattr(self, name)
             if isinstance(value, list):
@@ -163,19 +163,22 @@ class KubernetesConfig(ClusterConfig):
 
 
 # ------------------------------------------------------------------------------------------------ the manifest (pure)
-_KEPT_S = 3600  # a job that is over, for a look at its pods; TrainJobs have no such field
+_KEPT_S = 3600  # how long an ended job is kept, so that its pods can be examined; TrainJobs have no such field
 _GRACE_S = 60  # for a checkpoint, before SIGKILL
 _PATCHED = (
     *("serviceAccountName", "nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "volumes"),
     "terminationGracePeriodSeconds",
 )
-"""What a TrainJob may change of its runtime's pods."""
+"""The fields of its runtime's pods that a TrainJob may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodJob:
-    """One job before it is created. ``folder`` is the one that it shares with the controller, ``gpus`` a node's;
-    ``uid`` and ``gid`` are those of its processes."""
+    """One job before it is created.
+
+    ``folder`` is shared with the controller; ``gpus`` are those of a node; ``uid`` and ``gid`` are those of its
+    processes.
+    """
 
     name: str
     run: str
@@ -190,8 +193,10 @@ class PodJob:
 
 
 def manifest(job: PodJob) -> Object:
-    """The whole object for ``cluster.kind``. Both kinds run the same pod on each node: one agent, whose request comes
-    from a file on the volume that all mount."""
+    """Return the whole object for ``cluster.kind``.
+
+    Both kinds run the same pod on each node: one agent, with its request in a file on the volume that all mount.
+    """
     kind = KINDS[job.settings.kind]
     return {
         "apiVersion": kind.api_version,
@@ -202,7 +207,9 @@ def manifest(job: PodJob) -> Object:
 
 
 def _indexed_job(job: PodJob) -> Object:
-    """One pod a node, which the API itself numbers. None is tried again alone: torchrun's others would wait for it."""
+    """Return one pod a node, numbered by the API. A pod isn't retried alone, as torchrun on the others would wait for
+    it.
+    """
     return {
         "completionMode": "Indexed",
         "completions": job.nnodes,
@@ -214,7 +221,9 @@ def _indexed_job(job: PodJob) -> Object:
 
 
 def _trainjob(job: PodJob) -> Object:
-    """The runtime's pod with our container in it, and as a patch of the runtime what a trainer has no field for."""
+    """Return the runtime's pod with our container in it, and a patch of the runtime for what a trainer has no field
+    for.
+    """
     template = _pod_template(job)
     pod = template["spec"]
     (container,) = pod["containers"]
@@ -297,8 +306,10 @@ def _container(job: PodJob) -> Object:
 
 
 def _environment(settings: KubernetesConfig) -> list[Object]:
-    """Who the pod is; a home and a user's name, which torch's caches want of a user that the image doesn't know;
-    and the variables that come from Secrets, by name."""
+    """Return who the pod is, a home and a user's name, and the variables that come from Secrets, by name.
+
+    torch's caches need home and user name, which an unknown user id doesn't have.
+    """
     fields = {variables.POD_NAME: "metadata.name", variables.POD_IP: "status.podIP"}
     secrets = [place.partition("/") for place in settings.env_from]
     return [
@@ -311,17 +322,17 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
 
 # ------------------------------------------------------------------------------------------------------ the scheduler
 class KubernetesScheduler(Scheduler):
-    """Creates jobs through the cluster's API. A job has one life: one whose pods are taken away ends."""
+    """Creates jobs through the cluster's API. A job has one life: it ends when its pods are taken away."""
 
     name, agent, folder, script, node_name = "Kubernetes", "kubernetes_pod", FOLDERS, "job.yaml", "pod"
     requeues = False
     end_s = 75.0  # a pod has 60 s for its end
-    settle_s = 10.0  # from a node's last word until the API knows what took it
+    settle_s = 10.0  # from a node's last report until the API knows what ended it
     _api: Api | None = None
 
     @property
     def api(self) -> Api:
-        """Made on first use, because rendering needs no cluster. Raises HostError."""
+        """The API, connected on first use, because rendering needs no cluster. Raises HostError."""
         if self._api is None:
             settings, connect_s = self.cluster.settings, self.cluster.connect_timeout_s
             self._api = Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
@@ -352,7 +363,7 @@ class KubernetesScheduler(Scheduler):
         )
 
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """By their label, the newest first."""
+        """Return the jobs with the run's label, the newest first."""
         names = [job["metadata"]["name"] for job in reversed(self.api.jobs(_label(run_key, run_dir)))]
         folders = [JobFolder(run_dir / FOLDERS / name.rpartition("-")[2], self.script) for name in names]
         return [self._granted(name, folder) for name, folder in zip(names, folders, strict=True)]
@@ -391,13 +402,13 @@ class KubernetesScheduler(Scheduler):
 
 
 def yaml_of(value: Object) -> str:
-    """A manifest as a file that kubectl takes."""
+    """Return a manifest as a file that kubectl takes."""
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
     return text
 
 
 def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
-    """Raises UsageError: pods can't work in this run folder, or as this user."""
+    """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user."""
     host, settings = cluster.hosts[0], cluster.settings
     _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
     _refuse_secrets(cluster)
@@ -419,12 +430,12 @@ def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Obje
 
 
 def _label(run_key: str, run_dir: Path) -> str:
-    """The label of all jobs of one run folder."""
+    """Return the label of all jobs of one run folder."""
     return _word(journal.attempt_prefix(run_key, run_dir))
 
 
 def _word(text: str) -> str:
-    """The end of a text without what can't stand in the API's names; those of pods are 39 letters longer, of 63."""
+    """Return the end of a text in the API's characters; names of pods may have 63 letters, 39 of them after it."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-24:].strip("-")
 
 
@@ -437,7 +448,7 @@ def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:
 
 
 def _refuse_secrets(cluster: Cluster) -> None:
-    """A manifest is read by many, so values are kept out of it and of the files beside it."""
+    """Raise UsageError for secrets in cluster.env: many users may read a manifest, and the files beside it."""
     names = sorted({name for host in cluster.hosts for name in host.secrets})
     if names:
         raise UsageError(

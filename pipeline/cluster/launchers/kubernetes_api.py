@@ -1,4 +1,4 @@
-"""The cluster's API through its official client: requests about one kind of job, and what its refusals mean."""
+"""The cluster's API through its official client: requests about one kind of job, and the meaning of its refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One resource of the API that runs a number of pods to their end."""
+    """A resource of the API that runs a number of pods to their end."""
 
     name: str
     group: str
@@ -50,11 +50,11 @@ KINDS = {
 
 
 class UnansweredError(HostError):
-    """The API can't be reached, or is too busy: it may answer later."""
+    """The API can't be reached, or is too busy; it may answer later."""
 
 
 class RefusalError(HostError):
-    """A request that the API refuses, with the HTTP status."""
+    """The API refuses a request, with this HTTP status."""
 
     def __init__(self, what: str, *, hint: str | None, status: int) -> None:
         super().__init__(what, hint=hint)
@@ -67,7 +67,7 @@ class Api:
     Args:
         context: of kubectl's configuration; None: its current one, or the cluster around this pod.
         namespace: None: the context's.
-        connect_s: how long the server may take to be reached.
+        connect_s: time limit for reaching the server.
     """
 
     def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:
@@ -87,12 +87,12 @@ class Api:
         return f"kubectl{context} -n {self.namespace}"
 
     def create(self, manifest: Object, *, dry_run: bool = False) -> None:
-        """Create a job; ``dry_run``: only check whether it would be accepted."""
+        """Create a job; with ``dry_run`` only check that it would be accepted."""
         options = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
         self._object("metadata", self._custom.create_namespaced_custom_object, *self._place, manifest, **options)
 
     def get(self, name: str) -> Object | None:
-        """The job; None: there is none of that name."""
+        """Return the job; None: there is none of that name."""
         try:
             return self._object("metadata", self._custom.get_namespaced_custom_object, *self._place, name)
         except RefusalError as error:
@@ -101,13 +101,13 @@ class Api:
             raise
 
     def jobs(self, run: str) -> list[Object]:
-        """The jobs that are labelled for this run, the newest last."""
+        """Return the jobs that are labelled for this run, the newest last."""
         listed = self._custom.list_namespaced_custom_object
         jobs = self._items(listed, *self._place, label_selector=f"{RUN}={run}")
         return sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
     def delete(self, name: str) -> None:
-        """Let the API end a job and its pods; one that is gone is no error."""
+        """End a job and its pods; one that is gone is no error."""
         delete = self._custom.delete_namespaced_custom_object
         try:
             self._call(delete, *self._place, name, propagation_policy="Background")
@@ -116,11 +116,11 @@ class Api:
                 raise
 
     def pods(self, job: str) -> list[Object]:
-        """A job's pods."""
+        """Return a job's pods."""
         return self._items(self._core.list_namespaced_pod, self.namespace, label_selector=f"{JOB}={job}")
 
     def warnings(self, job: str) -> list[str]:
-        """The warnings among the events of a job and its pods, the newest last; [] where they can't be read."""
+        """Return the warnings among the events of a job and its pods, the newest last; [] where they can't be read."""
         try:
             rows = self._items(self._core.list_namespaced_event, self.namespace, field_selector="type=Warning")
         except HostError:
@@ -130,7 +130,7 @@ class Api:
         return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in mine]
 
     def log(self, pod: str) -> list[str]:
-        """The last lines that a pod has printed; [] where they can't be read."""
+        """Return the last lines of a pod's output; [] where they can't be read."""
         try:
             text = self._call(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=_LOG_LINES)
         except HostError:
@@ -138,7 +138,7 @@ class Api:
         return [line for line in text.splitlines() if line.strip()]
 
     def claim(self, name: str) -> Object | None:
-        """A volume claim; None: it may not be read."""
+        """Return a volume claim; None: it may not be read."""
         try:
             return self._object("spec", self._core.read_namespaced_persistent_volume_claim, name, self.namespace)
         except RefusalError as error:
@@ -156,8 +156,10 @@ class Api:
         return items or []
 
     def _object(self, holds: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
-        """The object that the API answers with, which has the field ``holds``. Raises RefusalError, UnansweredError:
-        also where something else answers, such as the login page of a proxy."""
+        """Return the object in the answer, which has the field ``holds``.
+
+        Raises RefusalError, UnansweredError: also where something else answers, such as the login page of a proxy.
+        """
         said = self._call(method, *args, **options)
         try:
             answer = json.loads(said)
@@ -171,7 +173,7 @@ class Api:
         return answer
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> str:
-        """The text of the answer: the client's own models refuse what a newer server has.
+        """Return the text of the answer, because the client's own models refuse fields of newer servers.
 
         Raises RefusalError, UnansweredError.
         """
@@ -191,9 +193,9 @@ class Api:
 
 # --------------------------------------------------------------------------------------------------- the connection
 def _kubernetes() -> Any:
-    """The package. Raises HostError where it isn't installed."""
+    """Return the package. Raises HostError where it isn't installed."""
     try:
-        import kubernetes  # not before: an extra
+        import kubernetes  # here, because it is an extra
     except ImportError as error:
         raise HostError(
             f"cluster.launcher=kubernetes needs the package kubernetes, which is not installed here ({error})",
@@ -203,11 +205,9 @@ def _kubernetes() -> Any:
 
 
 def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]:
-    """A client and the namespace that its configuration names. Raises HostError."""
+    """Return a client and the namespace of its configuration. Raises HostError."""
     settings = client.Configuration()
-    settings.retries = urllib3.Retry(
-        1, respect_retry_after_header=False
-    )  # it would sleep for as long as the server likes
+    settings.retries = urllib3.Retry(1, respect_retry_after_header=False)  # else the server decides how long it sleeps
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
         return client.ApiClient(settings), _load(config, files, context, settings)
@@ -225,7 +225,7 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
-    """Read kubectl's configuration into ``settings``; the namespace that it names. Raises HostError.
+    """Read kubectl's configuration into ``settings`` and return its namespace. Raises HostError.
 
     Args:
         config: the client's module.
@@ -235,14 +235,14 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
         contexts = {row["name"]: row["context"] for row in rows}
         if context is not None and context not in contexts:
             raise HostError(f"cluster.context={context} is not in {files}; {suggestion(context, contexts)}")
-        with _logged_errors() as errors:  # of a login program: the client logs them and goes on without a login
+        with _logged_errors() as errors:  # the client only logs the errors of a login program
             config.load_kube_config(files, context=context, client_configuration=settings)
         if errors:
             raise HostError(
                 f"the login that kubectl's configuration {files} names failed: {'; '.join(errors)}",
                 hint="kubectl get pods, which may log you in again",
             )
-        if not "".join(settings.api_key.values()).isprintable():  # the client's own error would show it
+        if not "".join(settings.api_key.values()).isprintable():  # the client's own error would show the token
             raise HostError(
                 f"kubectl's configuration {files} has a token that no request can carry: it holds a line break or such",
                 hint="kubectl config set-credentials NAME --token=<the token on one line>",
@@ -269,7 +269,7 @@ def _logged_errors() -> Iterator[list[str]]:
         root.removeHandler(handler)
 
 
-# ----------------------------------------------------------------------------------------- what refusals mean (pure)
+# ---------------------------------------------------------------------------------- the meaning of refusals (pure)
 _FIELDS = {
     "image": "cluster.image",
     "resources": "cluster.cpu, cluster.memory, cluster.gpus, cluster.gpu_resource",
@@ -287,7 +287,7 @@ _FIELDS = {
     "runtimeRef": "cluster.runtime",
     "numNodes": "cluster.nnodes",
 }
-"""A part of a field's path → the setting from which the field comes."""
+"""A part of a field's path → the setting of that field."""
 
 STUCK = {
     "ImagePullBackOff": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
@@ -305,24 +305,24 @@ STUCK = {
     "violates PodSecurity": "cluster.run_as_user= another than 0",
     "serviceaccount": "cluster.service_account=; kubectl get serviceaccounts shows yours",
 }
-"""Words in the reason for which a pod may never start → what helps."""
+"""Words in the reason why a pod may never start → what helps."""
 
 
 def help_for(reason: str) -> str:
-    """What helps against a reason for which a pod may wait for ever; '' where it may only take its time."""
+    """Return what helps if a pod may wait for ever for this reason; '': it may only take its time."""
     return next((hint for words, hint in STUCK.items() if words in reason), "")
 
 
 def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> HostError:
-    """The refusal in the API's own words; an UnansweredError where the same request may succeed later.
+    """Return the refusal in the API's own words; an UnansweredError if the same request may succeed later.
 
     Args:
-        body: the answer, which is a ``Status`` where the API itself has made it.
+        body: the answer, a ``Status`` if the API itself has made it.
         kubectl: the first words of a command for the same namespace.
     """
     said = _status(body)
     message, details = str(said.get("message") or reason).strip(), said.get("details") or {}
-    absent = str(details.get("kind") or "") if details.get("name") else ""  # '': not an object, but the whole resource
+    absent = str(details.get("kind") or "") if details.get("name") else ""  # '': the whole resource is absent
     causes = [(str(cause.get("field")), cause.get("message")) for cause in details.get("causes") or []]
     if status == 401:
         what = "the cluster's API doesn't know who this is (401)"

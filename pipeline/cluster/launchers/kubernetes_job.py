@@ -1,4 +1,4 @@
-"""What the API says of a job of Kubernetes and of its pods, and what that means for a run."""
+"""A job of Kubernetes and its pods as the API shows them, and what that means for a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _STARTING = ("ContainerCreating", "PodInitializing")
 class Pod:
     """One pod of a job. Empty texts: the API doesn't say.
 
-    ``waits``: why it doesn't run yet. ``ended``, ``code``, ``said``: how its container ended, and its last words.
-    ``taken``: why it is taken off its node. ``leaving``: it is about to be deleted, perhaps only as its job has failed.
+    Attributes:
+        waits: why it doesn't run yet.
+        ended: how its container ended, with exit ``code`` and the last words ``said``.
+        taken: why it is taken off its node.
+        leaving: it is about to be deleted, perhaps only because its job has failed.
     """
 
     name: str
@@ -65,7 +68,7 @@ def pod_of(value: Mapping[str, Any]) -> Pod:
 
 
 def _waits(status: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> str:
-    """Why the first container waits for more than its start, else why no node was chosen."""
+    """Return why the first container can't start, else why no node was chosen."""
     for state in states:
         waiting = (state.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _STARTING:
@@ -77,7 +80,7 @@ def _waits(status: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> st
 
 
 def _ended(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """How the last container that ended did, in this life or the one before."""
+    """Return how the last container that ended did, in this life or the one before."""
     for state in reversed(states):
         for name in ("state", "lastState"):
             terminated: Mapping[str, Any] | None = (state.get(name) or {}).get("terminated")
@@ -87,7 +90,7 @@ def _ended(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _taken(status: Mapping[str, Any]) -> str:
-    """A disruption in the API's words."""
+    """Return a disruption in the API's words."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             return _words(condition)
@@ -102,7 +105,7 @@ def _words(said: Mapping[str, Any]) -> str:
 
 
 def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
-    """Why a job doesn't run yet, in a few words; ``warnings`` are those of the API's events, the newest last."""
+    """Return why a job doesn't run yet, in a few words; ``warnings`` are those of the API's events, the newest last."""
     running = sum(pod.phase == "Running" for pod in pods)
     for pod in pods:
         if pod.waits:
@@ -114,13 +117,13 @@ def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
 
 
 def conditions(job: Mapping[str, Any]) -> dict[str, str]:
-    """The conditions of a job that hold, with their words."""
+    """Return the conditions of a job that hold, with their words."""
     rows = (job.get("status") or {}).get("conditions") or []
     return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
 
 
 def claim_words(claim: Mapping[str, Any] | None, nnodes: int) -> str:
-    """The state of a volume claim, and whether pods on several nodes may share it; None: it may not be read."""
+    """Return the state of a volume claim (None: it may not be read), and whether pods on several nodes may share it."""
     if claim is None:
         return "may not be looked at"
     modes = (claim.get("spec") or {}).get("accessModes") or []
@@ -130,18 +133,18 @@ def claim_words(claim: Mapping[str, Any] | None, nnodes: int) -> str:
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Whether nothing more becomes of a job of any kind."""
+    """True if a job of any kind won't run any more."""
     ends = ("Complete", "Failed", "FailureTarget")
     return bool(job["metadata"].get("deletionTimestamp")) or not conditions(job).keys().isdisjoint(ends)
 
 
 def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str, str]) -> Outcome:
-    """What became of a job's pods in which a start ended badly; empty where all are as they were.
+    """Return what became of a job's pods in which a start ended badly; empty where all are as they were.
 
-    A job that fails for one pod deletes the others, so a pod that was only deleted comes last.
+    A job that fails because of one pod deletes the others, so a pod that was only deleted comes last.
 
     Args:
-        before: the pods as they were seen last.
+        before: the pods when last seen.
         labels: a pod's name → its node's name in this run.
     """
     current = {pod.uid: pod for pod in now}
@@ -187,13 +190,13 @@ def _who(pod: Pod, labels: Mapping[str, str]) -> str:
 # ------------------------------------------------------------------------------------------------ the state of a job
 @dataclass(frozen=True, kw_only=True)
 class PodsState(JobState):
-    """``pods``: each one that ever was there, as it was seen last: the API soon forgets one that is taken away."""
+    """A job's state with all its ``pods`` when last seen: the API soon forgets one that is taken away."""
 
     pods: tuple[Pod, ...] = ()
 
 
 def known(before: JobState | None, now: Iterable[Pod]) -> tuple[Pod, ...]:
-    """The pods of an earlier state and those of ``now``, as they were seen last."""
+    """Return the pods of an earlier state and those of ``now``, each when last seen."""
     earlier = before.pods if isinstance(before, PodsState) else ()
     return tuple({pod.uid: pod for pod in (*earlier, *now)}.values())
 
@@ -207,12 +210,12 @@ def state_of(
     log: Callable[[str], Sequence[str]],
     kubectl: str,
 ) -> PodsState:
-    """How a job stands.
+    """Return the state of ``job``.
 
     Args:
         value: the job as the API shows it; None: it doesn't know it any more.
         now: the pods that it shows.
-        pods: those of before, too.
+        pods: those and earlier ones.
         warnings: of the API's events, the newest last.
         log: a pod's name → its last lines.
         kubectl: the first words of a command for the job's namespace.
@@ -220,7 +223,7 @@ def state_of(
     is_deleted = value is None or bool(value["metadata"].get("deletionTimestamp"))
     ends, labels = _ends(job), _labels(job)
     ended = {name: float(end["now"]) for name, end in zip(labels, ends, strict=False) if end is not None}
-    # the pod that ended first has taken the others with it
+    # the pod that ended first has caused the end of the others
     judged = why_it_ended(sorted(pods, key=lambda pod: ended.get(pod.name, math.inf)), now, labels)
     silent = [pod for pod in now if pod.phase == "Succeeded" and pod.name not in ended]
     gone = judged.text or next((f"{pod.words} ended without a word" for pod in silent), "")
@@ -232,7 +235,7 @@ def state_of(
     outcome = judged
     if is_deleted:
         outcome = Outcome(text=f"{job.title} was deleted", hint="the same command creates another one")
-    # a node that reported no end, or one by a signal from outside, was lost
+    # a node without a report, or ended by a signal from outside, was lost
     is_lost = any(end is None or end.get("terminated") for end in ends)
     left = ", ".join(pod.words for pod in now)
     return PodsState(
@@ -252,18 +255,18 @@ def state_of(
 
 
 def _is_broken(pods: Sequence[Pod]) -> bool:
-    """Whether a pod ended, or is about to."""
+    """True if a pod ended, or is about to."""
     return any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in pods)
 
 
 def _labels(job: GrantedJob) -> dict[str, str]:
-    """A pod's name → its node's name in this run, once all have reported."""
+    """Return a pod's name → its node's name in this run, once all have reported."""
     facts = job.folder.facts(job.life, job.nnodes)
     return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
 
 
 def _ends(job: GrantedJob) -> list[Object | None]:
-    """Each node's report of how the newest start ended; None: not yet."""
+    """Return each node's report of how the newest start ended; None: not yet."""
     started = [order["start"]["run_id"] for order in job.folder.orders() if "start" in order]
     return [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
 

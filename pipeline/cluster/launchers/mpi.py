@@ -1,4 +1,4 @@
-"""Hosts that Open MPI's mpirun reaches, by ssh, a scheduler's daemon or whatever it was configured with."""
+"""Hosts that Open MPI's mpirun reaches, by ssh, a scheduler's daemon or another way that it is configured for."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from trainers.core.config import ConfigError
 
 INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora), or module load openmpi"
 _TRIES = 3
-_STARTS_S = 5.0  # mpirun and its daemon on a host that is busy; alone they take half a second
+_STARTS_S = 5.0  # for mpirun and its daemon on a busy host; on an idle one they take half a second
 _SUBNET = re.compile(r"\d+(\.\d+){3}/\d+")
 _NAME_MARK = re.compile(r"[\w.-]")
-_PLAIN = re.compile(r"[\w./+-]+")  # what mpirun, which splits ssh's arguments at spaces, passes on as it is
+_PLAIN = re.compile(r"[\w./+-]+")  # safe in ssh's arguments, which mpirun splits at spaces
 _VERSION = re.compile(r"\(Open MPI\) (\d[\w.]*)")
 _MPICH = re.compile(r"HYDRA|MPICH|Intel\(R\) MPI")
 _LATE = re.compile(  # ssh's words; those of mpirun's own links end with an errno
     r"(?:Connection|Operation) timed out(?: during banner exchange)?(?! \()|Connection to \S+ port \d+ timed out"
 )
 _FRAME = re.compile(r"-{10,}\s*")
-_MOST_LINES = 4  # of one of its framed messages: what follows is advice for every case there is
+_MOST_LINES = 4  # of a framed message; general advice follows
 
 
 @dataclass(kw_only=True)
 class MpiConfig(ClusterConfig):
-    """What mpirun is told.
+    """Settings of mpirun.
 
     Attributes:
         mpirun: further options of mpirun, such as [--prefix, /opt/openmpi].
@@ -78,10 +78,13 @@ class MpiConfig(ClusterConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Mpirun:
-    """How mpirun is called.
+    """The arguments of a call of mpirun.
 
-    ``tmp``: a folder that this call alone has. ``ssh_args``: further arguments of its ssh. ``network``: that of its own
-    connections, an interface or a subnet; None: mpirun chooses. ``options``: further ones of mpirun.
+    Attributes:
+        tmp: a folder for this call alone.
+        ssh_args: further arguments of its ssh.
+        network: an interface or a subnet for its own connections; None: mpirun chooses.
+        options: further options of mpirun.
     """
 
     program: str
@@ -92,9 +95,9 @@ class Mpirun:
     options: Sequence[str] = ()
 
     def command(self, host: Host, agent: Sequence[str]) -> list[str]:
-        """The argv that runs ``agent`` once on ``host``. mpirun gives it to the host without a shell, and its stdin."""
+        """Return the argv that runs ``agent`` once on ``host``, without a shell and with mpirun's stdin."""
         argv = [self.program, "--host", host.name, "-n", "1", "--wdir", "/"]
-        argv += ["--bind-to", "none"]  # else all ranks of the host had the agent's one core
+        argv += ["--bind-to", "none"]  # else all ranks of the host would share the agent's one core
         argv += ["--mca", "orte_local_tmp_base", self.tmp]  # two mpiruns at once remove each other's folders in /tmp
         argv += ["--allow-run-as-root"] if self.as_root else []
         argv += ["--mca", "plm_rsh_args", " ".join(self.ssh_args)] if self.ssh_args else []
@@ -104,15 +107,19 @@ class Mpirun:
 
 
 class MpiTransport(Transport):
-    """One mpirun a host and command: one for all would end all hosts' processes when it loses a host, and nothing
-    could stop them any more. mpirun starts a daemon there first, so a connection takes longer than one of ssh."""
+    """Runs one mpirun for each host and command.
+
+    A single mpirun for all hosts would end all their processes when it loses a host, and nothing could stop them any
+    more.
+    mpirun starts a daemon on the host first, so a connection takes longer than one of ssh.
+    """
 
     starts_s = _STARTS_S
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         _refuse_unfit_names(cluster)
-        # a host that wasn't reached over ssh knows its address by the way to the others
+        # without ssh a host finds its own address by its route to the others
         self.in_requests = {"local": False, "names": [host.name for host in cluster.hosts]}
         if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
             raise UsageError(
@@ -142,7 +149,7 @@ class MpiTransport(Transport):
     # ------------------------------------------------------------------------- reaching hosts
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec) -> str:
-        """The command that reaches each host. Raises UsageError: mpirun can't take one of the hosts' names."""
+        """Return the command that reaches each host. Raises UsageError: mpirun can't take one of the hosts' names."""
         _refuse_unfit_names(cluster)
         command = _mpirun(cluster, "mpirun", "<a folder of its own>", cluster.ssh_config).command
         rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in cluster.hosts]
@@ -153,7 +160,7 @@ class MpiTransport(Transport):
         return _mpirun(self.cluster, self._program, tmp, self._ssh_config).command(host, agent_argv(host.python))
 
     def _passed_on(self, ssh_config: str | None) -> str | None:
-        """The file under a name that mpirun passes on whole."""
+        """Return the file under a name that mpirun passes on unchanged."""
         if ssh_config is None or _PLAIN.fullmatch(ssh_config):
             return ssh_config
         link = self._folder / "ssh_config"
@@ -198,7 +205,7 @@ def _refuse_unfit_names(cluster: Cluster) -> None:
 
 
 def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
-    """One command to its end. The file is opened anew: each of several readers has a position of its own."""
+    """Run one command to its end. It opens the file again, as each of several readers needs a position of its own."""
     try:
         with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own:
             done = process.run_apart(argv, stdin=own, timeout_s=timeout_s)
@@ -209,7 +216,7 @@ def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
 
 
 def unfit_for_mpirun(host: Host) -> str:
-    """Why mpirun can't take the host's name, as words behind it; '': it can."""
+    """Return why mpirun can't take the host's name, as words that follow it; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
     unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]  # ^a: not on a; +n0: the first node
@@ -219,7 +226,7 @@ def unfit_for_mpirun(host: Host) -> str:
 
 
 def _open_mpi() -> str:
-    """The program. Raises HostError: there is none, or another MPI's."""
+    """Return the program. Raises HostError: there is none, or it is another MPI's."""
     program = process.find("mpirun")
     if program is None:
         raise HostError(
@@ -232,9 +239,9 @@ def _open_mpi() -> str:
     return program
 
 
-# --------------------------------------------------------------------------------- what its messages mean (pure)
+# ------------------------------------------------------------------------------- the meaning of its messages (pure)
 def not_open_mpi(said: str) -> str:
-    """Why this isn't Open MPI's mpirun, from what ``mpirun --version`` says; '': it is."""
+    """Return why this isn't Open MPI's mpirun, from the output of ``mpirun --version``; '': it is."""
     if _VERSION.search(said):
         return ""
     if _MPICH.search(said):
@@ -244,13 +251,15 @@ def not_open_mpi(said: str) -> str:
 
 
 def lost_its_folder(output: Output) -> bool:
-    """Whether another daemon of the user's, which was just leaving the host, removed the folder in /tmp that both
-    share there: nothing was started, and a second try does better."""
+    """True if a leaving daemon of the same user removed the folder in /tmp that both share on the host.
+
+    Nothing was started then, and a second try may succeed.
+    """
     return bool(output.code) and "session_dir" in output.stderr
 
 
 def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str | None) -> tuple[str, str | None]:
-    """Why a host gave no answer, and what mends it."""
+    """Return why a host gave no answer, and the fix."""
     ssh, whole = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
         return agent_error(answer.reported_error, ssh)
@@ -298,9 +307,9 @@ def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, s
 
 
 def brief(text: str) -> str:
-    """mpirun's output without frames, and of each framed message the first lines."""
+    """Return mpirun's output without frames, and the first lines of each framed message."""
     lines: list[str] = []
-    left: int | None = None  # of the lines of a frame; None outside
+    left: int | None = None  # lines left of a frame; None outside
     for line in text.splitlines():
         if _FRAME.fullmatch(line):
             left = _MOST_LINES if left is None else None

@@ -48,12 +48,12 @@ _DECIDED = (
     (("-W", "--wait", "--wrap", "--test-only", "-h", "--help", "-V", "--version"), "leave it out"),
     (("-Q", "--quiet"), "then it doesn't tell the number of the job"),
 )
-"""Options of sbatch that would make another job than a run's, and what is said of them."""
+"""Options of sbatch that would break a run's job → what to use instead."""
 
 
 @dataclass(kw_only=True)
 class SlurmConfig(ClusterConfig):
-    """What sbatch is told.
+    """Settings of sbatch.
 
     Attributes:
         nnodes: how many nodes a job has.
@@ -89,7 +89,7 @@ class SlurmConfig(ClusterConfig):
             raise ConfigError("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        """What no script can hold."""
+        """Yield the errors in the settings."""
         for name in ("partition", "account", "qos", "constraint", "gres", "mem"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s'\"\\#]+", value):
@@ -112,7 +112,7 @@ class SlurmConfig(ClusterConfig):
 
     @staticmethod
     def _unfit(option: str) -> str:
-        """Why an option can't stand in the script; '' where it can."""
+        """Return why an option can't stand in the script; '' where it can."""
         if not option.startswith("-") or not option.isprintable():
             return "is no option of sbatch; write [--exclusive]"
         try:
@@ -125,7 +125,10 @@ class SlurmConfig(ClusterConfig):
                 "is more than one option; write [--exclusive,--comment=x], a value with spaces as [\"--comment='a b'\"]"
             )
         is_long = name.startswith("--")
-        for names, instead in _DECIDED:  # getopt takes long names shortened (--arr=0-3), short ones with values (-N4)
+        for (
+            names,
+            instead,
+        ) in _DECIDED:  # getopt accepts shortened long names (--arr=0-3) and short ones with values (-N4)
             if any(known.startswith(name) if is_long else known == name[:2] for known in names):
                 return f"would make another job of it than the run needs; {instead}"
         return ""
@@ -134,7 +137,7 @@ class SlurmConfig(ClusterConfig):
 # -------------------------------------------------------------------------------------------------- the script (pure)
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job before it is submitted. ``folder`` is the one that it shares with the controller, ``gpus`` a node's."""
+    """One job before it is submitted. ``folder`` is shared with the controller; ``gpus`` are those of a node."""
 
     name: str
     folder: str
@@ -146,12 +149,12 @@ class Job:
 
 
 def script(job: Job) -> str:
-    """The input of sbatch: one agent on each node, whose request comes from a file that all of them see."""
+    """Return the input of sbatch: one agent on each node, with its request in a file that all of them see."""
     return _text(job, request=shlex.quote(f"{job.folder}/{REQUEST}"))
 
 
 def array_script(jobs: Sequence[Job], name: str) -> str:
-    """The same for an array of that name, whose elements differ only in their folders."""
+    """Return the input of sbatch for an array of that name, whose elements differ only in their folders."""
     folders = (f"{number}) folder={shlex.quote(job.folder)};;" for number, job in enumerate(jobs))
     choose = ["case $SLURM_ARRAY_TASK_ID in", *folders, "esac", 'cd "$folder/../.."']  # the run folder
     array = replace(jobs[0], name=name)
@@ -165,14 +168,14 @@ def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str
         *(f"#SBATCH {option}" for option in (*_options(job), *more)),
         *before,
         *job.settings.setup,
-        # 1 task a node has all of the job's cores there; a node that fails takes the others with it
+        # one task a node, with all of the job's cores there; a failing node ends the others
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {agent} < {request}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _options(job: Job) -> list[str]:
-    """The options of sbatch, without those that the configuration leaves open."""
+    """Return the options of sbatch, without those that the configuration leaves open."""
     settings = job.settings
     gpus = job.gpus if job.gpus and settings.gres is None else None
     chosen: dict[str, object] = {
@@ -194,13 +197,13 @@ def _options(job: Job) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------- trials as one job array
-_QUIET_S = 0.5  # no other trial has submitted anything for so long
+_QUIET_S = 0.5  # an array is submitted when no other job has come for so long
 _LONGEST_S = 3.0
 
 
 @dataclass
 class _Batch:
-    """Jobs that wait to be submitted together."""
+    """Jobs to be submitted together."""
 
     environ: Mapping[str, str]
     jobs: list[Job] = field(default_factory=list)
@@ -209,15 +212,16 @@ class _Batch:
     results: list[str | PacelineError] = field(default_factory=list)  # each job's id, or why it has none
 
     def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
-        """Whether the elements would be alike: an array has one script and one environment."""
+        """True if the job can be an element of the array, which has one script and one environment."""
         first = self.jobs[0]
         return environ == self.environ and replace(job, name=first.name, folder=first.folder) == first
 
 
 class Arrays:
-    """Submits jobs: those that trials side by side submit within a moment as one array, which is one entry in Slurm's
-    queue. Safe to use from threads.
+    """Submits jobs. Jobs that concurrent trials submit at about the same time become one array: one entry in Slurm's
+    queue.
 
+    Thread-safe.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -226,7 +230,7 @@ class Arrays:
         self._batch: _Batch | None = None
 
     def submit(self, job: Job, environ: Mapping[str, str], side_by_side: int = 1) -> str:
-        """The job's id, ``ARRAY_NUMBER`` for an element. Raises HostError: Slurm refuses it.
+        """Return the id of the submitted job, ``ARRAY_NUMBER`` for an element. Raises HostError: Slurm refuses it.
 
         Args:
             environ: further variables of the job's environment.
@@ -250,7 +254,7 @@ class Arrays:
         return result
 
     def _lead(self, batch: _Batch, most: int) -> None:
-        """Wait for further jobs, at most ``most``, then submit all of them, in the thread of the first."""
+        """Wait for further jobs, at most ``most``, then submit all of them. Runs in the thread of the first job."""
         began = time.monotonic()
         try:
             while len(batch.jobs) < most and time.monotonic() - began < _LONGEST_S:
@@ -305,7 +309,7 @@ class Arrays:
 
 
 def _remove_dangling(arrays: Path) -> None:
-    """Remove the folders of arrays all of whose runs are removed."""
+    """Remove the folders of arrays whose runs are all removed."""
     for folder in arrays.glob("*/"):
         with suppress(OSError):  # another command removes it, too
             if not any(link.exists() for link in folder.iterdir()):
@@ -328,7 +332,9 @@ class SlurmScheduler(Scheduler):
         return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
-        """The ranks' secret variables and the rules that hide these travel in the job's environment, by no file."""
+        """Submit a job. The ranks' secret variables, and the rules that hide them, travel in its environment, by no
+        file.
+        """
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
         job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name)
@@ -347,7 +353,7 @@ class SlurmScheduler(Scheduler):
         )
 
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """By their names, or as elements of an array."""
+        """Return the jobs, recognised by their names or as elements of an array."""
         prefix, folders = _name(run_key, run_dir), run_dir / FOLDERS
         elements = {path.read_text(encoding="utf-8"): path.parent for path in folders.glob(f"*/{ELEMENT}")}
         jobs = []
@@ -388,5 +394,5 @@ def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Job:
 
 
 def _name(run_key: str, run_dir: Path) -> str:
-    """The beginning of the names of all jobs of one run folder."""
+    """Return the beginning of the names of all jobs of one run folder."""
     return f"{NAME_PREFIX}{journal.attempt_prefix(run_key, run_dir)}"

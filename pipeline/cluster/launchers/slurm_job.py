@@ -1,4 +1,4 @@
-"""Slurm's commands about one batch job, and what their answers mean."""
+"""Slurm's commands for one batch job, and the meaning of their output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.cluster.launchers.job_folder import OUTPUT
 from pipeline.core.errors import HostError, PacelineError, TrainingError
 from pipeline.core.processes import process
 
-_LASTS_S = 2.0  # a node whose last job is just ending isn't available for a moment
-_TIMEOUT_S = 60.0  # a controller that is busy makes its commands try again
+_LASTS_S = 2.0  # shorter reasons to wait don't count: a node is unavailable for a moment when its last job ends
+_TIMEOUT_S = 60.0  # the commands repeat requests to a busy controller
 
 
 # ------------------------------------------------------------------------------- Slurm's commands and their answers
@@ -24,7 +24,7 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),
 )
-"""The states in which a job stays."""
+"""The final states of a job."""
 
 _REFUSALS = {
     "invalid partition": "sinfo -s shows the partitions; cluster.partition=NAME",
@@ -40,9 +40,9 @@ _REFUSALS = {
     "node count": "cluster.nnodes= within what sinfo -s shows",
     "contact slurm controller": "scontrol ping shows whether slurmctld answers",
 }
-"""Words of sbatch, in small letters → what helps."""
+"""Words of sbatch, in small letters → the fix."""
 
-_ID = re.compile(r"(\d+)(?:;\S*)?")  # as sbatch --parsable prints it; behind it the cluster's name
+_ID = re.compile(r"(\d+)(?:;\S*)?")  # as sbatch --parsable prints it, perhaps with the cluster's name
 _OPTIONS = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
 _NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
 
@@ -67,7 +67,7 @@ WAITS = {
     "ReqNodeNotAvail": _NO_NODE,
     "Nodes_required_for_job_are_DOWN": _NO_NODE,
 }
-"""Reasons for which a job may wait for ever → what they mean."""
+"""Reasons for which a job may wait for ever → their meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,15 @@ class ShownJob:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """True if the job won't run any more."""
         return self.state in ENDED or not self.state
 
 
 def parse_job(id_: str, text: str) -> ShownJob:
-    """Read the line of ``scontrol -o show job``. Free text (comments, paths) comes last and may look like more fields:
-    the first of a name counts."""
+    """Read the line of ``scontrol -o show job``.
+
+    Free text (comments, paths) comes last and may look like more fields, so the first field of a name counts.
+    """
     fields = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
     return ShownJob(
         id=id_,
@@ -110,7 +112,7 @@ def _set(value: str) -> str:
 
 
 class Queue:
-    """The commands of one Slurm cluster, as PATH has them."""
+    """The commands of one Slurm cluster, found by PATH."""
 
     def __init__(self) -> None:
         for program in ("sbatch", "squeue", "scontrol", "scancel"):
@@ -121,10 +123,10 @@ class Queue:
                 )
 
     def submit(self, script: str, *, folder: str, output: str, environ: Mapping[str, str]) -> str:
-        """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words.
+        """Submit a job that starts in ``folder``, and return its id. Raises HostError: refused, with Slurm's own words.
 
-        A site may have put a program of its own in sbatch's place, whose greetings, numbers and exit code say little:
-        then the queue knows the job by its name.
+        A site may have replaced sbatch by a program whose output and exit code can't be relied on. Then the job is
+        found in the queue by its name.
 
         Args:
             output: a pattern as sbatch takes it.
@@ -139,14 +141,16 @@ class Queue:
         if done.code == 0 or re.search(r"\d", done.stdout):
             name = next((word.partition("=")[2] for word in options if word.startswith("--job-name=")), "")
             if name and (jobs := self.mine(name)):
-                return jobs[-1][0].partition("_")[0]  # of an array all of it
+                return jobs[-1][0].partition("_")[0]  # the whole array
         if done.code != 0:
             raise refused(done.stderr or done.stdout)
-        return job_id(done.stdout)  # it has ended already
+        return job_id(done.stdout)  # a job that isn't in the queue any more
 
     def rehearse(self, script: str) -> str:
-        """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses the job, or would
-        let it wait in a partition that starts none."""
+        """Return when and where Slurm would start such a job, in its own words.
+
+        Raises HostError: Slurm refuses the job, or its partition starts none.
+        """
         done = _run("sbatch", *options_of(script), "--test-only", script=script)
         if done.code != 0:
             raise refused(done.stderr)
@@ -156,7 +160,7 @@ class Queue:
         return said
 
     def _refuse_partition(self, name: str) -> None:
-        """sbatch names a time of start for one that is down, too. Raises HostError."""
+        """Raise HostError for a partition that is down, for which sbatch names a time of start too."""
         state = re.search(r"\bState=(\S+)", _run("scontrol", "-o", "show", "partition", name).stdout)
         if state and state[1] != "UP":
             raise HostError(
@@ -166,7 +170,8 @@ class Queue:
             )
 
     def mine(self, name: str) -> list[tuple[str, str]]:
-        """Id and name of this user's jobs whose names begin with ``name``, the newest last; of an array each element.
+        """Return id and name of this user's jobs whose names begin with ``name``, the newest last; each element of an
+        array.
 
         Raises HostError.
         """
@@ -179,16 +184,16 @@ class Queue:
         return [(id_, job_name.strip()) for id_, _, job_name in rows if job_name.strip().startswith(name)]
 
     def show(self, id_: str) -> ShownJob:
-        """How a job stands; without a state where Slurm has forgotten it. Raises PacelineError: no answer."""
+        """Return a job, without a state where Slurm has forgotten it. Raises PacelineError: no answer."""
         done = _run("scontrol", "-o", "show", "job", id_)
         if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
-        if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # that: an element
+        if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # the latter for an element
             return ShownJob(id=id_)
         raise PacelineError(f"scontrol: {_words(done.stderr or done.stdout)}")
 
     def place(self, job: ShownJob) -> str:
-        """``place 3 of 12 in partition gpu``; '' where Slurm doesn't say."""
+        """Return ``place 3 of 12 in partition gpu``; '' where Slurm doesn't say."""
         options = ("--noheader", "--array", "--states=PENDING", f"--partition={job.partition}", "--sort=-p,i")
         try:
             waiting = _run("squeue", *options, "--format=%i").stdout.split()
@@ -199,29 +204,31 @@ class Queue:
         return f"place {waiting.index(job.id) + 1} of {len(waiting)} in partition {job.partition}"
 
     def cancel(self, id_: str) -> None:
-        """Let Slurm end a job; one that is over is no error."""
+        """End a job; one that is over is no error."""
         _run("scancel", id_)
 
 
 def _run(*argv: str, script: str = "", environ: Mapping[str, str] | None = None) -> process.Completed:
     """Run one of Slurm's commands. Raises PacelineError.
 
-    Its environment lacks what these commands would take for options, unless it is how the user submits jobs: what a job
-    has set around this process, how the user's squeue and scancel behave, and what would make another job of a run's.
+    Variables that these commands read as options are removed: those of a job around this process, those for the user's
+    squeue and scancel, and those that break a run's job. Variables for how the user submits jobs stay.
     """
     own = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
     return process.run(argv, input=script.encode(), env={**own, **(environ or {})}, timeout_s=_TIMEOUT_S)
 
 
 def options_of(script: str) -> list[str]:
-    """The script's lines for sbatch as arguments: variables of the user's shell (SBATCH_PARTITION) override such lines,
-    but not arguments."""
+    """Return the script's lines for sbatch as arguments.
+
+    Variables of the user's shell (SBATCH_PARTITION) override such lines, but not arguments.
+    """
     lines = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
     return [word for line in lines for word in shlex.split(line, comments=True)]
 
 
 def job_id(said: str) -> str:
-    """The id that ``sbatch --parsable`` prints; a site's sbatch may greet in lines before it. Raises HostError."""
+    """Return the id that ``sbatch --parsable`` prints, perhaps after a site's own lines. Raises HostError."""
     ids = [match[1] for match in map(_ID.fullmatch, said.splitlines()) if match]
     if not ids:
         raise HostError(
@@ -232,11 +239,11 @@ def job_id(said: str) -> str:
 
 
 class RefusedError(HostError):
-    """Slurm has taken no job."""
+    """Slurm has refused a job."""
 
 
 def refused(said: str) -> HostError:
-    """The refusal of sbatch with what helps, or that this computer knows no cluster."""
+    """Return the refusal of sbatch with the fix, or that this computer isn't configured for Slurm."""
     if re.search(_NOT_CONFIGURED, said):
         return HostError(
             f"Slurm is not configured on this computer, so nothing was submitted: {_words(said)}",
@@ -255,23 +262,23 @@ def _helps(said: str) -> str | None:
 
 
 def waiting(job: ShownJob, place: str) -> str:
-    """Why a job doesn't run yet, in a few words."""
+    """Return why a job doesn't run yet, in a few words."""
     means = next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
     parts = [f"{job.state} ({job.reason or 'no reason yet'})", place, means]
     return ", ".join(filter(None, parts))
 
 
 def stuck(job: ShownJob) -> bool:
-    """Whether somebody has to do something before the job can start."""
+    """True if somebody has to act before the job can start."""
     return any(job.reason.startswith(reason) for reason in WAITS)
 
 
 def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
-    """What Slurm did to a job in which a start ended badly.
+    """Return what Slurm did to a job in which a start ended badly.
 
     Args:
-        life: that of the job which ran that start.
-        output: the last lines of what it printed.
+        life: the job's life in which that start ran.
+        output: the last lines of the job's output.
     """
     said = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
@@ -303,7 +310,7 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
 
 
 def _taken_off(life: int, now: ShownJob, said: str) -> Outcome | None:
-    """That Slurm took the job's nodes away, so that the run goes on on others; None: it didn't."""
+    """Return that Slurm took the job's nodes away, so that the run continues on others; None: it didn't."""
     name, goes_on = f"job {now.id}", "the run will start again there"
     if now.restarts > life or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
         why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
@@ -315,7 +322,7 @@ def _taken_off(life: int, now: ShownJob, said: str) -> Outcome | None:
 
 
 def complaints(lines: Sequence[str]) -> list[str]:
-    """Slurm's own errors in a job's output, newest last; each once."""
+    """Return Slurm's own errors in a job's output, newest last; each once."""
     errors = [line.strip() for line in lines if re.match(r"(?:slurmstepd|srun|slurmd)[\w-]*: error: ", line)]
     return list(dict.fromkeys(errors))[-4:]
 
@@ -323,18 +330,18 @@ def complaints(lines: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ the state of a job
 @dataclass(frozen=True, kw_only=True)
 class SlurmState(JobState):
-    """``reason``: why it waits, since ``reason_since`` (monotonic seconds)."""
+    """A job's state with the ``reason`` why it waits, since ``reason_since`` (monotonic seconds)."""
 
     reason: str = ""
     reason_since: float = 0.0
 
 
 def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None) -> SlurmState:
-    """How a job stands that has had its nodes and starts as ``job`` says.
+    """Return the state of ``job``.
 
     Args:
-        place: where it stands in the queue.
-        before: what an earlier poll said.
+        place: its place in the queue.
+        before: the state at an earlier poll.
     """
     since = time.monotonic()
     if isinstance(before, SlurmState) and before.reason == now.reason:
@@ -369,7 +376,7 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
 
 
 def unanswered(job: GrantedJob, why: str) -> JobState:
-    """That Slurm doesn't tell how a job stands."""
+    """Return the state of a job while Slurm doesn't answer."""
     words = f"asking Slurm, which doesn't tell how {job.title} stands: {why}"
     return JobState(
         is_unanswered=True, words=words, remains=f"it is in a state that Slurm doesn't tell; {job.end_command}"
@@ -377,9 +384,9 @@ def unanswered(job: GrantedJob, why: str) -> JobState:
 
 
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
-    """Why it ended before its nodes reported; TrainingError: somebody has cancelled it."""
+    """Return why a job ended before its nodes reported; TrainingError: somebody has cancelled it."""
     said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
-    was_forgotten = "_" in now.id and not now.state and not said  # as an element that waits is once cancelled
+    was_forgotten = "_" in now.id and not now.state and not said  # as happens to a waiting element that is cancelled
     if now.state == "CANCELLED" or was_forgotten:
         text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in said)])
         return TrainingError(text, hint="the same command submits it again", cause="cancelled")
