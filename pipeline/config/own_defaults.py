@@ -15,7 +15,7 @@ from typing import Any
 from platformdirs import user_config_path
 
 from pipeline.core.errors import UsageError
-from pipeline.core.places import ROOT
+from pipeline.core.places import ROOT, shown
 
 GROUP = "own_defaults"
 """The group of both files in Hydra: ``own_defaults/user`` and ``own_defaults/project``."""
@@ -35,11 +35,6 @@ def files(root: Path | None = None) -> dict[str, Path]:
             "project": (root or ROOT) / "conf" / "local.yaml",
         }
     return {f"{GROUP}/{name}": path for name, path in places.items() if path.is_file()}
-
-
-def shown(path: Path) -> str:
-    """Return the name of a file in messages: ``conf/local.yaml``, or the absolute path outside of the project."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def content(name: str) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def _choices(entries: Any, path: Path) -> list[dict[str, Any]]:
             chosen += [{f"override /{group(key)}": option} for key, option in entry.items()]
         elif entry != "_self_":
             raise UsageError(
-                f"{shown(path)}: {entry!r} chooses no option, and its defaults list does nothing else",
+                f"{shown(path, ROOT)}: {entry!r} chooses no option, and its defaults list does nothing else",
                 hint="- tracking: none",
             )
     return chosen

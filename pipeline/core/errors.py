@@ -82,6 +82,12 @@ def text_of(error: BaseException) -> str:
         return f"(its text could not be made: {type(reason).__name__})"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the exception's text; its class if the text is empty."""
+    text = error.what if isinstance(error, PacelineError) else str(error)
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
 def without_place(text: str) -> str:
     """Return why a training failed without the host and rank that said it first: equal for equal failures."""
     return _PLACE.sub("", text)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion, text_of
-from pipeline.core.places import HOME
+from pipeline.core.places import HOME, shown
 from trainers.core.config import installed_options, option_names
 
 
@@ -86,7 +86,7 @@ class Options:
         file = self._own(name) if self.is_own(name) else source_of_installed(target)
         if file is None:
             raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
-        path = str(file.relative_to(HOME) if file.is_relative_to(HOME) else file)
+        path = shown(file, HOME)
         try:
             tree = _settings(file.read_bytes(), self.bases)
         except (SyntaxError, ValueError) as error:

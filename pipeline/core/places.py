@@ -41,6 +41,11 @@ def conf_dirs(root: Path) -> tuple[Path, ...]:
     return (own, ours) if code != root and own.is_dir() else (ours,)
 
 
+def shown(path: Path, root: Path) -> str:
+    """Return a path for messages: relative to ``root`` if it lies below it."""
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
 def _is_project(folder: Path) -> bool:
     try:
         return _MARK in (folder / "dodo.py").read_text(encoding="utf-8", errors="replace")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
+from pipeline.core.tables import counted
 from pipeline.data import disk, manifest
 from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, NAMES, PLACES, Manifest
@@ -257,7 +258,7 @@ def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: b
         share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
-            hint=share if most > 0 else f"a source with test images, or with more than {_images(count)}",
+            hint=share if most > 0 else f"a source with test images, or with more than {counted(count, 'image')}",
         )
     for field, size, left in (
         ("dataset.holdout", holdout, count),
@@ -265,15 +266,11 @@ def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: b
     ):
         if size >= left:
             needs_one = field == "dataset.holdout" and not has_test
-            less = max(left // 10, int(needs_one))
+            less, larger = max(left // 10, int(needs_one)), counted(left, "image")
             raise DataError(
                 f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {_images(left)}",
+                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {larger}",
             )
-
-
-def _images(count: int) -> str:
-    return f"{count} image{'' if count == 1 else 's'}"
 
 
 def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:

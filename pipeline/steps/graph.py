@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.config.own_targets import check_step
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import expanded
+from pipeline.core.places import shown
 from pipeline.data.request import fingerprints
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
@@ -143,7 +144,7 @@ class Graph:
                 f"step {step.name}: inputs: {item!r} matches no file in {self.root}",
                 hint=f"doit step lists the steps; a file that a step makes is written {PREFIX}NAME/{Path(item).name}",
             )
-        return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in paths]
+        return [(shown(path, self.root), path) for path in paths]
 
     def _refuse_store(self, step: Step, item: str) -> None:
         """Refuse an entry that contains the folder of steps, which changes with every step. Raises StepError."""

@@ -16,6 +16,7 @@ from pipeline.core import masking
 from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
 from pipeline.core.locks import held
+from pipeline.core.places import shown
 from pipeline.core.processes import threads
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
 from pipeline.keys import rank_environment
@@ -132,7 +133,7 @@ class _Work:
             with held(store.lock_of(folder), meanwhile=_Waiting(step, self.say, self.stop)):
                 made, _ = store.look(folder, key, self.graph.root)
                 if made is not None:
-                    where = _shown(folder, self.graph.root)
+                    where = shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {where}")
                     return
                 remove_leftovers([folder.parent])
@@ -176,7 +177,7 @@ class _Work:
             _put_in_place(building, folder)
             making.log.unlink(missing_ok=True)
             self.made.append(step.name)
-            self.say(f"made step {step.name} in {time.time() - begun:.1f} s; {_shown(folder, root)}")
+            self.say(f"made step {step.name} in {time.time() - begun:.1f} s; {shown(folder, root)}")
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
@@ -191,7 +192,7 @@ class _Work:
         code = run_here(making) if step.on == "here" else _elsewhere(making, self.graph)
         if making.stop.requested:
             raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
-        log = _shown(making.log, making.root)
+        log = shown(making.log, making.root)
         if code != 0:
             signal = f" (signal {code - 128})" if code > 128 else ""
             what = f"step {step.name} ended with exit code {code}{signal}; nothing of it is kept but {log}"
@@ -219,7 +220,7 @@ class _Work:
         if not files:
             return
         was, them = ("was", "it") if len(files) == 1 else ("were", "them")
-        steps = f"{_shown(store.steps_dir(self.graph.runs_dir), making.root)}/"
+        steps = f"{shown(store.steps_dir(self.graph.runs_dir), making.root)}/"
         named = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in files]
         what = f"{joined(named)} {was} read; add {them} to its inputs"
         making.warn(f"the key of step {making.step.name} is not complete: {what}")
@@ -306,7 +307,3 @@ def _end_of(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")[-_END_CHARACTERS:]
     lines = text.rstrip().splitlines()[-_END_LINES:]
     return "".join(f"\n  | {line}" for line in lines)
-
-
-def _shown(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

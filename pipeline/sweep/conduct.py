@@ -14,7 +14,17 @@ from pathlib import Path
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.running import Progress, nothing
-from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason, without_place
+from pipeline.core.errors import (
+    DECIDED,
+    HostError,
+    Killed,
+    PacelineError,
+    Pruned,
+    UsageError,
+    first_line,
+    os_reason,
+    without_place,
+)
 from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import threads
@@ -39,7 +49,6 @@ from pipeline.sweep.trial import (
     cause_of,
     detail_of,
     finished,
-    first_line,
     hint_of,
     label,
     was_pruned,
@@ -375,9 +384,9 @@ class _Conductor:
                 services=self._services(run, start, on_trained),
             )
         except Pruned as error:
-            return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error.what)))
+            return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error)))
         except Killed as error:
-            return _Event(start=start, outcome=Outcome(state=State.KILLED, detail=first_line(error.what)))
+            return _Event(start=start, outcome=Outcome(state=State.KILLED, detail=first_line(error)))
         except (PacelineError, OSError) as error:
             outcome = Outcome(state=State.FAILED, detail=detail_of(error))
             return _Event(start=start, outcome=outcome, cause=cause_of(error), hint=hint_of(error, run))

@@ -45,10 +45,6 @@ def detail_of(error: PacelineError | OSError) -> str:
     return summary if len(summary) <= _LONGEST else f"{summary[:_LONGEST]}…"
 
 
-def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
 def cause_of(error: PacelineError | OSError) -> str:
     """Return ``host``, ``memory``, ``disk`` (any other trial would fail too) or ``code``, or a TrainingError's
     cause."""

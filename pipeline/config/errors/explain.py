@@ -22,8 +22,8 @@ from pipeline.config.errors.unknown_key import field_names, group_names, not_of_
 from pipeline.config.program_section import refuse_unseen_seed
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.step_source import named_step
-from pipeline.core.errors import UsageError, nearest, suggestion
-from pipeline.core.places import ROOT
+from pipeline.core.errors import UsageError, first_line, nearest, suggestion
+from pipeline.core.places import ROOT, shown
 from pipeline.core.printable import printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
 from trainers.script.settings import not_a_pattern
@@ -64,7 +64,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if isinstance(cause, MarkedYAMLError):
             return _not_yaml(cause)
         if isinstance(cause, ReaderError):
-            return UsageError(f"{_shown(cause.name)}: {_first_line(cause)}")
+            return UsageError(f"{shown(Path(cause.name), ROOT)}: {first_line(cause)}")
         if isinstance(cause, UnicodeDecodeError):
             return _not_text(cause)
     text = " ".join(str(cause) for cause in _chain(error))
@@ -234,7 +234,7 @@ def _once(compose: Composer) -> Composer:
 def _not_yaml(error: MarkedYAMLError) -> UsageError:
     """Explain a configuration file that is no YAML, with the line at fault."""
     mark = error.problem_mark or error.context_mark
-    where = f"{_shown(mark.name)}, line {mark.line + 1}" if mark else "a configuration file"
+    where = f"{shown(Path(mark.name), ROOT)}, line {mark.line + 1}" if mark else "a configuration file"
     problem = error.problem or error.context or "is no YAML"
     key = problem.removeprefix("found duplicate key ")
     if key != problem:
@@ -248,13 +248,8 @@ def _not_text(error: UnicodeDecodeError) -> UsageError:
         try:
             path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as reason:
-            return UsageError(f"{_shown(str(path))} is not UTF-8 text (byte {reason.start})")
+            return UsageError(f"{shown(path, ROOT)} is not UTF-8 text (byte {reason.start})")
     return UsageError(f"a configuration file is not UTF-8 text: {error}")
-
-
-def _shown(name: str) -> str:
-    path = Path(name)
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
 
 
 def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
@@ -265,7 +260,7 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
         close = nearest(match[1], field_names(_plain(config)))
         meant = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
         return UsageError(f"{place and f'{place}: '}{field}: {written} names no field; {meant}")
-    return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
+    return UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}")
 
 
 def missing(field: str) -> UsageError:
@@ -287,13 +282,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def _reason(error: Exception) -> str:
     """Return the first line of the innermost cause: the outer ones only name the place."""
-    return _first_line(list(_chain(error))[-1])
+    return first_line(list(_chain(error))[-1])
 
 
 def _word_of_field(text: str, overrides: list[str]) -> str:

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.config import own_defaults
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.places import ROOT, conf_dirs
+from pipeline.core.places import ROOT, conf_dirs, shown
 
 PACKAGE = "# @package _global_"
 _IN_FILE = re.compile(r"In '([^']+)': ")
@@ -36,8 +36,7 @@ class ConfigFile:
 
     def at(self, line: int) -> str:
         """Return a place such as ``conf/experiment/x.yaml, line 3``; ``line`` 0: only the file."""
-        shown = str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else str(self.path)
-        return f"{shown}, line {line}" if line else shown
+        return f"{shown(self.path, ROOT)}{f', line {line}' if line else ''}"
 
     @property
     def is_global(self) -> bool:

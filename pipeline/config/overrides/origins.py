@@ -18,6 +18,7 @@ from pipeline.config import compose, own_defaults
 from pipeline.config.groups import choice_of
 from pipeline.config.overrides.trials import overrides
 from pipeline.config.overrides.words import for_hydra
+from pipeline.core.places import ROOT, shown
 from pipeline.core.redact import without_secrets
 
 COMMAND_LINE = "command line"
@@ -94,12 +95,12 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     origins: dict[tuple[str, ...], str] = {}
     for item in merged:
-        path, shown = _file_of(item.config_path)
+        path, origin = _file_of(item.config_path)
         if path is not None:  # otherwise a schema, or Hydra's own file
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
                 if keys and keys[0] != "defaults":
-                    origins[(*package, *keys)] = shown
+                    origins[(*package, *keys)] = origin
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
         if not _is_group(override.key_or_group):
@@ -112,13 +113,13 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
 def _file_of(config_path: str) -> tuple[Path | None, str]:
     """Return the file behind one of Hydra's config paths, and its name in messages; None if there is no file."""
     if (own := own_defaults.files().get(config_path)) is not None:
-        return own, own_defaults.shown(own)
+        return own, shown(own, ROOT)
     folder = _folder_of(f"{config_path}.yaml")
     if folder is None:
         return None, ""
     # in a project that is no clone, Paceline's folder is another one than the project's
-    shown = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
-    return folder / f"{config_path}.yaml", f"{shown}/{config_path}.yaml"
+    conf = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
+    return folder / f"{config_path}.yaml", f"{conf}/{config_path}.yaml"
 
 
 def _folder_of(name: str) -> Path | None:
