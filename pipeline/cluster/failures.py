@@ -71,8 +71,8 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
         return "disk"
     if first is not None and _CONFIG.match(first[1].message):
         return "config"
-    said = first[1].message if first is not None else " ".join(e.reason for e in ends.values())
-    return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
+    text = first[1].message if first is not None else " ".join(e.reason for e in ends.values())
+    return "memory" if _MEMORY.search(text) else "disk" if FULL_DISK.search(text) else "code"
 
 
 def _says_more(error: RankError) -> bool:
@@ -192,10 +192,10 @@ def seen_of_lost(lost: Sequence[str], seen: Mapping[str, Sequence[str]]) -> list
     """
     lines = []
     for number, host in enumerate(lost):
-        said = {who: answers[number] for who, answers in seen.items() if number < len(answers)}
-        best = next((kind for kind in _SEEN if kind in said.values()), None)
+        answer_of = {who: answers[number] for who, answers in seen.items() if number < len(answers)}
+        best = next((kind for kind in _SEEN if kind in answer_of.values()), None)
         if best is not None:
-            who = " and ".join(name for name, kind in said.items() if kind == best)
+            who = " and ".join(name for name, kind in answer_of.items() if kind == best)
             lines.append(f"{host}: {_SEEN[best].format(who=who)}")
     return lines
 
@@ -285,11 +285,11 @@ def shortened(traceback: str, folder: str) -> str:
     text = re.sub(code, "", traceback.rstrip()) if folder else traceback
     blocks = list(_blocks(text))
     own = [path for path, _ in blocks if path and not path.startswith("/")]
-    mine = [path for path in own if not path.startswith(_PLUMBING)] or own
+    of_user = [path for path in own if not path.startswith(_PLUMBING)] or own
     kept = [
         lines
         for (path, lines), (after, _) in zip(blocks, [*blocks[1:], ("", "")], strict=True)
-        if not path or path in mine or (not after and not path.startswith(_PLUMBING))
+        if not path or path in of_user or (not after and not path.startswith(_PLUMBING))
     ]
     return "\n".join(kept)
 

@@ -278,7 +278,9 @@ class RunningAttempt:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
             line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
-            seen = {who: said[self.lost.index(host) :][:1] for who, said in self.seen.items() if host in self.lost}
+            seen = {
+                who: answers[self.lost.index(host) :][:1] for who, answers in self.seen.items() if host in self.lost
+            }
             self.watchers.on_job("\n".join([line, *failures.seen_of_lost([host], seen)]))
         if new:
             self._waited_for.update(new)
@@ -322,16 +324,16 @@ class RunningAttempt:
             return False
 
     def _collect_final(self) -> bool:
-        until, said = time.monotonic() + self.plan.lease_s, False
+        until, is_reported = time.monotonic() + self.plan.lease_s, False
         while True:
             try:
                 return self.launcher.collect(self.plan, self.run_dir, final=True)
             except TrainingError as error:
                 if error.cause != "outputs" or time.monotonic() > until:
                     raise
-                if not said:
+                if not is_reported:
                     self.watchers.on_job(f"{error.what}; it is tried again for {self.plan.lease_s:g} s")
-                said = True
+                is_reported = True
             self.signals.release()  # Ctrl-C loses nothing: the same command fetches them
             time.sleep(_COLLECT_AGAIN_S)
             self.signals.hold()

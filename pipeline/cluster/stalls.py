@@ -44,11 +44,11 @@ class Watch:
 
     def heard(self, node: NodeBeat) -> None:
         """Take a node's report on its ranks."""
-        before, begun = self.nodes.get(node.host), self._begun()
+        before, has_begun = self.nodes.get(node.host), self._has_begun()
         self.nodes[node.host] = node
         self.last.update({beat.rank: (node.host, beat) for beat in node.ranks})
         if before is None or _moves(before) != _moves(node):
-            if begun and self.idle_s > _TICK_S:  # a beat comes each second, so less is no pause
+            if has_begun and self.idle_s > _TICK_S:  # a beat comes each second, so less is no pause
                 self._pauses_s = sorted([*self._pauses_s, self.idle_s])[-2:]
             self.idle_s, self._moved, self._look_begun = 0.0, True, None
 
@@ -90,7 +90,7 @@ class Watch:
             waiting: the part of the steps' time that even the busiest rank spends in collectives, 0 to 1.
             step_s: seconds that a step takes.
         """
-        if self._tries >= _TRIES or self._look_begun is not None or not self._begun():
+        if self._tries >= _TRIES or self._look_begun is not None or not self._has_begun():
             return None
         beats = {rank.rank: rank for rank in self._ranks()}
         if self._slow is not None and len(self._looks) == len(self.nodes):
@@ -115,15 +115,15 @@ class Watch:
         if _of_script(ranks):
             return self.stall_s
         waits = any(rank.phase == Phase.WAITING for rank in ranks)
-        if not self._begun() and not waits:  # imports, compilation, an entry that measures: no limit is known
+        if not self._has_begun() and not waits:  # imports, compilation, an entry that measures: no limit is known
             return math.inf
-        patient = not self._begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
+        patient = not self._has_begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
         limit_s = max(self.stall_s * (_PATIENCE if patient else 1), _LONGER * self._pauses_s[0])
         if waits:
             limit_s = min(limit_s, max(self.stall_s, _BEFORE_TIMEOUT * self.collective_timeout_s))
         return limit_s
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """True if every rank has begun its first step."""
         ranks = self._ranks()
         return bool(ranks) and all(rank.step for rank in ranks)
@@ -317,18 +317,18 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
     If the other side has much that it hasn't read, its process is slow (its cores are busy with something else), not
     the connection.
     """
-    ways = [
+    connections = [
         (look, hosts.get(item.peer, item.peer), item)
         for look in looks
         for item in look.sockets
         if hosts.get(item.peer) != look.host
     ]
     unread = Counter[tuple[str, str]]()
-    for look, peer, item in ways:
+    for look, peer, item in connections:
         unread[peer, look.host] += item.unread_bytes
     pairs = [
         (look, peer, item)
-        for look, peer, item in ways
+        for look, peer, item in connections
         if item.sent_again >= _DROPPED_FROM
         or ((item.unsent_bytes or item.sent_again) and unread[look.host, peer] < _UNREAD_FROM)
     ]

@@ -65,12 +65,12 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
     if global_batch_size % parts == 0:
         return
     below = global_batch_size // parts * parts
-    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    nearest = " or ".join(str(size) for size in (below, below + parts) if size)
     whose = f"{counted(shards, 'part')} (trainer.shards)" if shards else counted(world_size, "rank")
     micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
     raise UsageError(
         f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {whose}{micro};"
-        f" nearest that can: {near}"
+        f" nearest that can: {nearest}"
     )
 
 

@@ -125,9 +125,9 @@ class Api:
             rows = self._items(self._core.list_namespaced_event, self.namespace, field_selector="type=Warning")
         except HostError:
             return []
-        mine = [row for row in rows if ((row.get("involvedObject") or {}).get("name") or "").startswith(job)]
-        mine.sort(key=lambda row: str(row.get("lastTimestamp") or row.get("eventTime") or ""))
-        return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in mine]
+        of_job = [row for row in rows if ((row.get("involvedObject") or {}).get("name") or "").startswith(job)]
+        of_job.sort(key=lambda row: str(row.get("lastTimestamp") or row.get("eventTime") or ""))
+        return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in of_job]
 
     def log(self, pod: str) -> list[str]:
         """Return the last lines of a pod's output; [] where they can't be read."""
@@ -160,14 +160,14 @@ class Api:
 
         Raises RefusalError, UnansweredError: also where something else answers, such as the login page of a proxy.
         """
-        said = self._call(method, *args, **options)
+        text = self._call(method, *args, **options)
         try:
-            answer = json.loads(said)
+            answer = json.loads(text)
         except ValueError:
             answer = None
         if not isinstance(answer, dict) or holds not in answer:
             raise UnansweredError(
-                f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(said.split()))[:_SHOWN]}",
+                f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(text.split()))[:_SHOWN]}",
                 hint=f"{self.kubectl} get pods, which may log you in again; a proxy on the way is named by HTTPS_PROXY",
             )
         return answer
@@ -250,8 +250,10 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
     except HostError:
         raise
     except Exception as error:  # the loader passes on whatever a damaged file causes
-        said = " ".join(str(error).split())
-        raise HostError(f"kubectl's configuration {files} can't be used: {said}", hint="kubectl config view") from error
+        reason = " ".join(str(error).split())
+        raise HostError(
+            f"kubectl's configuration {files} can't be used: {reason}", hint="kubectl config view"
+        ) from error
     chosen: Object = contexts[context] if context is not None else current["context"]
     return str(chosen.get("namespace") or "default")
 
@@ -320,8 +322,8 @@ def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> Ho
         body: the answer, a ``Status`` if the API itself has made it.
         kubectl: the first words of a command for the same namespace.
     """
-    said = _status(body)
-    message, details = str(said.get("message") or reason).strip(), said.get("details") or {}
+    answer = _status(body)
+    message, details = str(answer.get("message") or reason).strip(), answer.get("details") or {}
     absent = str(details.get("kind") or "") if details.get("name") else ""  # '': the whole resource is absent
     causes = [(str(cause.get("field")), cause.get("message")) for cause in details.get("causes") or []]
     if status == 401:

@@ -23,7 +23,7 @@ class Pod:
 
     Attributes:
         waits: why it doesn't run yet.
-        ended: how its container ended, with exit ``code`` and the last words ``said``.
+        ended: how its container ended, with exit ``code`` and its ``last_words``.
         taken: why it is taken off its node.
         leaving: it is about to be deleted, perhaps only because its job has failed.
     """
@@ -35,7 +35,7 @@ class Pod:
     waits: str = ""
     ended: str = ""
     code: int = 0
-    said: str = ""
+    last_words: str = ""
     taken: str = ""
     leaving: bool = False
 
@@ -61,7 +61,7 @@ def pod_of(value: Mapping[str, Any]) -> Pod:
         waits=_waits(status, states),
         ended=ended.get("reason") or "",
         code=int(ended.get("exitCode") or 0),
-        said=(ended.get("message") or "").strip(),
+        last_words=(ended.get("message") or "").strip(),
         taken=_taken(status),
         leaving=bool(meta.get("deletionTimestamp")),
     )
@@ -99,8 +99,8 @@ def _taken(status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _words(said: Mapping[str, Any]) -> str:
-    reason, message = said.get("reason") or "", printable(" ".join((said.get("message") or "").split()))
+def _words(state: Mapping[str, Any]) -> str:
+    reason, message = state.get("reason") or "", printable(" ".join((state.get("message") or "").split()))
     return f"{reason}: {message}" if reason and message else reason or message
 
 
@@ -175,9 +175,9 @@ def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
             hint="cluster.memory=<memory of each node>, or a smaller trainer.global_batch_size",
             cause="memory",
         )
-    said = f": {pod.said.splitlines()[-1]}" if pod.said else ""
+    last_words = f": {pod.last_words.splitlines()[-1]}" if pod.last_words else ""
     return Outcome(
-        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){said}",
+        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){last_words}",
         hint="the same command again",
         cause="host",
     )
@@ -284,18 +284,18 @@ def _ended_early(
             f"{job.title} was deleted before the run began",
             hint=f"the same command creates another one; {kubectl} get events shows who may have done it",
         )
-    lines = [line for pod in pods if pod.code for line in [*pod.said.splitlines(), *log(pod.name)]]
-    said = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
+    lines = [line for pod in pods if pod.code for line in [*pod.last_words.splitlines(), *log(pod.name)]]
+    printed = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
     why = judged.text or "; ".join(filter(None, conditions(value).values())) or "it doesn't say why"
     return HostError(
-        "\n".join([f"{job.title} ended before the run began: {why}", *(f"  {line}" for line in said)]),
-        hint=_early_hint(said, judged),
+        "\n".join([f"{job.title} ended before the run began: {why}", *(f"  {line}" for line in printed)]),
+        hint=_early_hint(printed, judged),
     )
 
 
-def _early_hint(said: Sequence[str], outcome: Outcome) -> str | None:
-    if any(re.search(r"(cannot|can't) open|/request: No such file", line) for line in said):
+def _early_hint(printed: Sequence[str], outcome: Outcome) -> str | None:
+    if any(re.search(r"(cannot|can't) open|/request: No such file", line) for line in printed):
         return "cluster.pvc= the volume that holds paths.runs, cluster.mount_path= where it is mounted on this computer"
-    if any("not found" in line or "No such file" in line for line in said):
+    if any("not found" in line or "No such file" in line for line in printed):
         return "cluster.python=<an interpreter that the image has>"
     return outcome.hint if outcome.cause == "memory" else None

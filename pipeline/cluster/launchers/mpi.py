@@ -233,20 +233,20 @@ def _open_mpi() -> str:
             f"cluster.launcher=mpi needs the program mpirun, which is not in PATH={os.environ.get('PATH')}",
             hint=INSTALL,
         )
-    said = process.run([program, "--version"], timeout_s=20.0)
-    if why := not_open_mpi(said.stdout + said.stderr):
+    version = process.run([program, "--version"], timeout_s=20.0)
+    if why := not_open_mpi(version.stdout + version.stderr):
         raise HostError(f"cluster.launcher=mpi needs Open MPI's mpirun; {program} {why}", hint=INSTALL)
     return program
 
 
 # ------------------------------------------------------------------------------- the meaning of its messages (pure)
-def not_open_mpi(said: str) -> str:
+def not_open_mpi(output: str) -> str:
     """Return why this isn't Open MPI's mpirun, from the output of ``mpirun --version``; '': it is."""
-    if _VERSION.search(said):
+    if _VERSION.search(output):
         return ""
-    if _MPICH.search(said):
+    if _MPICH.search(output):
         return "is MPICH's, which ends when it has to pass on some megabytes of standard input (4.0.2 does)"
-    first = said.strip().partition("\n")[0]
+    first = output.strip().partition("\n")[0]
     return f"isn't Open MPI's: `mpirun --version` says {first!r}"
 
 
@@ -260,44 +260,44 @@ def lost_its_folder(output: Output) -> bool:
 
 def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str | None) -> tuple[str, str | None]:
     """Return why a host gave no answer, and the fix."""
-    ssh, whole = ssh_command(host, ssh_config), answer.output
+    ssh, unshortened = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
         return agent_error(answer.reported_error, ssh)
-    stdout = brief(whole.stdout.decode(errors="replace")).encode()
-    output = dataclasses.replace(whole, stdout=stdout, stderr=brief(whole.stderr))
-    said = quoted(output, host.secrets.values())
+    stdout = brief(unshortened.stdout.decode(errors="replace")).encode()
+    output = dataclasses.replace(unshortened, stdout=stdout, stderr=brief(unshortened.stderr))
+    quotation = quoted(output, host.secrets.values())
     if output.code is None:
         slow = "cluster.connect_timeout_s= if it is only slow"
-        return f"mpirun: {output.note}{said}", f"{ssh} true; {slow}"
+        return f"mpirun: {output.note}{quotation}", f"{ssh} true; {slow}"
     return (
         ssh_error(host, output, ssh_config)
         or interpreter_error(host, output, ssh)
         or _mpirun_error(output, ssh, network)
-        or (f"mpirun ended with exit code {output.code} and no answer{said}", f"{ssh} true")
+        or (f"mpirun ended with exit code {output.code} and no answer{quotation}", f"{ssh} true")
     )
 
 
 def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, str] | None:
     if late := _LATE.search(output.stderr):
         return f"unreachable: {late[0].strip()}", f"{ssh} true; cluster.connect_timeout_s= if it is only slow"
-    said = output.stdout.decode(errors="replace") + output.stderr
-    if absent := re.search(r"^.*?([\w./-]*(?:orted|prted)): .*(?:not found|No such file).*$", said, re.MULTILINE):
+    text = output.stdout.decode(errors="replace") + output.stderr
+    if absent := re.search(r"^.*?([\w./-]*(?:orted|prted)): .*(?:not found|No such file).*$", text, re.MULTILINE):
         return (
             f"Open MPI isn't there, or not on the PATH of its login: {absent[0].strip()}",
             f"{ssh}, then apt install openmpi-bin; or cluster.mpirun=[--prefix,/path/of/openmpi/there]",
         )
-    if "None of the TCP networks specified" in said:
+    if "None of the TCP networks specified" in text:
         return (
             f"it has nothing of cluster.btl_tcp_if_include={network}",
             "cluster.btl_tcp_if_include=<a subnet that this computer and all hosts have, such as 10.0.0.0/24>",
         )
-    if "are already filled" in said or "not enough slots" in said:
+    if "are already filled" in text or "not enough slots" in text:
         return (
             "it is none of the hosts that mpirun may use here (a batch job's, or those of openmpi-default-hostfile): "
-            + " ".join(line for line in said.splitlines() if line.strip()),
+            + " ".join(line for line in text.splitlines() if line.strip()),
             "hosts of the job, or a shell outside of it",
         )
-    if "unable to complete a TCP connection" in said or "unable to reliably start" in said:
+    if "unable to complete a TCP connection" in text or "unable to reliably start" in text:
         return (
             "mpirun's daemon didn't come up there, or can't connect back to this computer, as it must over TCP at any "
             "port",

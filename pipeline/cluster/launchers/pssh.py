@@ -197,8 +197,8 @@ class PsshTransport(Transport):
     def _groups(self, hosts: Sequence[Host]) -> list[list[Host]]:
         """Group hosts by interpreter: one pssh runs one command, on a limited number of hosts."""
         pythons = dict.fromkeys(map(self.python_of, hosts))
-        alike = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
-        return [group[at : at + _MOST_HOSTS] for group in alike for at in range(0, len(group), _MOST_HOSTS)]
+        by_python = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
+        return [group[at : at + _MOST_HOSTS] for group in by_python for at in range(0, len(group), _MOST_HOSTS)]
 
     def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("pssh")) as name:

@@ -125,10 +125,8 @@ class SlurmConfig(ClusterConfig):
                 "is more than one option; write [--exclusive,--comment=x], a value with spaces as [\"--comment='a b'\"]"
             )
         is_long = name.startswith("--")
-        for (
-            names,
-            instead,
-        ) in _DECIDED:  # getopt accepts shortened long names (--arr=0-3) and short ones with values (-N4)
+        # getopt accepts shortened long names (--arr=0-3) and short ones with values (-N4)
+        for names, instead in _DECIDED:
             if any(known.startswith(name) if is_long else known == name[:2] for known in names):
                 return f"would make another job of it than the run needs; {instead}"
         return ""

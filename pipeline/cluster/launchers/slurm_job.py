@@ -154,10 +154,10 @@ class Queue:
         done = _run("sbatch", *options_of(script), "--test-only", script=script)
         if done.code != 0:
             raise refused(done.stderr)
-        said = _words(done.stderr or done.stdout)
-        if named := re.search(r"in partition (\S+)", said):
+        text = _words(done.stderr or done.stdout)
+        if named := re.search(r"in partition (\S+)", text):
             self._refuse_partition(named[1])
-        return said
+        return text
 
     def _refuse_partition(self, name: str) -> None:
         """Raise HostError for a partition that is down, for which sbatch names a time of start too."""
@@ -227,12 +227,12 @@ def options_of(script: str) -> list[str]:
     return [word for line in lines for word in shlex.split(line, comments=True)]
 
 
-def job_id(said: str) -> str:
+def job_id(output: str) -> str:
     """Return the id that ``sbatch --parsable`` prints, perhaps after a site's own lines. Raises HostError."""
-    ids = [match[1] for match in map(_ID.fullmatch, said.splitlines()) if match]
+    ids = [match[1] for match in map(_ID.fullmatch, output.splitlines()) if match]
     if not ids:
         raise HostError(
-            f"sbatch has taken the job and told no number of it: {_words(said)}",
+            f"sbatch has taken the job and told no number of it: {_words(output)}",
             hint="the same command finds the job by its name; doit stop ends it",
         )
     return ids[-1]
@@ -242,23 +242,23 @@ class RefusedError(HostError):
     """Slurm has refused a job."""
 
 
-def refused(said: str) -> HostError:
+def refused(output: str) -> HostError:
     """Return the refusal of sbatch with the fix, or that this computer isn't configured for Slurm."""
-    if re.search(_NOT_CONFIGURED, said):
+    if re.search(_NOT_CONFIGURED, output):
         return HostError(
-            f"Slurm is not configured on this computer, so nothing was submitted: {_words(said)}",
+            f"Slurm is not configured on this computer, so nothing was submitted: {_words(output)}",
             hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
         )
-    return RefusedError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
+    return RefusedError(f"Slurm refused the job: {_words(output)}", hint=_helps(output))
 
 
-def _words(said: str) -> str:
-    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in said.splitlines() if line.strip()]
+def _words(output: str) -> str:
+    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in output.splitlines() if line.strip()]
     return "; ".join(lines) or "it said nothing"
 
 
-def _helps(said: str) -> str | None:
-    return next((hint for words, hint in _REFUSALS.items() if words in said.lower()), None)
+def _helps(output: str) -> str | None:
+    return next((hint for words, hint in _REFUSALS.items() if words in output.lower()), None)
 
 
 def waiting(job: ShownJob, place: str) -> str:
@@ -280,13 +280,13 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
         life: the job's life in which that start ran.
         output: the last lines of the job's output.
     """
-    said = "".join(f"\n  {line}" for line in complaints(output))
+    errors = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
-    if taken := _taken_off(life, now, said):
+    if taken := _taken_off(life, now, errors):
         return taken
-    if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
+    if now.state == "OUT_OF_MEMORY" or "oom" in errors.lower():
         return Outcome(
-            text=f"{name} was out of memory: a process had more than Slurm allows it there{said}",
+            text=f"{name} was out of memory: a process had more than Slurm allows it there{errors}",
             hint="cluster.mem=<memory of each node>, or a smaller trainer.global_batch_size",
             cause="memory",
         )
@@ -296,24 +296,24 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
             hint="the same command again; cluster.time_limit= gives the job more",
         )
     if now.state in ("NODE_FAIL", "BOOT_FAIL"):
-        return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
+        return Outcome(text=f"{name} lost a node ({now.state}){errors}", hint="sinfo -R says why", cause="host")
     if now.state in ("CANCELLED", "DEADLINE"):
-        text = f"{name} was ended by Slurm: {now.state}{said}"
+        text = f"{name} was ended by Slurm: {now.state}{errors}"
         return Outcome(text=text, hint="the same command submits it again", cause="cancelled")
-    if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
+    if now.state == "FAILED" or re.search(r"task \d+: Killed", errors):
         return Outcome(
-            text=f"the node agent in {name} was ended{said}",
+            text=f"the node agent in {name} was ended{errors}",
             hint="the same command again",
             cause="host",
         )
-    return Outcome(text=said.strip())
+    return Outcome(text=errors.strip())
 
 
-def _taken_off(life: int, now: ShownJob, said: str) -> Outcome | None:
+def _taken_off(life: int, now: ShownJob, errors: str) -> Outcome | None:
     """Return that Slurm took the job's nodes away, so that the run continues on others; None: it didn't."""
     name, goes_on = f"job {now.id}", "the run will start again there"
     if now.restarts > life or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
-        why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
+        why = "preempted" if now.preempted or "preempt" in errors.lower() else "taken off its nodes"
         return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
     if now.state == "PREEMPTED":
         text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
@@ -385,19 +385,19 @@ def unanswered(job: GrantedJob, why: str) -> JobState:
 
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
     """Return why a job ended before its nodes reported; TrainingError: somebody has cancelled it."""
-    said = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
-    was_forgotten = "_" in now.id and not now.state and not said  # as happens to a waiting element that is cancelled
+    printed = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
+    was_forgotten = "_" in now.id and not now.state and not printed  # as happens to a waiting element that is cancelled
     if now.state == "CANCELLED" or was_forgotten:
-        text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in said)])
+        text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in printed)])
         return TrainingError(text, hint="the same command submits it again", cause="cancelled")
     how = f"{job.title} ended before the run began: {now.state or 'Slurm does not know it any more'}"
-    if not said:
+    if not printed:
         return HostError(
             f"{how}, and nothing is in {job.folder.path / OUTPUT}",
             hint="paths.runs=<a folder that this computer and all nodes share>; or cluster.setup has ended it; "
             f"scontrol show job {now.id}",
         )
-    python = any("No such file" in line or "not found" in line for line in said)
+    python = any("No such file" in line or "not found" in line for line in printed)
     other = "cluster.python=<an interpreter that the nodes have>"
     hint = other if python else "the same command submits another job"
-    return HostError("\n".join([how, *(f"  {line}" for line in said)]), hint=hint)
+    return HostError("\n".join([how, *(f"  {line}" for line in printed)]), hint=hint)

@@ -273,9 +273,9 @@ def summary(checks: Sequence[Check]) -> str:
     """Return a line a check: on how many hosts it is ok, the hosts where it isn't, and the first one's value."""
     rows: list[tuple[str, ...]] = [("check", "ok", "warning", "failed", "seen")]
     for name in dict.fromkeys(check.name for check in checks):
-        mine = [check for check in checks if check.name == name]
-        worst = next(check for state in reversed(State) for check in mine if check.state == state)
-        rows.append((name, *(_hosts(mine, state) for state in State), worst.seen))
+        of_check = [check for check in checks if check.name == name]
+        worst = next(check for state in reversed(State) for check in of_check if check.state == state)
+        rows.append((name, *(_hosts(of_check, state) for state in State), worst.seen))
     return aligned(rows)
 
 

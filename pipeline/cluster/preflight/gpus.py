@@ -40,12 +40,12 @@ class Gpu:
     processes: tuple[Process, ...] = ()
 
 
-def parse(said: Mapping[str, str]) -> list[Gpu]:
+def parse(answers: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's answers (``gpu_state`` in host/processors.py); incomplete lines are skipped."""
-    slowed = {**_slowed(said.get("throttling", "")), **_slowed(said.get("throttling, new name", ""))}
-    processes = _processes(said.get("processes", ""))
+    slowed = {**_slowed(answers.get("throttling", "")), **_slowed(answers.get("throttling, new name", ""))}
+    processes = _processes(answers.get("processes", ""))
     parsed = []
-    for line in said.get("list", "").splitlines():
+    for line in answers.get("list", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].isdecimal():
             index, uuid, name = int(cells[0]), cells[1], cells[2]
@@ -89,9 +89,11 @@ def _number(cell: str) -> int | None:
     return int(cell) if cell.isdecimal() else None
 
 
-def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], waited_s: float) -> Iterator[Check]:
+def unanswered(
+    cluster: Cluster, answers_by_host: Mapping[str, Mapping[str, str] | None], waited_s: float
+) -> Iterator[Check]:
     """Yield a check for each host whose nvidia-smi says nothing about the ranks' GPUs."""
-    for host, answers in said.items() if cluster.device == "cuda" else ():
+    for host, answers in answers_by_host.items() if cluster.device == "cuda" else ():
         if not parse(answers or {}):
             absent = answers is None
             answer = (answers or {}).get("list")
@@ -111,7 +113,7 @@ def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], w
 
 
 def checks(
-    cluster: Cluster, facts: Sequence[NodeFacts], said: Mapping[str, Mapping[str, str] | None]
+    cluster: Cluster, facts: Sequence[NodeFacts], answers: Mapping[str, Mapping[str, str] | None]
 ) -> Iterator[Check]:
     """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use.
 
@@ -121,7 +123,7 @@ def checks(
     if cluster.device != "cuda":
         return
     gpus = {
-        fact.host: _visible(host, parse(said.get(fact.host) or {}))
+        fact.host: _visible(host, parse(answers.get(fact.host) or {}))
         for host, fact in zip(cluster.hosts, facts, strict=True)
     }
     models = {host: _models(visible) for host, visible in gpus.items() if visible}

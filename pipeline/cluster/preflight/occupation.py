@@ -37,12 +37,12 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
-        wish = claim(cluster, host, attempts, "")
-        rows = [row for row in system.get("claims", []) if collide(row, wish)]
+        own_claim = claim(cluster, host, attempts, "")
+        rows = [row for row in system.get("claims", []) if collide(row, own_claim)]
         # the claims tell of the processes of these runs
         known = {attempts, *(row["attempts"] for row in system.get("claims", []))} - {""}
-        said = system.get("gpus") or {} if cluster.device == "cuda" else {}
-        processes = tuple(_processes(host, said, known))
+        answers = system.get("gpus") or {} if cluster.device == "cuda" else {}
+        processes = tuple(_processes(host, answers, known))
         if rows or processes:
             occupations.append(
                 Occupation(host=fact.host, runs=tuple(str(row["words"]) for row in rows), processes=processes)
@@ -50,11 +50,11 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     return occupations
 
 
-def _processes(host: Host, said: Mapping[str, str], known: set[str]) -> Iterator[str]:
+def _processes(host: Host, answers: Mapping[str, str], known: set[str]) -> Iterator[str]:
     """Yield the processes on the ranks' GPUs that belong to no known run."""
     wanted = set(resources(host, "cuda"))
-    owners = dict(_owners(said.get("owners", "")))
-    for gpu in gpus.parse(said):
+    owners = dict(_owners(answers.get("owners", "")))
+    for gpu in gpus.parse(answers):
         if wanted.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
             continue
         for process in gpu.processes:

@@ -71,7 +71,7 @@ def checks(measured: Sequence[Figure], baseline: Mapping[str, float]) -> Iterato
         if before is not None and figure.per_s < ENOUGH * before:
             yield _slow(figure, State.FAILED, f"at least {ENOUGH:.0%} of its baseline, {figure.shown(before)}")
         else:
-            peers = [other.per_s for other in measured if other is not figure and _alike(figure, other)]
+            peers = [other.per_s for other in measured if other is not figure and _is_comparable(figure, other)]
             usual = statistics.median(peers) if peers else 0.0
             if figure.per_s < ENOUGH * usual:
                 yield _slow(figure, State.WARNING, f"at least {ENOUGH:.0%} of the others' {figure.shown(usual)}")
@@ -80,7 +80,7 @@ def checks(measured: Sequence[Figure], baseline: Mapping[str, float]) -> Iterato
                 yield Check(host=_host(figure), name=figure.what, state=State.OK, seen=seen)
 
 
-def _alike(one: Figure, other: Figure) -> bool:
+def _is_comparable(one: Figure, other: Figure) -> bool:
     return (one.what, one.on, len(one.hosts)) == (other.what, other.on, len(other.hosts))
 
 

@@ -119,7 +119,7 @@ def _program() -> str:
 
 class _Running:
     def __init__(self, copy: Copy, child: Popen[bytes]) -> None:
-        self.copy, self.child, self.said, self.failed = copy, child, b"", b""
+        self.copy, self.child, self.stdout, self.stderr = copy, child, b"", b""
         self.open = 2  # open pipes
 
 
@@ -181,11 +181,11 @@ class _Pool:
                 self._selector.unregister(key.fileobj)
                 one.open -= 1
             elif one.child.stdout is not None and key.fd == one.child.stdout.fileno():
-                one.said = (one.said + data)[-4096:]
-                for sent in _PROGRESS.findall(one.said)[-1:]:
+                one.stdout = (one.stdout + data)[-4096:]
+                for sent in _PROGRESS.findall(one.stdout)[-1:]:
                     on_bytes(one.copy.host.label, one.copy.folder.name, int(sent.replace(b",", b"")))
             else:
-                one.failed = (one.failed + data)[-4096:]
+                one.stderr = (one.stderr + data)[-4096:]
         over = [one for one in self.running if one.open == 0]
         for one in over:
             one.child.wait()
@@ -195,8 +195,8 @@ class _Pool:
 
 def _failure(one: _Running) -> str:
     """Return rsync's own words, without the lines that every failure has."""
-    said = one.failed.decode(errors="replace")
-    if "is your shell clean" in said or "unexpected tag" in said:
+    text = one.stderr.decode(errors="replace")
+    if "is your shell clean" in text or "unexpected tag" in text:
         return "its login prints something, which rsync takes for an answer: `ssh HOST true` must print nothing"
-    lines = [line for line in said.splitlines() if line.strip() and "rsync error: some files" not in line]
+    lines = [line for line in text.splitlines() if line.strip() and "rsync error: some files" not in line]
     return f"rsync ended with code {one.child.returncode}: {'; '.join(lines)[-_LONGEST_ERROR:]}"

@@ -53,8 +53,8 @@ class Answer:
         """Why the host failed, by its own output; None: it succeeded."""
         if self.value is not None:
             return self.reported_error
-        said = self.output.stderr.strip().splitlines()
-        return self.output.note or (said[-1] if said else "no answer")
+        stderr = self.output.stderr.strip().splitlines()
+        return self.output.note or (stderr[-1] if stderr else "no answer")
 
 
 def answer_in(output: Output, token: str) -> Answer:

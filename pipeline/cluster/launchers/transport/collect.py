@@ -92,9 +92,9 @@ def receive(
         for name in outputs.whole if outputs.until_s is None and not unsent else ():
             _refuse_links(run_dir, here / name)
             _drop_others(here / name, temporary / name)
-        came = _settle(temporary, run_dir, here, needed[-1] if needed else "")
+        received = _settle(temporary, run_dir, here, needed[-1] if needed else "")
         if not outputs.whole:
-            _drop_older(run_dir, came)
+            _drop_older(run_dir, received)
     except _FAILURES as error:
         _refuse(error, host, run_dir, final=final)
         return False
@@ -127,8 +127,8 @@ def receive_others(
 
     reachable = [node for node in plan.nodes[1:] if node.host in connections]
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        had = dict(zip([node.host for node in reachable], pool.map(receive_own, reachable), strict=True))
-    lacking = [node.host for node in plan.nodes[1:] if not had.get(node.host)]
+        fetched = dict(zip([node.host for node in reachable], pool.map(receive_own, reachable), strict=True))
+    lacking = [node.host for node in plan.nodes[1:] if not fetched.get(node.host)]
     if lacking:
         say(
             f"{', '.join(lacking)}: what its ranks alone have saved (checkpoints, files in the working directory) "
@@ -224,8 +224,8 @@ def _extract(
     if child.stdout is None or child.stderr is None:
         raise RuntimeError("a stream has pipes")
     try:
-        came = Patient(child, child.stdout, silent_s)
-        answers = (value for line in iter(came.readline, b"") if (value := parse(line, token)) is not None)
+        pipe = Patient(child, child.stdout, silent_s)
+        answers = (value for line in iter(pipe.readline, b"") if (value := parse(line, token)) is not None)
         answer = next((value for value in answers if "tar" in value or "error" in value), None)
         if answer is None:
             raise ConnectionError(_last_words(child))
@@ -233,7 +233,7 @@ def _extract(
             raise PacelineError(str(answer["error"]))
         wanted = [*request["patterns"], *request.get("work", [])]
         left_out = list[str]()
-        for member in tars.members(came, most_bytes=_MOST_BYTES):
+        for member in tars.members(pipe, most_bytes=_MOST_BYTES):
             if not _is_requested(member, wanted):
                 raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
             try:
@@ -242,10 +242,10 @@ def _extract(
                 if error.errno not in _NAMES:
                     raise
                 left_out.append(f"{member.name[:200]!r} ({error.strerror})")
-        behind = next((value for value in answers if "unsent" in value), None)
-        if behind is None:
+        trailer = next((value for value in answers if "unsent" in value), None)
+        if trailer is None:
             raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
-        return {**answer, **behind}, left_out
+        return {**answer, **trailer}, left_out
     finally:
         child.kill()  # also if it is stopped; after a full answer it has nothing left to do
         child.wait()
@@ -334,11 +334,11 @@ def _drop_damaged(folder: Path) -> list[str]:
     return damaged
 
 
-def _drop_others(here: Path, came: Path) -> None:
+def _drop_others(here: Path, received: Path) -> None:
     """Remove what the node no longer has; nothing where it sent no such folder."""
-    if came.is_dir():
+    if received.is_dir():
         for path in sorted(here.rglob("*"), reverse=True):
-            if not os.path.lexists(came / path.relative_to(here)):
+            if not os.path.lexists(received / path.relative_to(here)):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
@@ -346,13 +346,13 @@ def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]
     """Rename every file into ``here``, ``last`` as the last, and return their names. Raises UnfitError: a link leads
     elsewhere.
     """
-    came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
-    for name in sorted(came, key=lambda name: str(name) == last):
+    received = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
+    for name in sorted(received, key=lambda name: str(name) == last):
         target = here / name
         _refuse_links(run_dir, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
-    return came
+    return received
 
 
 def _refuse_links(run_dir: Path, folder: Path) -> None:
@@ -364,12 +364,12 @@ def _refuse_links(run_dir: Path, folder: Path) -> None:
             raise tars.UnfitError(f"{parent} is a link, and outputs are written into the run folder alone")
 
 
-def _drop_older(run_dir: Path, came: list[Path]) -> None:
+def _drop_older(run_dir: Path, received: list[Path]) -> None:
     """Remove older checkpoints that the node dropped, once a newer one is here."""
-    if any(name.match("checkpoints/step-*.pt") for name in came):
+    if any(name.match("checkpoints/step-*.pt") for name in received):
         checkpoints = run_dir / run_folder.CHECKPOINTS
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
-            if old.relative_to(run_dir) not in came:
+            if old.relative_to(run_dir) not in received:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()  # what was set aside may be a folder
         for folder in checkpoints.glob("shards-*"):
             with contextlib.suppress(OSError):  # it isn't empty

@@ -86,31 +86,31 @@ def ssh_command(host: Host, ssh_config: str | None) -> str:
 # -------------------------------------------------------------------------------------------------- the output of ssh
 def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
     """Return why ssh could not connect, and the fix; None: the output isn't ssh's."""
-    ssh, said = ssh_command(host, ssh_config), output.stderr
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
-        where = _OFFENDING.search(said)
+    ssh, stderr = ssh_command(host, ssh_config), output.stderr
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
+        where = _OFFENDING.search(stderr)
         file = f" -f {shlex.quote(where[1])}" if where else ""
         name = f"[{host.name}]:{host.port}" if host.port and host.port != 22 else host.name  # as known_hosts has it
         return (
             "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
             f"ssh-keygen{file} -R {shlex.quote(name)} once you know why, then {ssh} true",
         )
-    if "Host key verification failed" in said:
+    if "Host key verification failed" in stderr:
         return (
             "its host key is not in known_hosts (and is never accepted without you)",
             f"{ssh} true, compare the fingerprint, answer yes",
         )
-    if refused := _REFUSED.findall(said):
+    if refused := _REFUSED.findall(stderr):
         return (
             f"{refused[-1]}: no key of your agent or ~/.ssh (IdentityFile) is accepted there",
             f"{ssh.replace('ssh', 'ssh-copy-id', 1)}, or ssh-add the right key",
         )
-    if "Too many authentication failures" in said:
+    if "Too many authentication failures" in stderr:
         return (
             "Too many authentication failures: your ssh agent offers more keys than it takes",
             f"IdentityFile and IdentitiesOnly yes for {host.name} in ~/.ssh/config",
         )
-    if not (unreachable := _UNREACHABLE.findall(said)):
+    if not (unreachable := _UNREACHABLE.findall(stderr)):
         return None
     more = quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # perhaps a ProxyCommand's
     return f"unreachable: {unreachable[-1].strip()}{more}", f"{ssh} true"
@@ -167,20 +167,20 @@ _KNOWN = (
 
 def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     """Return why the login started no agent: by a known text in its output, else by how it ended."""
-    said = quoted(output, host.secrets.values())
+    quotation = quoted(output, host.secrets.values())
     if output.note.startswith(ENDLESS):
-        return output.note + said, f"{ssh} true; see {_START_FILES}"
+        return output.note + quotation, f"{ssh} true; see {_START_FILES}"
     text = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
     for known in _KNOWN:
         if re.search(known.pattern, text):
-            return known.meaning + said, known.hint.format(ssh=ssh)
+            return known.meaning + quotation, known.hint.format(ssh=ssh)
     if output.code is None:
-        return output.note + said, f"{ssh} true"
+        return output.note + quotation, f"{ssh} true"
     ended = f"exit code {output.code}" if output.code >= 0 else f"signal {-output.code}"
     what = f"its login ended with {ended} and no answer of the node agent"
     if output.code == 0:
         what += ": an `exit` in a start file, or a ForceCommand in its sshd_config"
-    return what + said, f"{ssh} echo ok, which must print ok; see {_START_FILES}"
+    return what + quotation, f"{ssh} echo ok, which must print ok; see {_START_FILES}"
 
 
 def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:

@@ -117,18 +117,18 @@ def _wrong(value: Any, shape: Any, path: str) -> str:
         return "" if "" in faults else faults[0]
     match shape:
         case str():
-            return "" if _is(value, shape) else _said(value, path, shape)
+            return "" if _is(value, shape) else _mismatch(value, path, shape)
         case tuple():
             if not isinstance(value, list) or len(value) != len(shape):
-                return _said(value, path, f"a list of {len(shape)}")
+                return _mismatch(value, path, f"a list of {len(shape)}")
             parts = zip(value, shape, range(len(shape)), strict=True)
             return next((why for item, one, at in parts if (why := _wrong(item, one, f"{path}[{at}]"))), "")
         case list():
             if not isinstance(value, list):
-                return _said(value, path, "a list")
+                return _mismatch(value, path, "a list")
             return next((why for at, item in enumerate(value) if (why := _wrong(item, shape[0], f"{path}[{at}]"))), "")
     if not isinstance(value, Mapping):
-        return _said(value, path, "an object")
+        return _mismatch(value, path, "an object")
     begin = f"{path}." if path else ""
     if "*" in shape:
         return next((why for name, item in value.items() if (why := _wrong(item, shape["*"], f"{begin}{name}"))), "")
@@ -155,7 +155,7 @@ def _is(value: Any, word: str) -> bool:
     return isinstance(value, int) and 0 <= value < (1 << 16 if word == _PORT else 1 << 63)
 
 
-def _said(value: Any, path: str, wanted: str) -> str:
+def _mismatch(value: Any, path: str, wanted: str) -> str:
     text = printable(repr(value))
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return f"{printable(path)} = {shown} in place of {wanted}"
