@@ -109,7 +109,9 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
             if not was_forestalled(error, hosts, spec):
                 raise
         signals.release()
-        wait_a_moment(hosts, spec, watchers, signals.check)
+        # two runs that claimed one host each have both released it, and must not try again at the same moment
+        _pause(random.uniform(0.0, PROBE_AGAIN_S), spec, signals.check)
+        hosts.forget()
 
 
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
@@ -234,11 +236,61 @@ def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Calla
     """
     if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
-    wait = _Wait(hosts, spec, watchers, check)
-    if waits(hosts, spec):
-        wait.until_free()
-    else:
-        occupation.refuse(wait.others(), hosts.cluster.nnodes)
+    if not waits(hosts, spec):
+        occupation.refuse(_other_users(hosts, spec), hosts.cluster.nnodes)
+        return
+    waiting = Waiting(spec.run_dir)
+    try:
+        _wait_until_free(hosts, spec, watchers, check, waiting)
+    finally:
+        waiting.is_over()
+
+
+def _wait_until_free(
+    hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None], waiting: Waiting
+) -> None:
+    """Probe the hosts again and again. A silent one is waited for as long as ranks train on without their command."""
+    answered_at, reported = None, ""
+
+    def progress() -> str:
+        return reported
+
+    while True:
+        try:
+            busy = _other_users(hosts, spec)
+        except HostError as error:
+            if answered_at is None or time.monotonic() - answered_at > hosts.cluster.lease_s:
+                raise
+            text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"
+        else:
+            if not busy:
+                return
+            answered_at = time.monotonic()
+            waiting.for_host(busy[0].host, busy[0].who)
+            text = f"waiting for {busy[0].host}: {busy[0].who}"
+        if not reported:
+            watchers.on_launch(progress)
+        if text != reported:
+            reported = text
+            watchers.on_job(text)
+        _pause(PROBE_AGAIN_S, spec, check)
+        hosts.forget()
+
+
+def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[occupation.Occupation]:
+    """Return the other users of the hosts, by their last answers. Raises HostError."""
+    facts = hosts.facts(spec.pack, probed(spec.versions))
+    return occupation.occupied(hosts.cluster, facts, journal.attempt_prefix(spec.run_key, spec.run_dir))
+
+
+def _pause(seconds: float, spec: AttemptSpec, check: Callable[[], None]) -> None:
+    """Sleep. Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        check()
+        if (spec.run_dir / run_folder.STOP).exists():
+            raise HostError("doit stop has ended the wait for the hosts")
+        time.sleep(_POLL_S)
 
 
 def waits(hosts: Hosts, spec: AttemptSpec) -> bool:
@@ -250,75 +302,3 @@ def waits(hosts: Hosts, spec: AttemptSpec) -> bool:
 def was_forestalled(error: HostError, hosts: Hosts, spec: AttemptSpec) -> bool:
     """True if a start failed because another run claimed a host first, and this run waits for it."""
     return BUSY in error.what and waits(hosts, spec)
-
-
-def wait_a_moment(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
-    """Pause for a random time before the next try of a start that was refused.
-
-    Two runs that claimed one host each have both released it, and must not try again at the same moment.
-
-    Raises HostError, and as ``check`` does.
-    """
-    _Wait(hosts, spec, watchers, check).pause(random.uniform(0.0, PROBE_AGAIN_S))
-    hosts.forget()
-
-
-class _Wait:
-    """The wait of one run for its hosts: they are probed again and again."""
-
-    def __init__(self, hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
-        self._hosts, self._spec, self._watchers, self._check = hosts, spec, watchers, check
-        self._prefix = journal.attempt_prefix(spec.run_key, spec.run_dir)
-        self._said = ""
-
-    def others(self) -> list[occupation.Occupation]:
-        """Return the other users of the hosts, by their last answers. Raises HostError."""
-        facts = self._hosts.facts(self._spec.pack, probed(self._spec.versions))
-        return occupation.occupied(self._hosts.cluster, facts, self._prefix)
-
-    def until_free(self) -> None:
-        """Wait until nobody else uses the hosts.
-
-        Raises HostError: a host didn't answer the first probe, or has been silent for ``lease_s``, as long as ranks
-        train on without their command.
-        """
-        waiting = Waiting(self._spec.run_dir)
-        try:
-            self._until_free(waiting)
-        finally:
-            waiting.is_over()
-
-    def _until_free(self, waiting: Waiting) -> None:
-        answered = None
-        while True:
-            try:
-                busy = self.others()
-            except HostError as error:
-                if answered is None or time.monotonic() - answered > self._hosts.cluster.lease_s:
-                    raise
-                self._say(f"waiting, and a host doesn't answer: {error.what}; it is asked again")
-            else:
-                if not busy:
-                    return
-                answered = time.monotonic()
-                waiting.for_host(busy[0].host, busy[0].who)
-                self._say(f"waiting for {busy[0].host}: {busy[0].who}")
-            self.pause(PROBE_AGAIN_S)
-            self._hosts.forget()
-
-    def pause(self, seconds: float) -> None:
-        """Sleep. Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self._check()
-            if (self._spec.run_dir / run_folder.STOP).exists():
-                raise HostError("doit stop has ended the wait for the hosts")
-            time.sleep(_POLL_S)
-
-    def _say(self, text: str) -> None:
-        """Report the text when it changes."""
-        if not self._said:
-            self._watchers.on_launch(lambda: self._said)
-        if text != self._said:
-            self._said = text
-            self._watchers.on_job(text)

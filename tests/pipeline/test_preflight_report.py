@@ -82,7 +82,11 @@ def test_a_training_shows_a_warning_once() -> None:
 def test_every_check_has_its_line_in_the_documentation() -> None:
     package = Path(preflight.__file__).parent
     source = "".join(path.read_text(encoding="utf-8") for path in package.glob("*.py"))
-    names = set(re.findall(r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |what=)"([^"]+)"', source))
+    names = set(
+        re.findall(
+            r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |judged\(\s*\S+,\s*|what=)"([^"]+)"', source
+        )
+    )
     assert {"clock", "MTU", "disk", "GPU errors", "InfiniBand rate", "run", "matrix product"} <= names
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     table = page.partition("### What preflight checks")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.preflight.judgement import ALL, Check, State
+from pipeline.cluster.preflight.judgement import ALL, Check, judged
 from pipeline.core.specs import NodeFacts
 
 TOLERATED_S = 2.0
@@ -55,8 +55,7 @@ def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]
         median_s = sorted(measured.offset_s for measured in offsets.values())[len(offsets) // 2]
         seen = f"this computer's is {_apart(-median_s)} those of all hosts, which agree"
         hint = _HINT.replace(" there", " here")
-        wanted = f"within {TOLERATED_S:g} s"
-        yield Check(host=ALL, name="clock", state=State.WARNING, seen=seen, wanted=wanted, hint=hint)
+        yield judged(ALL, "clock", seen, False, wanted=f"within {TOLERATED_S:g} s", hint=hint)
         return
     for host, measured in offsets.items():
         yield _judged(host, measured)
@@ -70,16 +69,8 @@ def _here_is_wrong(offsets: Sequence[Offset]) -> bool:
 
 def _judged(host: str, measured: Offset) -> Check:
     seen = f"{_apart(measured.offset_s)} this computer's (±{measured.error_s:.2f} s)"
-    if measured.at_least_s <= TOLERATED_S:
-        return Check(host=host, name="clock", state=State.OK, seen=seen)
-    return Check(
-        host=host,
-        name="clock",
-        state=State.WARNING,
-        seen=seen,
-        wanted=f"within {TOLERATED_S:g} s",
-        hint=_HINT,
-    )
+    is_ok = measured.at_least_s <= TOLERATED_S
+    return judged(host, "clock", seen, is_ok, wanted=f"within {TOLERATED_S:g} s", hint=_HINT)
 
 
 def _apart(offset_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.preflight.judgement import Check, State, compared
+from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
@@ -48,16 +48,14 @@ def parse(answers: Mapping[str, str]) -> list[Gpu]:
     for line in answers.get("list", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].isdecimal():
-            index, uuid, name = int(cells[0]), cells[1], cells[2]
-            memory, errors = map(_number, cells[3:])
             gpu = Gpu(
-                index=index,
-                uuid=uuid,
-                name=name,
-                memory_mib=memory,
-                uncorrected_errors=errors,
-                slowed_by=slowed.get(index, ()),
-                processes=tuple(processes.get(uuid, ())),
+                index=int(cells[0]),
+                uuid=cells[1],
+                name=cells[2],
+                memory_mib=_number(cells[3]),
+                uncorrected_errors=_number(cells[4]),
+                slowed_by=slowed.get(int(cells[0]), ()),
+                processes=tuple(processes.get(cells[1], ())),
             )
             parsed.append(gpu)
     return parsed
@@ -94,22 +92,16 @@ def unanswered(
 ) -> Iterator[Check]:
     """Yield a check for each host whose nvidia-smi says nothing about the ranks' GPUs."""
     for host, answers in answers_by_host.items() if cluster.device == "cuda" else ():
-        if not parse(answers or {}):
-            absent = answers is None
-            answer = (answers or {}).get("list")
-            late = (
-                f"nvidia-smi gave no answer within {waited_s:g} s" if answer is None else f"nvidia-smi says {answer!r}"
-            )
-            yield Check(
-                host=host,
-                name="nvidia-smi",
-                state=State.WARNING,
-                seen="nvidia-smi isn't on the login's PATH" if absent else late,
-                wanted="an answer",
-                hint="install NVIDIA's utils for the driver"
-                if absent
-                else "sudo dmesg | grep -i xid there; sudo nvidia-smi -pm 1 keeps the driver loaded",
-            )
+        if parse(answers or {}):
+            continue
+        hint = "sudo dmesg | grep -i xid there; sudo nvidia-smi -pm 1 keeps the driver loaded"
+        if answers is None:
+            seen, hint = "nvidia-smi isn't on the login's PATH", "install NVIDIA's utils for the driver"
+        elif "list" in answers:
+            seen = f"nvidia-smi says {answers['list']!r}"
+        else:
+            seen = f"nvidia-smi gave no answer within {waited_s:g} s"
+        yield judged(host, "nvidia-smi", seen, False, wanted="an answer", hint=hint)
 
 
 def checks(
@@ -153,33 +145,18 @@ def _models(gpus: Sequence[Gpu]) -> str:
 def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
     which = f"GPU {gpu.index}"
     if gpu.uncorrected_errors is not None:
-        bad, errors = gpu.uncorrected_errors > 0, counted(gpu.uncorrected_errors, "uncorrectable memory error")
-        yield Check(
-            host=host,
-            name="GPU errors",
-            state=State.FAILED if bad else State.OK,
-            seen=f"{which}: {errors} since its driver was loaded",
-            wanted="0" if bad else "",
-            hint=f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
-            "cluster.hosts[].env"
-            if bad
-            else "",
-        )
-    yield Check(
-        host=host,
-        name="GPU clocks",
-        state=State.WARNING if gpu.slowed_by else State.OK,
-        seen=f"{which} is slowed down by {' and '.join(gpu.slowed_by)}" if gpu.slowed_by else f"{which} runs freely",
-        hint=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there" if gpu.slowed_by else "",
-    )
+        seen = f"{which}: {counted(gpu.uncorrected_errors, 'uncorrectable memory error')} since its driver was loaded"
+        hint = f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
+        hint += "cluster.hosts[].env"
+        is_ok = gpu.uncorrected_errors == 0
+        yield judged(host, "GPU errors", seen, is_ok, wanted="0", hint=hint, otherwise=State.FAILED)
+    seen = f"{which} is slowed down by {' and '.join(gpu.slowed_by)}" if gpu.slowed_by else f"{which} runs freely"
+    hint = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there"
+    yield judged(host, "GPU clocks", seen, not gpu.slowed_by, hint=hint)
     names = [f"{process.program} (pid {process.pid}{_holding(process)})" for process in gpu.processes]
-    yield Check(
-        host=host,
-        name="GPU processes",
-        state=State.WARNING if names else State.OK,
-        seen=f"{which} is used by {', '.join(names)}" if names else f"{which} is free",
-        hint=f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose" if names else "",
-    )
+    seen = f"{which} is used by {', '.join(names)}" if names else f"{which} is free"
+    hint = f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose"
+    yield judged(host, "GPU processes", seen, not names, hint=hint)
 
 
 def _holding(process: Process) -> str:

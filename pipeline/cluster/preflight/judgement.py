@@ -42,6 +42,15 @@ class Check:
     hint: str = ""
 
 
+def judged(
+    host: str, name: str, seen: str, is_ok: bool, *, wanted: str = "", hint: str = "", otherwise: State = State.WARNING
+) -> Check:
+    """Return a check that is ok, or in the state ``otherwise`` with the value wanted and the fix."""
+    if is_ok:
+        return Check(host=host, name=name, state=State.OK, seen=seen)
+    return Check(host=host, name=name, state=otherwise, seen=seen, wanted=wanted, hint=hint)
+
+
 def lines(checks: Iterable[Check]) -> list[str]:
     """Return a line for each result, with all hosts that have the same one."""
     hosts: dict[tuple[str, str, str, str], list[str]] = {}
@@ -105,8 +114,6 @@ def compared(
     having = [host for host, value in values.items() if value == wanted]
     who = f"as {having[0]} has it" if len(having) == 1 else f"as {len(having)} hosts have it"
     return [
-        Check(host=host, name=name, state=State.OK, seen=shown[host])
-        if value == wanted
-        else Check(host=host, name=name, state=state, seen=shown[host], wanted=f"{wanted}, {who}", hint=hint)
+        judged(host, name, shown[host], value == wanted, wanted=f"{wanted}, {who}", hint=hint, otherwise=state)
         for host, value in values.items()
     ]

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.cluster.preflight.judgement import Check, State, compared
+from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import counted
 
@@ -43,40 +43,29 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
     name = fact.extra.get("system", {}).get("own_name")
     if name is None:
         return
-    has_interface = bool(fact.interface or fact.extra.get("env"))
+    hint = f"a line '{fact.address} {fact.hostname}' in its /etc/hosts, in place of 127.0.1.1"
     if "slow_s" in name:
-        yield Check(
-            host=fact.host,
-            name="host name",
-            state=State.WARNING,
-            seen=f"{fact.hostname} isn't resolved within {name['slow_s']:g} s, for which torchrun waits several times",
-            wanted=f"{fact.address} at once",
-            hint=_in_hosts(fact),
-        )
+        seen = f"{fact.hostname} isn't resolved within {name['slow_s']:g} s, for which torchrun waits several times"
+        yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
         return
-    addresses = name["addresses"]
+    addresses, has_interface = name["addresses"], bool(fact.interface or fact.extra.get("env"))
     # Debian's installer maps the own name to 127.0.1.1, which gloo would announce to the other hosts
     looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
-    if (addresses and not looped) or (has_interface and not addresses):
-        seen = f"{fact.hostname} is {', '.join(addresses) or 'not resolved, and need not be'}"
-        yield Check(host=fact.host, name="host name", state=State.OK, seen=seen)
-        return
-    yield Check(
-        host=fact.host,
-        name="host name",
-        state=State.WARNING if has_interface else State.FAILED,
-        seen=f"{fact.hostname} is {', '.join(addresses) or 'not resolved'} there",
+    is_ok = not looped if addresses else has_interface
+    unresolved = "not resolved, and need not be" if is_ok else "not resolved"
+    yield judged(
+        fact.host,
+        "host name",
+        f"{fact.hostname} is {', '.join(addresses) or unresolved}{'' if is_ok else ' there'}",
+        is_ok,
         wanted=f"{fact.address}, where the other hosts reach it",
-        hint=_in_hosts(fact) + ("" if has_interface else ", or cluster.interface="),
+        hint=hint if has_interface else f"{hint}, or cluster.interface=",
+        otherwise=State.WARNING if has_interface else State.FAILED,
     )
 
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _in_hosts(fact: NodeFacts) -> str:
-    return f"a line '{fact.address} {fact.hostname}' in its /etc/hosts, in place of 127.0.1.1"
 
 
 def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
@@ -87,14 +76,8 @@ def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
 
 def _up(host: str, state: str, where: str) -> Check:
     is_up = state in ("up", "unknown")  # a loopback or a tunnel has no state
-    return Check(
-        host=host,
-        name="link",
-        state=State.OK if is_up else State.WARNING,
-        seen=f"{state}{where}",
-        wanted="" if is_up else "up",
-        hint="" if is_up else "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface",
-    )
+    hint = "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface"
+    return judged(host, "link", f"{state}{where}", is_up, wanted="up", hint=hint)
 
 
 def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
@@ -114,15 +97,8 @@ def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _port(host: str, port: Mapping[str, Any]) -> Check:
-    name = f"{port['device']} port {port['port']}"
     netdev = f", {port['netdev']}" if port["netdev"] else ""
-    is_active = port["state"] == "ACTIVE"
+    state = f"{port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}"
+    seen = f"{port['device']} port {port['port']} is {state}"
     hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
-    return Check(
-        host=host,
-        name="InfiniBand",
-        state=State.OK if is_active else State.WARNING,
-        seen=f"{name} is {port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}",
-        wanted="" if is_active else "ACTIVE",
-        hint="" if is_active else hint,
-    )
+    return judged(host, "InfiniBand", seen, port["state"] == "ACTIVE", wanted="ACTIVE", hint=hint)

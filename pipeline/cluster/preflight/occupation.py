@@ -9,7 +9,7 @@ from pipeline.cluster.agent.running.claims import clock, collide, printable
 from pipeline.cluster.launchers.settings import REFUSE, WHEN_BUSY_HINT, busy_policy
 from pipeline.cluster.launchers.transport.agent_requests import claim, resources
 from pipeline.cluster.preflight import gpus
-from pipeline.cluster.preflight.judgement import Check, State
+from pipeline.cluster.preflight.judgement import Check, State, judged
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
@@ -76,15 +76,8 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     """Check the hosts for preflight, which belongs to no run: the user's own runs are named too."""
     state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [
-        Check(
-            host=occupation.host,
-            name="occupied",
-            state=state,
-            seen=occupation.who,
-            wanted="nobody",
-            hint=WHEN_BUSY_HINT,
-        )
-        for occupation in occupied(cluster, facts, "")
+        judged(one.host, "occupied", one.who, False, wanted="nobody", hint=WHEN_BUSY_HINT, otherwise=state)
+        for one in occupied(cluster, facts, "")
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.cluster.preflight.judgement import Check, State
+from pipeline.cluster.preflight.judgement import Check, State, judged
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
@@ -37,23 +37,12 @@ def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
     allowed = system.get("cgroup", {}).get("cpus")
     ranks = counted(host.nproc_per_node, "rank")
     if allowed is not None and allowed < fact.cpus:
-        return Check(
-            host=fact.host,
-            name="cores",
-            state=State.WARNING,
-            seen=f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}",
-            wanted=f"{fact.cpus}, which programs there see",
-            hint="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks",
-        )
-    few = fact.cpus < host.nproc_per_node
-    return Check(
-        host=fact.host,
-        name="cores",
-        state=State.WARNING if few else State.OK,
-        seen=f"{counted(fact.cpus, 'core')} for {ranks}",
-        wanted="one for each rank" if few else "",
-        hint="a smaller nproc_per_node" if few else "",
-    )
+        seen = f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}"
+        wanted = f"{fact.cpus}, which programs there see"
+        hint = "a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks"
+        return judged(fact.host, "cores", seen, False, wanted=wanted, hint=hint)
+    seen, is_ok = f"{counted(fact.cpus, 'core')} for {ranks}", fact.cpus >= host.nproc_per_node
+    return judged(fact.host, "cores", seen, is_ok, wanted="one for each rank", hint="a smaller nproc_per_node")
 
 
 def _memory(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
@@ -84,32 +73,26 @@ def _shared_memory(cluster: Cluster, host: Host, shm: dict[str, int]) -> Check:
 
 
 def _at_least(host: str, name: str, measured: int, wanted: int, what: str, hint: str) -> Check:
-    few = measured < wanted
-    return Check(
-        host=host,
-        name=name,
-        state=State.WARNING if few else State.OK,
-        seen=f"{_gib(measured)} {what}",
-        wanted=f"at least {_gib(wanted)}" if few else "",
-        hint=hint if few else "",
-    )
+    seen = f"{_gib(measured)} {what}"
+    return judged(host, name, seen, measured >= wanted, wanted=f"at least {_gib(wanted)}", hint=hint)
 
 
 def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) -> Check:
     """Check the limit: each rank has a connection to each other one (gloo), and rank 0 with its store two from each."""
     least, enough = 32 + 2 * world_size, max(512, 128 + 4 * world_size)
     if soft is None or soft >= enough:
-        seen = "no limit" if soft is None else f"{soft:,}"
-        return Check(host=host, name="open files", state=State.OK, seen=seen)
+        return judged(host, "open files", "no limit" if soft is None else f"{soft:,}", True)
+    if hard is None or hard >= enough:
+        hint = f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
+    else:
+        hint = f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there"
     return Check(
         host=host,
         name="open files",
         state=State.FAILED if soft < least else State.WARNING,
         seen=f"a process of the login may have {soft:,}",
         wanted=f"at least {enough:,} for {counted(world_size, 'rank')}",
-        hint=f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
-        if hard is None or hard >= enough
-        else f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there",
+        hint=hint,
     )
 
 
@@ -119,17 +102,15 @@ def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iter
     active = [port for port in system.get("infiniband", []) if port["state"] == "ACTIVE"]
     if cluster.device != "cuda" or cluster.nnodes < 2 or not active or host.env.get("NCCL_IB_DISABLE") == "1":
         return
-    few = soft is not None and soft < _LOCKED
-    yield Check(
-        host=host.label,
-        name="locked memory",
-        state=State.FAILED if few else State.OK,
-        seen=f"a process of the login may lock {soft >> 10:,} KiB" if soft is not None else "no limit",
-        wanted="no limit, as NCCL registers its buffers with InfiniBand" if few else "",
+    yield judged(
+        host.label,
+        "locked memory",
+        f"a process of the login may lock {soft >> 10:,} KiB" if soft is not None else "no limit",
+        soft is None or soft >= _LOCKED,
+        wanted="no limit, as NCCL registers its buffers with InfiniBand",
         hint=f"echo '* - memlock unlimited' | sudo tee -a {_LIMITS} there (docker run --ulimit memlock=-1), "
-        "or ++cluster.env={NCCL_IB_DISABLE: '1'}"
-        if few
-        else "",
+        "or ++cluster.env={NCCL_IB_DISABLE: '1'}",
+        otherwise=State.FAILED,
     )
 
 

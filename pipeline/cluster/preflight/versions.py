@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.cluster.preflight.judgement import Check, State, compared
+from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.errors import HostError
 from pipeline.core.printable import hydra_value
 from pipeline.core.specs import Cluster, NodeFacts
@@ -46,14 +46,10 @@ def _nccl(fact: NodeFacts) -> str | None:
 def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
     oldest = _OLDEST_DRIVER.get(int(cuda.partition(".")[0]), 0) if cuda[:1].isdecimal() else 0
     if int(driver.partition(".")[0]) < oldest:
-        yield Check(
-            host=host,
-            name="GPU driver",
-            state=State.WARNING,  # NVIDIA's forward compatibility package may make it work
-            seen=f"{driver}, and torch was built with CUDA {cuda}",
-            wanted=f"{oldest} or newer",
-            hint="install a newer driver, or a torch for an older CUDA",
-        )
+        seen = f"{driver}, and torch was built with CUDA {cuda}"
+        hint = "install a newer driver, or a torch for an older CUDA"
+        # only a warning, as NVIDIA's forward compatibility package may make it work
+        yield judged(host, "GPU driver", seen, False, wanted=f"{oldest} or newer", hint=hint)
 
 
 Versions = Mapping[str, str]
