@@ -35,7 +35,7 @@ DOIT = str(Path(sys.executable).parent / "doit")
 SWEEP = ("experiment=quickstart", "trainer.epochs=3", "optimizer.lr=0.1,0.03,0.01", "seed=range(3)")
 MODEL = ("name=digits", "alias=champion")
 NAMES = [f"lr={lr} seed={seed} · " for lr, seed in itertools.product(("0.1", "0.03", "0.01"), range(3))]
-WIDTH, HEIGHT = 2400, 1100
+WIDTH, HEIGHT = 1440, 900
 PATIENCE_S = 90.0
 CLOSE_ASSISTANT = "document.querySelector('[data-component-id=\"mlflow.assistant.chat_panel.close\"]')?.click()"
 
@@ -53,9 +53,9 @@ def main() -> int:
         assert len(keys) == 9, keys
         with browser(folder / "profile") as page:
             with links(where) as all_runs:
-                columns = ["val/accuracy", "optimizer.lr", "seed", "digits"]
+                columns = ["val/accuracy", "test/accuracy", "val/loss", "optimizer.lr", "seed", "Duration"]
                 look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.webp")
-                look(page, all_runs["charts"], [*NAMES, "test/accuracy"], pictures / "charts.webp")
+                look(page, all_runs["charts"], [*NAMES, "curves (3)", "train/loss"], pictures / "charts.webp")
             with links((*where, *keys[:2], "charts=val/accuracy")) as two:
                 look(page, two["charts"], ["val/accuracy"], pictures / "chosen.webp")
                 look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.webp")

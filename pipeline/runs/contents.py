@@ -16,6 +16,7 @@ from trainers.core.config import OWN
 _WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
 _KEY_DIGITS = 4
 _MAX_VALUE = 32  # characters of one value
+_MAX_FIELD = 16  # of a field's name in the name of a run
 _MAX_APART = 90  # of all together: MLflow's table shows no more
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
@@ -73,7 +74,7 @@ def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept
 
 
 def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequence[str] = ()) -> str:
-    """Name a run by what sets it apart.
+    """Name a run by what sets it apart, each field's name shortened and its value kept.
 
     A trial is named by the fields that its sweep varies and by nothing else (``lr=0.1 seed=2``): MLflow's column shows
     some twenty characters. Another run is named by model, data set and its other overrides
@@ -101,8 +102,16 @@ def _option(config: Mapping[str, Any], group: str) -> str:
 
 
 def _joined(labels: Sequence[str]) -> str:
-    text = " ".join(labels)
+    text = " ".join(map(_short_field, labels))
     return text if len(text) <= _MAX_APART else text[: _MAX_APART - 1] + "…"
+
+
+def _short_field(label: str) -> str:
+    """``hidden_units_of_the_classifier=64`` → ``hidden_…assifier=64``: the middle of a long field is left out."""
+    name, equals, value = label.partition("=")
+    if not equals or len(name) <= _MAX_FIELD:
+        return label
+    return f"{name[: _MAX_FIELD // 2 - 1]}…{name[-_MAX_FIELD // 2 :]}={value}"
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:

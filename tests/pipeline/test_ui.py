@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,18 +72,46 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
 
 
 RUNS = [
-    Shown(run_id="a" * 32, key="cf0848", metrics=["val/accuracy", "lr"], params={"optimizer.lr": "0.1", "seed": "1"}),
-    Shown(run_id="b" * 32, key="495e1d", metrics=["val/accuracy"], params={"optimizer.lr": "0.2", "seed": "1"}),
+    Shown(
+        run_id="a" * 32,
+        key="cf0848",
+        metrics=["val/accuracy", "lr", "images_per_s"],
+        params={"optimizer.lr": "0.1", "seed": "1"},
+        data=["digits 9cf2"],
+        name="lr=0.1 of a name that is longer",
+    ),
+    Shown(
+        run_id="b" * 32,
+        key="495e1d",
+        metrics=["val/accuracy"],
+        params={"optimizer.lr": "0.2", "seed": "1"},
+        data=["digits 9cf2"],
+    ),
 ]
 
 
-def test_the_table_shows_the_metrics_that_matter_and_the_parameters_that_differ() -> None:
+def test_the_table_shows_the_metrics_that_matter_and_the_parameters_and_data_that_differ() -> None:
     state = json.loads(view(RUNS))
-    columns = ["attributes.`Dataset`", "attributes.`Duration`", "metrics.`val/accuracy`", "params.`optimizer.lr`"]
-    assert state == {"selectedColumns": columns}
+    columns = ["metrics.`val/accuracy`", "params.`optimizer.lr`"]
+    assert state["selectedColumns"] == ["attributes.`Duration`", *columns]
+    assert state["columnOrder"] == [*columns, "attributes.`Run Name`"]
+    assert state["columnWidths"] == dict(zip(state["columnOrder"], [116, 116, 277], strict=True))
     state = json.loads(view(RUNS, ["lr"]))
     assert state["chartsSearchFilter"] == "lr"
-    assert state["selectedColumns"][2:4] == ["metrics.`lr`", "metrics.`val/accuracy`"]
+    assert state["selectedColumns"][1:3] == ["metrics.`lr`", "metrics.`val/accuracy`"]
+    others = view([RUNS[0], replace(RUNS[1], data=["cifar10 0b1c"])])
+    assert json.loads(others)["selectedColumns"][:2] == ["attributes.`Dataset`", "attributes.`Duration`"]
+
+
+def test_charts_of_accuracy_and_loss_come_first_and_those_of_the_hosts_last() -> None:
+    names = ["network/sent_bytes", "system/node0/cpu", "test/loss", "train/lr", "train/loss", "mine/x", "train_s"]
+    state = json.loads(view([replace(RUNS[0], metrics=[*names, "val/loss", "val/accuracy"])]))
+    assert [chart["metricKey"] for chart in state["compareRunCharts"]] == ["val/accuracy", "train/loss", "val/loss"]
+    sections = ["curves", "train", "test", "Model metrics", "mine", "network", "system/node0"]
+    assert [section["name"] for section in state["compareRunSections"]] == sections
+    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {"curves"}
+    many = [f"part{number}/{'x' * 40}" for number in range(1000)]
+    assert len(view([replace(RUNS[0], metrics=many)])) < 5000  # what MLflow accepts in a tag of an experiment
 
 
 def test_addresses_open_on_the_chosen_runs() -> None:

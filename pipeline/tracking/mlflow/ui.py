@@ -341,15 +341,25 @@ def _shown(run: Mapping[str, Any]) -> Shown:
     return Shown(
         run_id=run["info"]["run_id"],
         key=tags.get("paceline.run_key", ""),
+        name=run["info"].get("run_name", ""),
         metrics=[metric["key"] for metric in data.get("metrics", [])],
         params={param["key"]: param.get("value", "") for param in data.get("params", [])},
+        data=[
+            f"{used['dataset'].get('name')} {used['dataset'].get('digest')}"
+            for used in run.get("inputs", {}).get("dataset_inputs", [])
+        ],
     )
 
 
 VIEW_TAG = "mlflow.sharedViewState."
-_FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s")
+_FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss")
 _MAX_METRICS, _MAX_PARAMS = 5, 8
-_ATTRIBUTES = ("Dataset", "Duration")
+_USUAL_WIDTH, _WIDEST = 100, 300  # pixels of a column of the table
+_FIRST_CHARTS = ("val/accuracy", "train/loss", "val/loss")
+_FIRST_SECTION = "curves"  # of the page with charts
+_SECTIONS = ("train", "val", "test", "Model metrics")  # those before others
+_LAST_SECTIONS = ("network", "system")  # the hosts, of whom each has a section
+_MOST_SECTIONS = 20  # the tag of a view holds 5,000 characters; MLflow appends the others
 _TRAINING = {"workflowType": "machine_learning"}  # otherwise the page may show runs as agent evaluations
 
 
@@ -361,10 +371,14 @@ class Shown:
     key: str
     metrics: Sequence[str]
     params: Mapping[str, str] = field(default_factory=dict)
+    data: Sequence[str] = ()
+    name: str = ""
 
 
 def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = False) -> str:
-    """Return the shared view of ``runs`` as JSON, with columns of important metrics and of differing parameters.
+    """Return the shared view of ``runs`` as JSON: its columns and the order of its charts, the important ones first.
+
+    Only differing parameters, and data sets if they differ, have columns.
 
     ``charts``: show only these metrics' charts. ``only``: list only these runs, because the page accepts no filter in
     an address that names a view.
@@ -374,18 +388,52 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
     if not first:
         first = [name for name in metrics if not name.startswith("system/")]
     names = list(dict.fromkeys(first))[:_MAX_METRICS]
+    attributes = ["Dataset"] if len({tuple(run.data) for run in runs}) > 1 else []
+    params = differing(runs)[:_MAX_PARAMS]
+    columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in params}
+    widths = {column: _width(len(name)) for column, name in columns.items()}
+    widths["attributes.`Run Name`"] = _width(max((len(run.name) for run in runs), default=0) + 4)  # after its dot
     state: dict[str, Any] = {
-        "selectedColumns": [
-            *(f"attributes.`{name}`" for name in _ATTRIBUTES),
-            *(f"metrics.`{name}`" for name in names),
-            *(f"params.`{name}`" for name in differing(runs)[:_MAX_PARAMS]),
-        ]
+        **_charts(list(metrics)),
+        "selectedColumns": [*(f"attributes.`{name}`" for name in (*attributes, "Duration")), *columns],
+        "columnOrder": list(widths),
+        "columnWidths": widths,
     }
     if charts:
         state["chartsSearchFilter"] = "|".join(charts)
     if only:
         state["searchFilter"] = f"attributes.run_id IN ({', '.join(repr(run.run_id) for run in runs)})"
     return json.dumps(state, sort_keys=True)
+
+
+def _width(letters: int) -> int:
+    """Return the width in pixels of a column that shows so many letters, within limits."""
+    return min(_WIDEST, max(_USUAL_WIDTH, 7 * letters + 32))
+
+
+def _charts(metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the order of the charts: by itself MLflow sorts sections by name, so traffic comes before accuracy.
+
+    Charts that are not listed here are added by the page, each to the section of its name.
+    """
+    first = [name for name in _FIRST_CHARTS if name in metrics]
+    names = {name.rpartition("/")[0] or "Model metrics" for name in metrics if name not in first}
+    shown = [*([_FIRST_SECTION] if first else []), *sorted(names, key=_place)[:_MOST_SECTIONS]]
+    return {
+        "compareRunCharts": [
+            {"uuid": name, "metricKey": name, "metricSectionId": _FIRST_SECTION, "type": "BAR", "isGenerated": True}
+            for name in first  # of type BAR: the page draws a line where a metric has several steps
+        ],
+        "compareRunSections": [{"uuid": name, "name": name, "display": True, "isReordered": True} for name in shown],
+        "isAccordionReordered": True,
+    }
+
+
+def _place(section: str) -> tuple[int, str]:
+    """Return the sort key of a section of charts: the training's, those of a script by name, the hosts'."""
+    if section in _SECTIONS:
+        return _SECTIONS.index(section), section
+    return len(_SECTIONS) + (section.partition("/")[0] in _LAST_SECTIONS), section
 
 
 def differing(runs: Sequence[Shown]) -> list[str]:
