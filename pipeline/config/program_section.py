@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
+from pipeline.core.places import shown
 from pipeline.core.program import CLASSIFIER, SCRIPT
 from pipeline.core.specs import Cluster
 from pipeline.keys import process_groups, script_files
@@ -218,8 +219,8 @@ def with_script(
     where = {"script": files.shown or None} if settings.script else {}
     arguments = tracked(section["args"], files.data, settings.untracked, root)
     files = files._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
-    shown = [script_files.shown(one.path, root) for one in files.data]
-    data = {"args": arguments.args, "data": shown if len(shown) > 1 else "".join(shown) or None}
+    shown_data = [shown(one.path, root) for one in files.data]
+    data = {"args": arguments.args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
     run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
 

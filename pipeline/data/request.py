@@ -78,7 +78,7 @@ class Request(NamedTuple):
         """
         for path, before in self.stamps.items():
             if manifest.stamp(path) != before:
-                raise _changing(path)
+                raise changing(path)
         now = _code(self.modules).digests
         if edited := sorted(name for name in {*now, *self.code} if now.get(name) != self.code.get(name)):
             raise DataError(
@@ -192,11 +192,12 @@ def fingerprint(path: Path) -> tuple[Stamp, str]:
         time.sleep(unsettled_s)
     sha256 = sha256_file(path)
     if manifest.stamp(path) != before:
-        raise _changing(path)
+        raise changing(path)
     return before, sha256
 
 
-def _changing(path: Path) -> DataError:
+def changing(path: Path) -> DataError:
+    """Return the error for a file that was written to while it was read."""
     return DataError(f"{path} was changed while it was read", hint="the same command, when nothing writes to it")
 
 

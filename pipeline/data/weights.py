@@ -14,7 +14,7 @@ from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.data.request import fingerprints
+from pipeline.data.request import changing, fingerprints
 from pipeline.data.sources.download import retrieve
 from pipeline.data.sources.source import file_name, shown
 from pipeline.data.sources.wanted import Wanted
@@ -92,9 +92,7 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
         shutil.copyfile(source, copy)
         copy.chmod(0o644)
         if sha256_file(copy) != sha256:
-            raise DataError(
-                f"{source} was changed while it was read", hint="the same command, when nothing writes to it"
-            )
+            raise changing(source)
         copy.replace(path)
     finally:
         copy.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
-from pipeline.core.places import MODULES
+from pipeline.core.places import MODULES, shown
 from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -273,11 +273,6 @@ def find(
         outputs=tuple(outputs),
         data=tuple(DataPath("program.data", place("program.data", name)) for name in data_paths(data)),
     )
-
-
-def shown(path: Path, root: Path) -> str:
-    """Return the path relative to the project if it lies there."""
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def _python_file(name: str, place: _Place) -> Path:

@@ -167,7 +167,7 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str
     [
         (
             "kill -9 $$",
-            r"ended by SIGKILL \(by a person, or by the system where memory is short\)\n  try: the same command",
+            r"ended by SIGKILL \(by a user, or by the system where memory is short\)\n  try: the same command",
         ),
         ("exit 3", "exit code 3$"),
         ("echo no room >&2; exit 1", "no room$"),

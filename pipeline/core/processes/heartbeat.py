@@ -10,13 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import Waiting
 
 EVERY_S = 5.0
 _LONGEST = 12  # times EVERY_S

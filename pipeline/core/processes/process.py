@@ -44,7 +44,7 @@ class Completed:
             return output
         ended = f"exit code {self.code}" if self.code >= 0 else f"ended by {signal_name(-self.code)}"
         if self.code == -signal.SIGKILL:
-            ended += " (by a person, or by the system where memory is short)"
+            ended += " (by a user, or by the system where memory is short)"
         return f"{output}; {ended}" if output else ended
 
 

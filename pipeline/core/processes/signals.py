@@ -86,10 +86,10 @@ def _raise_killed(number: int, frame: FrameType | None) -> None:
     """Outside of a block that ends a run."""
     global _first
     _first = _first or number
-    raise Killed(f"stopped by {_said(signal.SIGALRM)}", hint="the same command goes on")
+    raise Killed(f"stopped by {_origin(signal.SIGALRM)}", hint="the same command goes on")
 
 
-def _said(number: signal.Signals) -> str:
+def _origin(number: signal.Signals) -> str:
     return f"--budget {_budget}" if number == signal.SIGALRM else number.name
 
 
@@ -186,7 +186,7 @@ class Interruptible:
     @property
     def caught(self) -> str:
         """The name of the received signal, or ``--budget 30m``; '' if none came."""
-        return _said(self._first) if self._first is not None else ""
+        return _origin(self._first) if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         global _first

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.sources.download import retrieve
-from pipeline.data.sources.official import unreachable
+from pipeline.data.sources.download import download
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
@@ -82,10 +81,12 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     from pipeline.data.reading.npz import ArrayFile  # late import: looking up a pack doesn't need numpy
 
     source = _source(config)
-    path = local_path(source) or _download(config, source, work)
-    made = raw_set(
-        ArrayFile(path), source="arrays of a .npz file", origin=str(path) if local_path(source) else shown(source)
-    )
+    path = local_path(source)
+    origin = str(path)
+    if path is None:
+        wanted = Wanted(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
+        path, origin = download(config, wanted, work.folder, work.report), shown(source)
+    made = raw_set(ArrayFile(path), source="arrays of a .npz file", origin=origin)
     return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
 
 
@@ -114,14 +115,6 @@ def _source(config: DatasetConfig) -> str:
     if config.source is None:
         raise DataError("dataset=arrays needs your file", hint="dataset.source=<path or URL of a .npz>")
     return config.source
-
-
-def _download(config: DatasetConfig, source: str, work: Workspace) -> Path:
-    name = file_name(source) or "arrays.npz"
-    got = retrieve(Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)
-    if isinstance(got, Path):
-        return got
-    raise unreachable(config, name, got)
 
 
 @dataclass(frozen=True)

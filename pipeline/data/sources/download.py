@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress
+from pipeline.data.sources.source import shown
 from pipeline.data.sources.wanted import Failure, Part, Wanted
+from trainers.core.config import DatasetConfig
 
 PAUSES_S = (0.5, 1.5)  # between rounds over all addresses without new bytes
 _PATIENCE_S = 8.0  # no new round after this long without a byte
@@ -47,3 +50,21 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
             break
         time.sleep(pauses.pop(0))
     return list(failures.values())
+
+
+def download(config: DatasetConfig, wanted: Wanted, folder: Path, report: OnProgress) -> Path:
+    """Return the file of ``retrieve``. Raises DataError if every address failed."""
+    path = retrieve(wanted, folder, report)
+    if not isinstance(path, Path):
+        raise unreachable(config, wanted.name, path)
+    return path
+
+
+def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> DataError:
+    """Return an error with every address's failure and three alternatives."""
+    lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
+    return DataError(
+        f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",
+        hint=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "
+        "or dataset=digits, which needs no download",
+    )

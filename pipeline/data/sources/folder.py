@@ -9,9 +9,8 @@ from pipeline.core.errors import DataError
 from pipeline.data import disk
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import retrieve
+from pipeline.data.sources.download import download
 from pipeline.data.sources.filesystems import ObjectStore
-from pipeline.data.sources.official import unreachable
 from pipeline.data.sources.source import WEB, file_name, local_path, refuse_special, scheme, shown
 from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
@@ -100,7 +99,4 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
 
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:
-    got = retrieve(Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)
-    if not isinstance(got, Path):
-        raise unreachable(config, name, got)
-    return got
+    return download(config, Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)

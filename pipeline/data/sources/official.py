@@ -10,7 +10,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import retrieve
+from pipeline.data.sources.download import download, retrieve, unreachable
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from pipeline.data.sources.wanted import Failure, Wanted
 from trainers.core.config import DatasetConfig
@@ -161,11 +161,9 @@ def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> P
     for wanted in catalogue.downloads:
         if wanted.name in test_only:
             continue
-        got = retrieve(wanted, work.downloads, work.report)
-        if not isinstance(got, Path):
-            raise unreachable(config, wanted.name, got)
+        path = download(config, wanted, work.downloads, work.report)
         if wanted.name.endswith(archives.SUFFIXES):
-            return _unpack(got, catalogue, work)
+            return _unpack(path, catalogue, work)
     return work.downloads
 
 
@@ -175,10 +173,8 @@ def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: s
     if name.endswith(archives.SUFFIXES):
         known = {official.name: official.sha256 for official in catalogue.downloads}
         wanted = Wanted(name=name, urls=(url,), sha256=known.get(name))
-        got = retrieve(wanted, work.folder if wanted.sha256 is None else work.downloads, work.report)
-        if not isinstance(got, Path):
-            raise unreachable(config, name, got)
-        return _unpack(got, catalogue, work)
+        folder = work.folder if wanted.sha256 is None else work.downloads
+        return _unpack(download(config, wanted, folder, work.report), catalogue, work)
     return _remote_folder(config, catalogue, work, url)
 
 
@@ -200,13 +196,3 @@ def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace,
         else:
             return work.downloads
     raise unreachable(config, "its first file", first)
-
-
-def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> DataError:
-    """Return an error with every address's failure and three alternatives."""
-    lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
-    return DataError(
-        f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",
-        hint=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "
-        "or dataset=digits, which needs no download",
-    )
