@@ -129,8 +129,9 @@ def says_something(resolved: Mapping[str, Any]) -> bool:
 
 
 def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Return the configuration with the file of ``program.module`` as its script, and one rank for ``auto`` if the
-    script uses no process group.
+    """Set ``program.script`` from ``program.module``, and the number of ranks of a script that needs only one.
+
+    ``nproc_per_node=auto`` becomes 1 if the script uses no process group.
 
     Raises:
         UsageError: there is no such module.
@@ -232,7 +233,7 @@ def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
             field = name.partition(".")[2] or "NAME"
             raise UsageError(
                 f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
-                f"what that is told are its arguments: program.args.{field}=…"
+                f"its own arguments are set by program.args.{field}=…"
             )
 
 

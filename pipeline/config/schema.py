@@ -82,15 +82,15 @@ class SearchConfig:
 
     Attributes:
         n_trials: trials in all, also over several calls; null (search=grid alone): every combination.
-        seed: of the sampler.
-        metric: what is optimised, by its name in result.json.
+        seed: the sampler's seed.
+        metric: the metric to optimise, by its name in result.json.
         direction: maximize or minimize.
         objectives: several metrics, each as "val/accuracy maximize"; replaces metric and direction.
-        pruner: what ends trials that fall behind: none, median or hyperband.
-        startup_trials: median: as many trials run to their end before any is pruned.
-        warmup_epochs: median: no trial is pruned for what it was up to this epoch.
-        min_epochs: hyperband: the epoch of the first look at a trial.
-        reduction_factor: hyperband: one of so many goes on.
+        pruner: the rule that ends bad trials early: none, median or hyperband.
+        startup_trials: median: the number of trials that run to their end before any is pruned.
+        warmup_epochs: median: no trial is pruned up to this epoch.
+        min_epochs: hyperband: the epoch at which trials are first compared.
+        reduction_factor: hyperband: one in this many trials continues.
     """
 
     name: str = "none"
@@ -120,10 +120,10 @@ class SweepConfig:
     """How a sweep's trials are run; nothing here belongs to a run or its key.
 
     Attributes:
-        name: what the sweep is called; null: by its content.
+        name: the sweep's name; null: its key.
         nodes: hosts of the cluster that one trial runs on; null: all of them.
         slots: trials at a time on the same hosts: a number, or auto (local: GPUs // nproc_per_node, else 1).
-        retries: further tries of a trial that a lost host or a lack of memory has ended.
+        retries: how often a trial is repeated after a lost host or a lack of memory.
     """
 
     name: str | None = None
@@ -134,7 +134,7 @@ class SweepConfig:
 
 @dataclass(kw_only=True)
 class NotifyConfig:
-    """Who is told when a run or a sweep ends, fails or stalls; nothing here belongs to a run or its key.
+    """Notifications when a run or a sweep ends, fails or stalls; nothing here belongs to a run or its key.
 
     Attributes:
         command: a program with its arguments, no shell; facts in PACELINE_… variables and, as JSON, on its stdin.
@@ -150,8 +150,8 @@ class RootConfig:
     """The whole configuration of a run, and how a sweep over it runs.
 
     Attributes:
-        seed: of everything that is drawn: initial weights, order of samples, augmentation, dropout.
-        step: fields of steps of one's own, in place of those in conf/step: step.clean.args.rate=0.3.
+        seed: the seed of initial weights, order of samples, augmentation and dropout.
+        step: fields of your own steps that replace those in conf/step: step.clean.args.rate=0.3.
     """
 
     seed: int = 0

@@ -26,8 +26,7 @@ def remember_in(root: Path, runs_dir: Path) -> None:
 
 
 class Remembered:
-    """The cache entries of one kind, in ``.paceline/<kind>.json`` below the folder set by ``remember_in``, else
-    ``root``.
+    """The cache entries of one kind, in ``.paceline/<kind>.json`` of the project or of ``remember_in``.
 
     Beyond ``most`` entries the oldest are dropped.
     """

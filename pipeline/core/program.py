@@ -38,8 +38,7 @@ class Program(NamedTuple):
     is_ours: bool = True
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
-        """List the result files in a finished run's folder, without unreadable files and links that leave the
-        folder."""
+        """List the result files of a finished run, without unreadable files and links that leave its folder."""
         top = os.path.realpath(run_dir)
         paths = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if _is_kept(path, top))
         return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in paths), *self.evaluated)

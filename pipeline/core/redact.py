@@ -183,8 +183,7 @@ class Secret(str):
 # ---------------------------------------------------------------------------------------- names and texts
 @cache
 def is_secret_name(name: str) -> bool:
-    """Return True if a variable or field of this name holds a secret: ``API_TOKEN``, ``dbPassword``; not
-    ``MAX_TOKENS``."""
+    """Return True if this name marks a secret: ``API_TOKEN``, ``dbPassword``, but not ``MAX_TOKENS``."""
     parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
     return _NAME.search(parts) is not None and _PLACE.search(parts) is None
 

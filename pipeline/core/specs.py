@@ -326,8 +326,7 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, or its agent died without an exit code (``answers``: the host itself reported
-    that)."""
+    """The node no longer answers, or its agent died without an exit code (``answers``: the host reported that)."""
 
     host: str
     reason: str

@@ -157,8 +157,10 @@ def unit_of(name: str, size: float) -> tuple[float, str]:
 
 
 def quantity(name: str, value: float, form: str = ".6g") -> str:
-    """Return a figure in its unit (``8.1 MB``, ``2 min 05 s``); a large one with the digits before its point, others as
-    ``form`` says."""
+    """Return a figure in its unit (``8.1 MB``, ``2 min 05 s``), or formatted with ``form``.
+
+    A large figure without a unit keeps all digits before its point.
+    """
     unit = unit_of(name, value)[1]
     if unit and math.isfinite(value):
         return file_size(round(value)) if unit in ("kB", "MB", "GB", "TB") else duration(value)

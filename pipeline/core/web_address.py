@@ -20,8 +20,7 @@ def is_here(url: str) -> bool:
 
 
 def opener(url: str, *handlers: type) -> OpenerDirector:
-    """Return an opener for requests to ``url``: through the environment's proxy (``http_proxy``), but not to this
-    host."""
+    """Return an opener for ``url`` that uses the environment's proxy (``http_proxy``), except for this host."""
     from urllib.request import ProxyHandler, build_opener  # each `doit train` loads this module
 
     return build_opener(*handlers, *([ProxyHandler({})] if is_here(url) else []))

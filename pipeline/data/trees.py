@@ -123,8 +123,9 @@ def sources(data_dir: Path) -> Iterator[Path]:
 
 
 def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
-    """Return all files, and the empty folders (``a/b/``), because a script may count those too; without what Paceline
-    keeps in ``data_dir``, which may be the same folder.
+    """Return all files, and the empty folders (``a/b/``), because a script may count those too.
+
+    Leave out what Paceline keeps in ``data_dir``, which may be the same folder.
 
     Raises:
         DataError: a link to a folder, which would not be sent, or a link to nothing.

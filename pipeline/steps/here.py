@@ -45,8 +45,7 @@ def call(step: Step, inputs: Sequence[str], out: str) -> str:
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
-    """Build the environment like a rank's, plus the project on PYTHONPATH, the step's variables, and its arguments
-    for bash.
+    """Return a rank's environment plus the project on PYTHONPATH, the step's variables, and its arguments for bash.
 
     Args:
         around: the environment of this process.

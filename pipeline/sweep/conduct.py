@@ -337,8 +337,7 @@ class _Conductor:
         return None
 
     def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
-        """Record a trial that needs no start, unless the journal already has it (an earlier call may have been
-        killed)."""
+        """Record a trial that needs no start, unless an earlier call already has."""
         stood = self._stood.get(trial.number)
         if stood is None or (stood.key, stood.state) != (trial.key, state):
             self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)

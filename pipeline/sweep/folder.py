@@ -31,8 +31,10 @@ _OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """``configuration`` is a digest; ``chosen`` are the overrides that distinguish the trial, ``overrides`` all of
-    them."""
+    """A trial in sweep.json.
+
+    ``configuration`` is a digest; ``chosen`` are the overrides that distinguish the trial among all ``overrides``.
+    """
 
     number: int
     key: str

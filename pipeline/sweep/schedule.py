@@ -122,8 +122,7 @@ def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str,
 
 
 def words(whole: Cluster, part: Cluster) -> tuple[str, ...]:
-    """Return the overrides that select ``part``'s hosts, for the command that repeats a trial; empty for the whole
-    cluster."""
+    """Return the overrides that select ``part``'s hosts, to repeat a trial; empty for the whole cluster."""
     if part.nnodes == whole.nnodes:
         return ()
     return (f"cluster.nnodes={part.nnodes}",) if _are_granted(part) else _host_words(part)
@@ -213,8 +212,7 @@ class Schedule:
         self.ended: list[Ended] = []
 
     def next(self) -> Start | None:
-        """Return the next trial to start; None if no slot is free, nothing is left, or the next trial's run is in
-        progress."""
+        """Return the next trial to start; None if there is none, no slot is free, or its run is in progress."""
         while self._free and not self._halted:
             trial, tried = self._take()
             if trial is None:

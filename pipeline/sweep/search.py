@@ -224,8 +224,7 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
 
 
 def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
-    """Return True if no finite value of the metric followed its first non-finite one, so its last value is
-    meaningless."""
+    """Return True if the metric has no finite value after its first non-finite one: its last value means nothing."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
     path = trial.run.folder.path / run_folder.METRICS

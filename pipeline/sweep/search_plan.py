@@ -179,8 +179,7 @@ class SearchPlan:
 
     @property
     def key(self) -> str:
-        """A digest of code, data, environment, fixed overrides, space and search settings, without the number of
-        trials."""
+        """A digest of code, data, environment, fixed overrides, space and search settings except ``n_trials``."""
         return sha256_text(canonical_json(self.made_of))[:KEY_LENGTH]
 
 

@@ -46,8 +46,7 @@ def detail_of(error: PacelineError | OSError) -> str:
 
 
 def cause_of(error: PacelineError | OSError) -> str:
-    """Return ``host``, ``memory``, ``disk`` (any other trial would fail too) or ``code``, or a TrainingError's
-    cause."""
+    """Return ``host``, ``memory``, ``disk`` (other trials would fail too), ``code``, or a TrainingError's cause."""
     if isinstance(error, HostError):
         return "host"
     if isinstance(error, TrainingError):

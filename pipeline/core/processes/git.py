@@ -48,8 +48,7 @@ def answer(folder: Path, *arguments: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without the repository variables of a calling git (a hook, ``rebase
-    --exec``)."""
+    """Return this process's environment without the repository variables that a calling git sets (a hook)."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
 
 

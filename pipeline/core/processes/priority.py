@@ -32,8 +32,7 @@ def lower_priority(pid: int) -> None:
 
 
 def restore_priority(pid: int) -> None:
-    """Restore normal priority of the recorder ``pid``, a session leader, once the ranks are gone and its end is
-    awaited.
+    """Restore normal priority of the recorder ``pid``, a session leader, once the ranks are gone.
 
     Anyone may raise a session's priority again; only root may do so for a process.
     """

@@ -72,8 +72,7 @@ def allow_open_files(count: int) -> None:
 
 
 def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a child that runs ``-m pipeline.…``, so that it imports this same package in any
-    folder.
+    """Return the environment in which a child that runs ``-m pipeline.…`` imports this same package in any folder.
 
     ``added`` extends this process's environment.
     """

@@ -1,5 +1,4 @@
-"""Turn Ctrl-C, SIGTERM, SIGHUP and the end of ``--budget`` into one exception in the main thread, which clean-up can
-defer."""
+"""Turn Ctrl-C, SIGTERM, SIGHUP and the end of ``--budget`` into one exception, which clean-up can defer."""
 
 from __future__ import annotations
 
@@ -153,8 +152,7 @@ class Interruptible:
             raise killed from None
 
     def killed(self, error: BaseException | None) -> Killed | None:
-        """Return the error that leaves the ``with`` block when ``error`` ends its body; None if no signal was
-        involved."""
+        """Return the error that leaves the ``with`` block whose body ``error`` ends; None if no signal came."""
         if isinstance(error, Killed):  # a nested block raised it
             return error
         if self._first is None and not self._stopped:

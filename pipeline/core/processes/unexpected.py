@@ -44,8 +44,7 @@ def install() -> None:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Return True if ``error`` means that stdout accepts no more: its reader left, the disk is full, the terminal is
-    gone."""
+    """Return True if stdout accepts no more: its reader left, the disk is full, or the terminal is gone."""
     return isinstance(error, OutputError) or nobody_reads(error)
 
 

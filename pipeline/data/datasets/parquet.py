@@ -88,8 +88,7 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
 
 
 def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:
-    """Group shards by split names as in ``train-00000-of-00002.parquet`` or ``test/0000.parquet``; else all are
-    training."""
+    """Group shards by the split in their names, as in ``test/0000.parquet``; without any, all are training shards."""
     names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
     if not any(names.values()):
         return {"train": shards}

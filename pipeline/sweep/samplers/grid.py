@@ -35,8 +35,7 @@ class GridConfig(SearchConfig):
 
 
 class _Grid(GridSampler):
-    """Optuna's sampler without its call of ``study.stop`` after the last trial, because ``study.optimize`` isn't
-    used."""
+    """Optuna's sampler without its call of ``study.stop``, because ``study.optimize`` isn't used."""
 
     def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
 
