@@ -112,13 +112,13 @@ def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: 
 def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:
     text = "ValueError: \udcff " + "x" * 5000
     error = {"unix_time": 1.0, "message": text, "traceback": f"Traceback …\n{text}\n"}
-    told = rank_errors.tellable(error, lambda text: text.replace("Trace", "***"))
+    told = rank_errors.masked_and_cut(error, lambda text: text.replace("Trace", "***"))
     assert told["message"].startswith("ValueError: ? xxx")
     assert told["message"].endswith("x… (cut: 3,014 more characters are in the log)")
     assert told["traceback"] == f"***back …\n{told['message']}"
     lines = "\n".join(f"line {number}" for number in range(1000))
-    told = rank_errors.tellable({"unix_time": 1.0, "message": lines, "traceback": f"Trace\n{lines}"}, str)
+    told = rank_errors.masked_and_cut({"unix_time": 1.0, "message": lines, "traceback": f"Trace\n{lines}"}, str)
     assert told["message"].split("\n")[7:10] == ["line 7", "… 988 lines, see the log", "line 996"]
     assert told["traceback"] == f"Trace\n{told['message']}"
     short = {"unix_time": 1.0, "message": "KeyError: 1", "traceback": ""}
-    assert rank_errors.tellable(short, str) == short
+    assert rank_errors.masked_and_cut(short, str) == short

@@ -202,7 +202,7 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
         os.kill(rank, signal.SIGCONT)
         wait_until(lambda: watches.process_state(rank) != "T")
         assert after(watches.STOPPED_S) == []
-        assert look.said == set()
+        assert look.reported == set()
     finally:
         child.communicate(b"x\n")
 

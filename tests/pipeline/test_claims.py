@@ -41,7 +41,7 @@ def wish(run: str, *resources: str, group: str = "", alone: bool = True) -> dict
 
 
 def stake(run: str, folder: Path, *resources: str, **change: Any) -> claims.Claim:
-    return claims.stake(wish(run, *resources, **change), str(folder))
+    return claims.claim_devices(wish(run, *resources, **change), str(folder))
 
 
 def test_a_device_that_another_run_has_is_refused_with_who_and_since_when(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_device_that_another_run_has_is_refused_with_who_and_since_when(tmp_pa
     with pytest.raises(SystemExit, match=said):
         stake("c", folder, "gpu:0")
     first.release()
-    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
+    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
     stake("c", folder, "gpu:0").release()
     other.release()
     assert list(folder.iterdir()) == []
@@ -74,7 +74,7 @@ def test_a_run_gives_way_to_itself_and_one_controller_arranges_its_own(tmp_path:
     folder = tmp_path / "claims"
     held = [stake("a", folder), stake("a", folder)]
     held += [stake(run, folder, "gpu:7", group="sweep") for run in ("c", "d")]
-    assert [row["what"] for row in claims.seen(str(folder))] == ["run a", "run a", "run c", "run d"]
+    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run a", "run a", "run c", "run d"]
     del held
 
 
@@ -82,7 +82,7 @@ def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
     folder = tmp_path / "claims"
     program = (
         "import sys, time; from pipeline.cluster.agent.running import claims; "
-        f"claim = claims.stake({wish('a')!r}, sys.argv[1]); print('up', flush=True); time.sleep(600)"
+        f"claim = claims.claim_devices({wish('a')!r}, sys.argv[1]); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -96,19 +96,19 @@ def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
 
 def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    held = claims.stake({**wish("a"), "what": "run \x1b[31mred", "user": "alice"}, str(folder))
+    held = claims.claim_devices({**wish("a"), "what": "run \x1b[31mred", "user": "alice"}, str(folder))
     (folder / "000000000-1-1").symlink_to("/etc/passwd")
     os.mkfifo(folder / "000000000-2-2")
     (folder / "folder").mkdir()
     (folder / "000000000-3-3").mkdir()
     mine = stake("b", folder, alone=False)
-    row, _ = claims.seen(str(folder))
+    row, _ = claims.described_claims(str(folder))
     assert (row["user"], row["what"]) == (claims.user_name(os.getuid()), "run [31mred")
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
-    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
+    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
     Path(held.path).write_text(json.dumps({**wish("a"), "since": 1e300}))  # no date
-    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
+    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
     mine.release()
 
 
@@ -116,13 +116,13 @@ def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "FOLDER", str(tmp_path / "claims"))
-    monkeypatch.setattr(claims.stake, "__defaults__", (claims.FOLDER,))
+    monkeypatch.setattr(claims.claim_devices, "__defaults__", (claims.FOLDER,))
     sharing = [claims.claim_for_run(wish(run, "cpu", alone=False)) for run in ("a", "b")]
     assert None not in sharing
     said = rf"is busy: {claims.user_name(os.getuid())}'s run a has its processors since \d\d:\d\d; .*'s run b has"
     with pytest.raises(SystemExit, match=said):
         claims.claim_for_run(wish("c", "cpu"))
-    assert [row["what"] for row in claims.seen(claims.FOLDER)] == ["run a", "run b"]
+    assert [row["what"] for row in claims.described_claims(claims.FOLDER)] == ["run a", "run b"]
     assert claims.claim_for_run(None) is None
 
 
@@ -133,7 +133,7 @@ def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: 
     names = [".env", "thesis.tex", "weights.pt", "000000001-1-1"]
     for name in names:
         (precious / name).write_text("dear")
-    held = claims.stake(wish("a"), str(folder))
+    held = claims.claim_devices(wish("a"), str(folder))
     (precious / Path(held.path).name).write_text("dear")
     with claims.locked(str(folder)) as place:
         for name in names:
@@ -146,8 +146,8 @@ def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: 
     held.release()
     said = rf"{claims.user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
     with pytest.raises(OSError, match=said):
-        claims.stake(wish("b"), str(folder))
-    assert claims.seen(str(folder)) == []
+        claims.claim_devices(wish("b"), str(folder))
+    assert claims.described_claims(str(folder)) == []
     assert sorted(path.name for path in precious.iterdir()) == sorted([*names, Path(held.path).name])
     assert {path.read_text() for path in precious.iterdir()} == {"dear"}
 
@@ -157,7 +157,7 @@ def test_who_holds_a_lock_on_the_folder_is_named_with_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_MUTEX_S", 0.05)
-    monkeypatch.setattr(claims.stake, "__defaults__", (str(tmp_path),))
+    monkeypatch.setattr(claims.claim_devices, "__defaults__", (str(tmp_path),))
     place = os.open(tmp_path, os.O_RDONLY)
     user = "nobody" if os.geteuid() == 0 else None
     lock = partial(fcntl.flock, place, fcntl.LOCK_EX)
@@ -178,8 +178,8 @@ def test_a_folder_that_only_its_owner_may_write_names_owner_and_mode(
     monkeypatch.setattr(os, "open", partial(_refused, os.open))
     tmp_path.chmod(0o755)
     with pytest.raises(OSError, match=r"belongs to \S+ and has mode 0755, and needs 1777; ask them or an administ"):
-        claims.stake(wish("a"), str(tmp_path))
-    assert claims.seen(str(tmp_path / "nowhere")) == []
+        claims.claim_devices(wish("a"), str(tmp_path))
+    assert claims.described_claims(str(tmp_path / "nowhere")) == []
 
 
 def _refused(original: Any, path: str, flags: int, *mode: int, **where: Any) -> int:

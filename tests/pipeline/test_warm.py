@@ -55,7 +55,7 @@ class Launches:
         self.text = (HOME / "trainers" / "ranks.py").read_text()
         imports = next(line for line in self.text.splitlines() if line.startswith("IMPORTS = "))
         self.text = self.text.replace(imports, 'IMPORTS = ("graphlib",)')
-        monkeypatch.setattr(warm, "_text", lambda: self.text)
+        monkeypatch.setattr(warm, "_ranks_source", lambda: self.text)
         self.own = {"PYTHONHASHSEED": "0", "OF_THIS_TEST": self.mark}  # so it shares its parent with no other test
         self.last = self.env()
 

@@ -78,12 +78,12 @@ class Tail:
             if returned:  # a progress bar that never ends its line: its last state
                 texts += in_pieces(self.shown(states))
                 rest = unfinished
-            begun, rest = self._begun(rest)
-            texts += begun
+            pieces, rest = self._cut_unfinished(rest)
+            texts += pieces
         self._rest = rest
         return texts
 
-    def _begun(self, line: bytes) -> tuple[list[str], bytes]:
+    def _cut_unfinished(self, line: bytes) -> tuple[list[str], bytes]:
         """Return pieces of an unfinished line, and the held back rest."""
         text = line.decode("utf-8", "surrogateescape")
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there

@@ -14,12 +14,12 @@ import socket
 import threading
 import time
 
-from ..running.claims import seen
+from ..running.claims import described_claims
 from ..wire import Json, in_thread, say
 from .processors import gpu_state
 from .reach import encoded_name
 
-NAME_S = 1.0  # how long the look-up of the own name may take; nothing else here waits for anybody
+NAME_S = 1.0  # limit for the look-up of the host's own name; nothing else here waits
 _SENTINEL = ".paceline-shared-%s"
 
 
@@ -41,14 +41,14 @@ def facts(gpu_s: float) -> Json:
         "links": links(),
         "infiniband": infiniband(),
         "gpus": gpus,
-        "claims": seen(),
+        "claims": described_claims(),
     }
     resolved.wait(NAME_S)
     return {**read, "own_name": dict(name) if resolved.is_set() else {"slow_s": NAME_S}}
 
 
 def resolve_own_name(own_name: Json, resolved: threading.Event) -> None:
-    """Return the addresses of this host's own name, as programs here resolve it; none if it doesn't resolve."""
+    """Write the addresses of this host's own name, as programs here resolve it; none if it doesn't resolve."""
     try:
         answers = socket.getaddrinfo(encoded_name(socket.gethostname()), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -205,11 +205,8 @@ def shared(request: Json) -> None:
     say(there=os.path.exists(path), folder=os.path.isdir(folder))
 
 
-# What this host has of the files with which ranks encrypt what they send each other.
-
-
 def certificates(files: dict[str, str]) -> Json:
-    """Return setting → the problem of its file (``error``), or the end of the certificate (``until``, unix seconds).
+    """Check the files of encryption between ranks: setting → ``error``, or the certificate's end (``until``, unix s).
 
     Args:
         files: setting → path; a key has no end.

@@ -26,7 +26,7 @@ from ..wire import Json, say
 
 OLDEST = (3, 11)
 LAST_LINES = 12
-_TELL_S = 1.0
+_REPORT_S = 1.0
 _ENDING_S = 5.0
 
 
@@ -55,7 +55,7 @@ def make_environment(request: Json) -> None:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
     lock = f"{place}.txt"
-    with alone(f"{place}.lock"):
+    with environment_lock(f"{place}.lock"):
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
             with open(lock, "w", encoding="utf-8") as file:  # not before: another maker's installer may be reading it
@@ -63,10 +63,10 @@ def make_environment(request: Json) -> None:
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
                 os.chmod(folder, 0o755)
-                failure = installed(commands(folder, lock, request), folder)
+                failure = run_commands(commands(folder, lock, request), folder)
                 if failure:
-                    again = commands("/tmp/paceline-try", lock, request)
-                    say(error=failure, repeat=" && ".join(map(shlex.join, again)))
+                    by_hand = commands("/tmp/paceline-try", lock, request)
+                    say(error=failure, repeat=" && ".join(map(shlex.join, by_hand)))
                     return
                 os.symlink(os.path.basename(folder), f"{folder}.link")
                 os.replace(f"{folder}.link", place)
@@ -77,7 +77,7 @@ def make_environment(request: Json) -> None:
 
 
 @contextlib.contextmanager
-def alone(path: str) -> Iterator[None]:
+def environment_lock(path: str) -> Iterator[None]:
     """Hold the lock of an environment, also across hosts that share the folder; it ends with its process."""
     with open(path, "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -115,7 +115,7 @@ def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
     return [[sys.executable, "-m", "venv", *(["--without-pip"] if has_pip else []), folder], install]
 
 
-def installed(steps: list[list[str]], folder: str) -> str:
+def run_commands(steps: list[list[str]], folder: str) -> str:
     """Run the commands; return why one failed, with its last lines, or ''. Ending this ends the command."""
     with tempfile.TemporaryFile() as output:
         for argv in steps:
@@ -123,28 +123,32 @@ def installed(steps: list[list[str]], folder: str) -> str:
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
             try:
-                code = waited(child, folder)
+                code = wait_for(child, folder)
             except BaseException:
-                end(child)
+                end_command(child)
                 raise
             if code != 0:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()
-                said = "\n".join(f"      {line}" for line in [line for line in lines if line.strip()][-LAST_LINES:])
-                return f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:\n{said}"
+                last_lines = "\n".join(
+                    f"      {line}" for line in [line for line in lines if line.strip()][-LAST_LINES:]
+                )
+                return (
+                    f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:\n{last_lines}"
+                )
     return ""
 
 
-def waited(child: subprocess.Popen[bytes], folder: str) -> int:
+def wait_for(child: subprocess.Popen[bytes], folder: str) -> int:
     """Wait for the exit code. Raises OSError: nobody listens any more."""
     while True:
         try:
-            return child.wait(_TELL_S)
+            return child.wait(_REPORT_S)
         except subprocess.TimeoutExpired:
             say(received=count_of(folder))
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def end_command(child: subprocess.Popen[bytes]) -> None:
     """Send TERM to it and its children, then KILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):

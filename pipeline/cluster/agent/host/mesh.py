@@ -24,7 +24,7 @@ from ..reasons import HERE, THERE
 from ..wire import Json, say
 
 KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
-MARK = "(doit mesh)"  # what the comment of every public key ends with that was added
+MARK = "(doit mesh)"  # the end of the comment of every public key that was added
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
 
@@ -168,8 +168,8 @@ def mesh_accept(request: Json) -> None:
 def missing_keys(keys: list[str]) -> list[str]:
     """Return the keys that authorized_keys lacks, whether with options or without."""
     # every word of a line: options before the key may hold spaces in quotes
-    there = {word for line in read_lines(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
-    return [line for line in dict.fromkeys(keys) if line.split()[1] not in there]
+    present = {word for line in read_lines(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
+    return [line for line in dict.fromkeys(keys) if line.split()[1] not in present]
 
 
 def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
@@ -177,9 +177,9 @@ def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
     lines, conflicts = [], []
     for host in known:
         for name in host["names"]:
-            there = known_keys(name)
-            new = [key for key in host["keys"] if key not in there]
-            other = {key.split()[0] for key in there} & {key.split()[0] for key in new}
+            present = known_keys(name)
+            new = [key for key in host["keys"] if key not in present]
+            other = {key.split()[0] for key in present} & {key.split()[0] for key in new}
             if other:
                 conflicts.append(name)
             else:
@@ -326,7 +326,7 @@ def is_our_line(line: str, other: str, *, with_options: bool) -> bool:
     return with_options and not other.lstrip().startswith("#") and bool(key) and key[0] in other.split()
 
 
-# Whether ssh of this node gets to each of the others, nothing typed: as `ssh NAME`, which is how mpirun calls it.
+# ---------------------------------------------------------------------------- logins to other nodes
 
 
 AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
@@ -420,5 +420,5 @@ def login_error(*words: str) -> str:
         return f"no login within {LOGIN_S} s"
     if done.returncode != 255:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1] if said else "ssh ended with code 255"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "ssh ended with code 255"

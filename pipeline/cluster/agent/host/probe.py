@@ -59,7 +59,6 @@ def free_ports(count: int) -> list[int]:
 
 def torch_versions() -> tuple[str | None, str | None]:
     """Return the versions of torch and of its CUDA from torch/version.py, because importing torch takes seconds."""
-
     spec = find_spec("torch")
     if spec is None or not spec.origin:
         return None, None
@@ -115,20 +114,19 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def modules(names: list[str], behind: list[str]) -> dict[str, str]:
+def modules(names: list[str], python_path: list[str]) -> dict[str, str]:
     """Return the modules of ``names`` (dotted) that a rank could import → the version of their distribution.
 
-    Nothing is imported. ``behind`` are the folders of the ranks' PYTHONPATH.
+    Nothing is imported. ``python_path`` are the folders of the ranks' PYTHONPATH.
     """
-    if not names:  # as a rule: distributions are found by the names of their folders
+    if not names:  # usual: the names of folders show the distributions
         return {}
-    path = [*behind, *(entry for entry in sys.path if is_installed(entry))]
+    path = [*python_path, *(entry for entry in sys.path if is_installed(entry))]
     return {name: version_of_module(name, path) for name in names if is_importable(name, path)}
 
 
 def is_installed(entry: str) -> bool:
     """Whether ranks keep this entry of sys.path; trainers/distributed/isolation.py removes the others."""
-
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     place = os.path.realpath(entry)
@@ -138,8 +136,7 @@ def is_installed(entry: str) -> bool:
 
 
 def is_importable(name: str, path: list[str]) -> bool:
-
-    for part in name.split("."):  # by its last part alone: for a dotted name the parent would have to be imported
+    for part in name.split("."):  # part by part, because a dotted name would import its parent
         spec = PathFinder.find_spec(part, path)
         if spec is None:
             return False
@@ -212,7 +209,7 @@ def software(names: list[str], python_path: list[str]) -> Json:
     return {"packages": installed, "modules": modules(others, python_path)}
 
 
-def probe(request: Json, tell: Callable[..., object] = say) -> None:
+def probe(request: Json, answer: Callable[..., object] = say) -> None:
     """Return the facts for a launch as one JSON object, with the field names of NodeFacts."""
     began = time.time()
     if request.get("warm"):
@@ -222,7 +219,7 @@ def probe(request: Json, tell: Callable[..., object] = say) -> None:
     workdir = os.path.expanduser(request["workdir"])
     unused = look_after(request, workdir)
     torch, cuda = torch_versions()
-    tell(
+    answer(
         identity=identity(request),
         hostname=socket.gethostname(),
         address=address,

@@ -26,13 +26,13 @@ def count_gpus() -> int:
     """Return the number of GPUs visible to CUDA: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return _gpus_there()
+        return _gpus_present()
     named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
-    there = named and (_gpus_there() or any(map(glob.glob, _OTHER_DEVICES)))
-    return named if there else 0  # parts of one GPU (MIG) have names of their own
+    present = named and (_gpus_present() or any(map(glob.glob, _OTHER_DEVICES)))
+    return named if present else 0  # parts of one GPU (MIG) have names of their own
 
 
-def _gpus_there() -> int:
+def _gpus_present() -> int:
     """Return the GPUs from device files, else from nvidia-smi's list."""
     devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
     if devices or not shutil.which("nvidia-smi"):
@@ -53,8 +53,8 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    until, said = time.monotonic() + limit_s, {}
-    running = {
+    until, outputs = time.monotonic() + limit_s, {}
+    children = {
         name: subprocess.Popen(
             [program, query, "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
@@ -65,13 +65,13 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
         )
         for name, query in _SMI_QUERIES.items()
     }
-    for name, process in running.items():
+    for name, process in children.items():
         try:
-            said[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+            outputs[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    pids = re.findall(r"^[^,]*, *(\d+),", said.get("processes", ""), re.MULTILINE)
-    return {**said, "owners": "\n".join(map(owner, pids))} if pids else said
+    pids = re.findall(r"^[^,]*, *(\d+),", outputs.get("processes", ""), re.MULTILINE)
+    return {**outputs, "owners": "\n".join(map(owner, pids))} if pids else outputs
 
 
 def owner(pid: str) -> str:

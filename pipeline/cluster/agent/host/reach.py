@@ -21,20 +21,22 @@ from ..node import own_node
 from ..wire import Json, in_thread, say
 
 CONNECT_S = 2.0  # the first SYN and one more after a second
-LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts may be apart
-TRIES = 2  # that time out: on a host that is busy an answer may have come, and nobody had a moment to look
-LATE_S = 0.3  # a time limit that is noticed later says that this process had no processor: it doesn't count
+LIMIT_S = 8.0  # until the others listen: the commands to all hosts start within this time
+TRIES = 2  # timeouts until a node counts as unreachable: a busy host may have answered unnoticed
+LATE_S = 0.3  # a timeout that is noticed later doesn't count: this process had no processor
 RETRY_S = 0.1
-RETRY_OF_ONE_S = 0.002  # few nodes try each other sooner again: they begin nearly at once
-LOOK_S = 0.02  # how often the clock is looked at, and what a name server said
-AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
-LINE_BYTES = 1024  # of what the other side says
+RETRY_OF_ONE_S = 0.002  # few nodes retry sooner, because they start nearly at once
+POLL_S = 0.02  # between two looks at the clock and at the name server's answer
+AT_ONCE = 200  # connections of one node: many systems allow a process 1,024 open files
+LINE_BYTES = 1024  # the longest greeting or answer
 LARGE = b"." * 12_000  # more than the largest packet of any network in use, 9,000 bytes
-LARGE_TO = 4  # nodes that one sends it to: the same switches and tunnels lead to the rest
-LARGE_S = 1.5  # a node that has left sooner proves nothing
+LARGE_TO = 4  # nodes that get it from one node: the same switches and tunnels lead to the others
+LARGE_S = 1.5  # a node that closes the connection sooner proves nothing
 FOREIGN = "another program answers there"
 LOST = "small packets pass, large ones are lost"
 WHOLE = "whole"
+UNRESOLVED = "can't resolve it: "
+BACKLOG = 256
 
 
 def reach(request: Json) -> None:
@@ -100,7 +102,7 @@ class ReachCheck:
 
     def step(self) -> None:
         """Handle events, or timeouts."""
-        for key, _ in self.selector.select(LOOK_S):
+        for key, _ in self.selector.select(POLL_S):
             if is_open(key.fileobj):  # an event before this one may have closed it
                 key.data()
         for dial in self.active:
@@ -122,36 +124,36 @@ class ReachCheck:
 
     def accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it has left again
-            guest, _ = listener.accept()
-            guest.setblocking(False)
-            said = bytearray()
-            self.watch(guest, selectors.EVENT_READ, lambda: self.serve(guest, said))
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            received = bytearray()
+            self.watch(connection, selectors.EVENT_READ, lambda: self.serve(connection, received))
 
-    def serve(self, guest: socket.socket, said: bytearray) -> None:
+    def serve(self, connection: socket.socket, received: bytearray) -> None:
         """Answer one connection, which the other side closes; other greetings get no answer."""
-        data = receive_now(guest)
+        data = receive_now(connection)
         if data is None:
             return
-        said += data
-        if not data or len(said) > (len(LARGE) if guest in self.greeted else LINE_BYTES):
-            self.leave(guest)
+        received += data
+        if not data or len(received) > (len(LARGE) if connection in self.greeted else LINE_BYTES):
+            self.leave(connection)
             return
-        if guest in self.greeted:
-            if len(said) == len(LARGE):
+        if connection in self.greeted:
+            if len(received) == len(LARGE):
                 with contextlib.suppress(OSError):
-                    guest.send(f"{WHOLE}\n".encode())
+                    connection.send(f"{WHOLE}\n".encode())
             return
-        if b"\n" not in said:
+        if b"\n" not in received:
             return
-        word, _, node = said.decode("ascii", "replace").strip().partition(" ")
+        word, _, node = received.decode("ascii", "replace").strip().partition(" ")
         if word != self.hello or not node.isdecimal():
-            self.leave(guest)
+            self.leave(connection)
             return
         with contextlib.suppress(OSError):
-            guest.send(f"{self.answer} {self.me}\n".encode())
-            self.awaited.discard((int(node), int(guest.getsockname()[1])))
-            self.greeted.add(guest)
-            said.clear()
+            connection.send(f"{self.answer} {self.me}\n".encode())
+            self.awaited.discard((int(node), int(connection.getsockname()[1])))
+            self.greeted.add(connection)
+            received.clear()
 
     def watch(self, one: socket.socket, events: int, handle: Callable[[], None]) -> None:
         self.selector.register(one, events, handle)
@@ -169,7 +171,7 @@ class ReachCheck:
 
 
 class Dial:
-    """The attempts to reach one port of another node. ``why`` says why it can't be reached; '': it can.
+    """The attempts to reach one port of another node; ``why`` it can't be reached, '' if it can.
 
     ``large``: also send more than one packet. If routers drop large packets and their error messages are lost,
     connections open but the first gradients never arrive.
@@ -182,14 +184,14 @@ class Dial:
         self.socket: socket.socket | None = None
         self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
         self.connected = self.resolved = self.refused = False
-        self.until = self.began = self.again_at = self.sent_at = 0.0
+        self.until = self.began = self.retry_at = self.sent_at = 0.0
 
     def begin(self) -> None:
         self.until = time.monotonic() + self.check.limit_s
-        self.try_again()
+        self.retry()
 
-    def try_again(self) -> None:
-        self.began, self.again_at, self.resolved, self.refused = time.monotonic(), 0.0, False, False
+    def retry(self) -> None:
+        self.began, self.retry_at, self.resolved, self.refused = time.monotonic(), 0.0, False, False
         self.look()
 
     def look(self) -> None:
@@ -197,9 +199,9 @@ class Dial:
         now = time.monotonic()
         if self.over:
             return
-        if self.again_at:
-            if now >= self.again_at:
-                self.try_again()
+        if self.retry_at:
+            if now >= self.retry_at:
+                self.retry()
         elif self.connected:
             if now > max(self.until, self.began + RETRY_S):
                 self.failed(LOST if self.sent_at else FOREIGN, final=bool(self.sent_at))
@@ -251,32 +253,32 @@ class Dial:
         if code:
             self.unconnected(code)
             return
-        self.connected, said = True, bytearray()
+        self.connected, received = True, bytearray()
         with contextlib.suppress(OSError):
             self.socket.send(f"{self.check.hello} {self.check.me}\n".encode())
-        self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(said))
+        self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(received))
 
-    def recognise(self, said: bytearray) -> None:
+    def recognise(self, received: bytearray) -> None:
         """Check whether the expected node answers; else note what does."""
         assert self.socket is not None
         data = receive_now(self.socket)
         if data is None:
             return
-        said += data
-        if data and b"\n" not in said and len(said) <= LINE_BYTES:
+        received += data
+        if data and b"\n" not in received and len(received) <= LINE_BYTES:
             return
         if self.sent_at:
             late = time.monotonic() - self.sent_at >= LARGE_S
-            self.ended(LOST if late and said != f"{WHOLE}\n".encode() else "")
+            self.ended(LOST if late and received != f"{WHOLE}\n".encode() else "")
             return
-        word, _, number = said.decode("ascii", "replace").strip().partition(" ")
+        word, _, number = received.decode("ascii", "replace").strip().partition(" ")
         if word != self.check.answer:
             self.failed(FOREIGN)
         elif number != str(self.node):
             self.failed(f"node {number} answers there")
         elif self.large:
             self.sent_at = time.monotonic()
-            said.clear()
+            received.clear()
             with contextlib.suppress(OSError):  # it has left again
                 self.socket.send(LARGE)
         else:
@@ -290,8 +292,8 @@ class Dial:
         """Note a failed attempt; try again while there is time, unless it is ``final``."""
         self.hang_up()
         self.why = why
-        self.again_at = time.monotonic() + self.check.retry_s
-        self.over = final or self.again_at >= self.until
+        self.retry_at = time.monotonic() + self.check.retry_s
+        self.over = final or self.retry_at >= self.until
 
     def hang_up(self) -> None:
         if self.socket is not None:
@@ -314,14 +316,6 @@ def receive_now(one: socket.socket) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-# What an address stands for, and sockets that listen at it.
-
-
-BACKLOG = 256
-RESOLVE_LOOK_S = 0.02
-UNRESOLVED = "can't resolve it: "
 
 
 class Resolver:
@@ -349,7 +343,7 @@ class Resolver:
     def why(self, address: str) -> str:
         """Return why an address can't be resolved; empty if it can."""
         while (resolved := self.places(address)) is None:
-            time.sleep(RESOLVE_LOOK_S)
+            time.sleep(POLL_S)
         return unresolved(resolved) if isinstance(resolved, Exception) else ""
 
 

@@ -23,8 +23,9 @@ Counters = tuple[float, float, int, int]
 
 
 class UsageSampler:
-    """Samples the load, at most every EVERY_S; calls of ``look`` in between share one sample. ``folder`` lies on the
-    disk that is measured.
+    """Samples the load at most every EVERY_S; calls of ``look`` in between share one sample.
+
+    ``folder`` lies on the disk that is measured.
     """
 
     def __init__(self, folder: str) -> None:
@@ -34,14 +35,14 @@ class UsageSampler:
         self._gpus: tuple[Gpu, ...] = ()
         self._gpus_at = 0.0
         self._has_gpus = shutil.which("nvidia-smi") is not None
-        self._asking = threading.Lock()
+        self._query_lock = threading.Lock()
 
     def look(self) -> Usage | None:
         """Return the load since the last sample. None: too early, or unknown here."""
         now = time.monotonic()
         if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
             self._gpus_at = now
-            in_thread(self._ask_gpus, on_error=lambda _: None)
+            in_thread(self._query_gpus, on_error=lambda _: None)
         if now - self._at < EVERY_S:
             return self._last
         counted, memory = counters(), memory_bytes()
@@ -63,8 +64,8 @@ class UsageSampler:
         self._before, self._at = counted, now
         return self._last
 
-    def _ask_gpus(self) -> None:
-        if not self._asking.acquire(blocking=False):  # the last answer still hasn't come
+    def _query_gpus(self) -> None:
+        if not self._query_lock.acquire(blocking=False):  # the last answer still hasn't come
             return
         try:
             argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
@@ -73,11 +74,11 @@ class UsageSampler:
         except (OSError, subprocess.SubprocessError):
             self._gpus = ()
         finally:
-            self._asking.release()
+            self._query_lock.release()
 
 
 def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
-    """The part of all cores that was busy between two looks at the counters, bytes received and sent per second."""
+    """Return the busy part of all cores between two samples, and the bytes received and sent per second."""
     busy, whole = now[0] - before[0], now[1] - before[1]
     received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
     cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0
@@ -85,7 +86,7 @@ def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, fl
 
 
 def counters() -> Counters | None:
-    """None: neither /proc nor psutil is here."""
+    """Return the current counters; None without /proc and psutil."""
     try:
         with open("/proc/stat", encoding="ascii") as stat, open("/proc/net/dev", encoding="ascii") as devices:
             return (*processor_time(stat.readline()), *traffic(devices.read()))
@@ -99,7 +100,7 @@ def counters() -> Counters | None:
 
 
 def memory_bytes() -> tuple[int, int] | None:
-    """In use and in all; what the system would give up at once (caches) counts as free."""
+    """Return the bytes in use and in total; caches, which the system would give up at once, count as free."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             rows = dict(line.split(":", 1) for line in file)
@@ -115,7 +116,7 @@ def memory_bytes() -> tuple[int, int] | None:
 
 
 def disk(folder: str) -> tuple[int, int]:
-    """Bytes in use and still free for users other than root, on the disk of a folder; 0 where that is unknown."""
+    """Return the bytes in use, and free for ordinary users, on the disk of a folder; zeros if unknown."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -124,7 +125,7 @@ def disk(folder: str) -> tuple[int, int]:
 
 
 def processor_time(line: str) -> tuple[int, int]:
-    """Busy and all of it, from the first line of /proc/stat. Its guests stand in user and nice already."""
+    """Parse busy and total time from the first line of /proc/stat; user and nice include guests."""
     user, nice, system, idle, wait, irq, soft, steal = map(int, line.split()[1:9])
     busy = user + nice + system + irq + soft + steal
     return busy, busy + idle + wait

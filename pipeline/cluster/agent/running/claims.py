@@ -27,7 +27,7 @@ FOLDER = "/tmp/paceline-claims"
 BUSY = "is busy: "
 _MODE = 0o1777  # all users make claims there, and remove only their own
 _MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
-_FIRST = "000000000"  # earlier versions let lower numbers go first: of a claim that is held they keep away
+_FIRST = "000000000"  # earlier versions let lower numbers go first, and respect a claim with the lowest
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
 _MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
 _MOST_BYTES = 4096
@@ -49,29 +49,28 @@ class Claim:
             os.close(self.descriptor)
 
 
-def stake(wish: Json, folder: str = FOLDER) -> Claim:
+def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
     """Claim devices of this host. Raises OSError; SystemExit: others hold them, and ``alone`` is set.
 
     Args:
-        wish: ``resources`` (such as gpu:0, or cpu), ``attempts`` (the prefix of the run folder's attempt ids),
-        ``group``
-            (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``.
+        request: ``resources`` (such as gpu:0, or cpu), ``attempts`` (the prefix of the run folder's attempt ids),
+            ``group`` (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         with opened(folder) as place:
             os.fchmod(place, _MODE)
     with locked(folder) as place:
-        rows = [row for row in living(place) if collide(row, wish)] if wish["alone"] else []
+        rows = [row for row in living(place) if collide(row, request)] if request["alone"] else []
         if rows:
-            raise SystemExit(BUSY + "; ".join(map(words, rows)))
+            raise SystemExit(BUSY + "; ".join(map(described, rows)))
         name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
         except PermissionError as error:
             raise OSError(error.errno, unusable(place), folder) from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else can have opened it yet
-        os.write(descriptor, json.dumps({**wish, "since": time.time()}).encode()[:_MOST_BYTES])
+        os.write(descriptor, json.dumps({**request, "since": time.time()}).encode()[:_MOST_BYTES])
         os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
     return Claim(os.path.join(folder, name), descriptor)
 
@@ -115,9 +114,9 @@ def holder(descriptor: int) -> str:
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
         for line in table:
-            words = line.split()
-            if place in words and words[1:2] == ["FLOCK"]:  # "->" stands there for those who wait
-                return process_words(words[4])
+            fields = line.split()
+            if place in fields and fields[1:2] == ["FLOCK"]:  # "->" stands there for those who wait
+                return process_words(fields[4])
     return "somebody (lsof shows who)"
 
 
@@ -178,10 +177,10 @@ def read_claim(name: str, place: int) -> Json | None:
         os.close(descriptor)
 
 
-def collide(row: Json, wish: Json) -> bool:
+def collide(row: Json, request: Json) -> bool:
     """Whether two claims share devices and come from users or programs that don't coordinate."""
-    apart = row["attempts"] != wish["attempts"] and row["group"] != wish["group"]
-    return apart and not set(row["resources"]).isdisjoint(wish["resources"])
+    apart = row["attempts"] != request["attempts"] and row["group"] != request["group"]
+    return apart and not set(row["resources"]).isdisjoint(request["resources"])
 
 
 def printable(text: str) -> str:
@@ -195,7 +194,7 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def words(row: Json) -> str:
+def described(row: Json) -> str:
     """Return ``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
     gpus = [name.partition(":")[2] for name in row["resources"] if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
@@ -207,22 +206,22 @@ def clock(unix_time: float) -> str:
     return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
 
-def seen(folder: str = FOLDER) -> list[Json]:
+def described_claims(folder: str = FOLDER) -> list[Json]:
     """Return all claims with their descriptions; none if the folder can't be read."""
     with contextlib.suppress(OSError):
         with locked(folder) as place:
             rows = living(place)
-        return [{**row, "words": words(row)} for row in rows]
+        return [{**row, "words": described(row)} for row in rows]
     return []
 
 
-def claim_for_run(wish: Json | None) -> Claim | None:
+def claim_for_run(request: Json | None) -> Claim | None:
     """Claim devices for ``start``. Raises OSError; SystemExit: others hold them."""
-    if not wish:
+    if not request:
         return None
     try:
-        return stake(wish)
+        return claim_devices(request)
     except OSError:
-        if wish["alone"]:
+        if request["alone"]:
             raise
-        return None  # who shares the host needs no claim, it only shows others who is there
+        return None  # a run that shares the host needs no claim: it only informs others

@@ -19,9 +19,9 @@ from .look import Beats, look, newest_change, newest_checkpoint
 from .processes import POLL_S, end_tree, send_all, start_time
 from .watches import Silence
 
-FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
+FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
 HEARTBEAT_TIMEOUT_S = 8.0
-LAST_LOOK_S = 2.5  # a look at a host that is gone takes 2 s
+LAST_LOOK_S = 2.5  # an examination of an unreachable host takes 2 s
 
 
 def follow(request: Json) -> None:
@@ -31,9 +31,9 @@ def follow(request: Json) -> None:
     ``metrics_at``.
     """
     node = own_node(request)
-    heard, looks = [time.monotonic()], Looks(node)
-    in_thread(listen, node, heard, looks, on_error=leave)
-    in_thread(leave_after_heartbeat_timeout, heard, on_error=leave)
+    last_heartbeat, looks = [time.monotonic()], Looks(node)
+    in_thread(listen, node, last_heartbeat, looks, on_error=leave)
+    in_thread(leave_after_heartbeat_timeout, last_heartbeat, on_error=leave)
     try:
         send_news(request, node, looks)
     except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
@@ -64,7 +64,7 @@ class Looks:
         finally:
             self.pending -= 1
 
-    def tell(self, *, last: bool) -> None:
+    def send(self, *, last: bool) -> None:
         """Send what is ready; ``last``: also what will be ready in a moment. Raises OSError."""
         until = time.monotonic() + LAST_LOOK_S
         while last and self.pending and time.monotonic() < until:
@@ -86,7 +86,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
         ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor, mark)
         while sum(forward(name, path, offsets) for name, path in files.items()):
             pass
-        looks.tell(last=bool(ended))
+        looks.send(last=bool(ended))
         if ended:
             say(exit=ended, now=time.time())
             os._exit(0)
@@ -145,16 +145,17 @@ def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
     return ended
 
 
-def listen(node: Json, heard: list[float], looks: Looks) -> None:
-    """Renew the lease while the controller sends heartbeats. ``stop`` asks the supervisor to end the run, ``prune``
-    asks rank 0, which looks for that file at the end of an epoch, ``look [peers]`` asks for an examination of the
-    ranks.
+def listen(node: Json, last_heartbeat: list[float], looks: Looks) -> None:
+    """Renew the lease while the controller sends heartbeats, and follow its orders.
+
+    ``stop`` makes the supervisor end the run; ``prune`` leaves a file that rank 0 looks for at the end of an epoch;
+    ``look [peers]`` begins an examination of the ranks.
     """
     state = node["state_dir"]
     touch(os.path.join(state, "lease"))
     touch(os.path.join(state, "attached"))
     while line := sys.stdin.buffer.readline():
-        heard[0] = time.monotonic()
+        last_heartbeat[0] = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
             if line.strip() == b"prune" and node["node_rank"] == 0:
@@ -167,8 +168,8 @@ def listen(node: Json, heard: list[float], looks: Looks) -> None:
                     send_all({entry["pid"]}, signal.SIGTERM)
 
 
-def leave_after_heartbeat_timeout(heard: list[float]) -> None:
+def leave_after_heartbeat_timeout(last_heartbeat: list[float]) -> None:
     """End the stream after HEARTBEAT_TIMEOUT_S without a heartbeat: a cut connection can block writes for minutes."""
-    while time.monotonic() - heard[0] < HEARTBEAT_TIMEOUT_S:
+    while time.monotonic() - last_heartbeat[0] < HEARTBEAT_TIMEOUT_S:
         time.sleep(0.5)
     os._exit(1)

@@ -1,10 +1,10 @@
-"""What each node of a batch job runs: it reports its facts, then executes one start after another.
+"""The agent of a batch job's node: reports the node's facts, then executes one start after another.
 
 Controller and nodes communicate through files in the job's shared folder. All of them are created before the job is
 submitted, and only grow: NFS shows appended data when a file is reopened, but may hide a new file for half a minute.
-``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object. The ranks' states are
-overwritten in ``beats-<number>``, which would grow for days. The request's ``scheduler`` names the module that tells
-which node of the job this is.
+The controller writes ``orders``, each node its ``node-<number>``; a line is one JSON object. Only ``beats-<number>``
+with the ranks' states is overwritten, because it would grow for days. The request's ``scheduler`` names the module that
+identifies this node.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from .watches import Silence
 
 POLL_S = 0.1
 BEAT_S = 1.0
-KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt takes them without waiting in the queue
+KEEP_S = 30.0  # nodes are kept after a bad end, so that the next attempt needn't wait in the queue
 
 
 def job(request: Json) -> None:
-    """Serve until the controller releases this node, or has nothing for it to do.
+    """Serve until the controller releases this node, or is silent for too long.
 
-    A node whose part has ended well stays too: other parts may have failed, and then another start needs it.
+    A node whose part has ended well stays too, because other parts may have failed, and another start needs it.
     """
     Orphans.adopt()
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
     if not node.scheduler.REQUEUES:
-        signal.signal(signal.SIGTERM, leave)  # the first process of a container is not ended by it otherwise
-    node.tell(facts=node.facts())
+        signal.signal(signal.SIGTERM, leave)  # by default it doesn't end the first process of a container
+    node.report(facts=node.facts())
     code, patience_s = None, float(request["lease_s"])
     for start in node.starts(patience_s):
         code = node.run(start, secrets)
         if node.terminated and not node.scheduler.REQUEUES:
             leave()
-        # after the scheduler's own signal it decides what becomes of the job: one that has left can't be requeued
+        # after its own signal the scheduler decides about the job, and can't requeue one that has ended
         node.patience_s = patience_s if node.terminated else KEEP_S
     if code is None:
         refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
@@ -85,12 +85,12 @@ class JobNode:
         self.terminated = False
         self.patience_s = 0.0
         self.identity = ""
-        self.telling = threading.Lock()
+        self.report_lock = threading.Lock()
 
-    def tell(self, **fields: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Write a line for the controller; unnecessary if the folder was removed."""
         if os.path.isfile(self.path):
-            with self.telling, open(self.path, "a", encoding="utf-8") as file:
+            with self.report_lock, open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
 
     def facts(self) -> Json:
@@ -151,13 +151,13 @@ class JobNode:
             in_thread(self.beat, start["run_id"], node, over, on_error=lambda _: None)
             answer = supervise(supervisor)
             over.set()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to wait
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the start has ended; its end must be reported
             self.terminated = supervisor.signalled
             ended = read_json(os.path.join(node["state_dir"], "exit.json"))
         if ended is None:
             ended = {"code": 1, "reason": answer.get("error", "the node agent ended"), "errors": [], "tail": []}
         with contextlib.suppress(OSError):
-            self.tell(run_id=start["run_id"], exit=ended, terminated=self.terminated)
+            self.report(run_id=start["run_id"], exit=ended, terminated=self.terminated)
         if not self.scheduler.REQUEUES:
             signal.signal(signal.SIGTERM, leave)
         return int(ended["code"])
@@ -172,14 +172,14 @@ class JobNode:
             if "look" in order:
                 self.taken = number
                 in_thread(self.look, run_id, node, order["look"], on_error=lambda _: None)
-            else:  # nothing else but an end can follow a start
+            else:  # after a start only an end can follow
                 supervisor.end("stopped")
 
     def look(self, run_id: str, node: Json, peers: list[list[object]] | None) -> None:
         """Report what can be seen of the ranks from outside."""
         seen = look(node, peers)
         with contextlib.suppress(OSError):
-            self.tell(run_id=run_id, look=as_json(seen))
+            self.report(run_id=run_id, look=as_json(seen))
 
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
         """Write the ranks' states once per second; unnecessary if the folder was removed."""
@@ -195,9 +195,9 @@ class JobNode:
 
 def supervise(supervisor: Supervisor) -> Json:
     """Run a start to its end; return its answer."""
-    answer_end, tell = os.pipe()
-    supervisor.run(tell)
-    with os.fdopen(answer_end, "r", encoding="utf-8") as pipe:
+    read_fd, answer_fd = os.pipe()
+    supervisor.run(answer_fd)
+    with os.fdopen(read_fd, "r", encoding="utf-8") as pipe:
         text = pipe.read()
     answer: Json = json.loads(text) if text else {}
     return answer

@@ -34,7 +34,7 @@ from trainers.contract.beats import (
 )
 
 from ..wire import Json
-from .processes import LINUX
+from .processes import LINUX, open_files, stat_fields
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
 MOST_FRAMES = 12
@@ -45,31 +45,29 @@ _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
-_looked = [0.0]
-
-
-def looked_since(at: float) -> bool:
-    """Whether ranks have written their stacks since ``at`` (of ``time.monotonic``), which counts as no work."""
-    return _looked[0] >= at
+_stacks_written_at = [
+    0.0
+]  # the newest time (``time.monotonic``): ranks that write their stacks do no work of their own
 
 
 def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
-    """Return what can be seen of each rank of this node. With ``peers`` (address, port), only whether these ssh servers
-    answer.
+    """Return what can be seen of each rank of this node.
 
-    None: without stacks, because training ranks would get a signal for them.
+    Args:
+        peers: (address, port) of ssh servers: return only whether these answer. None: without stacks, because training
+            ranks would get a signal for them.
     """
     if peers:
         return NodeLook("", peers=tuple(_try_ssh_server(str(address), int(str(port))) for address, port in peers))
     beats = read_beats(node)
-    _looked[0] = time.monotonic()
-    begun = [_state_and_cpu_s(beat.pid) for _, beat in beats]  # processor time is counted from here, over WINDOW_S
-    sizes = [_ask_for_stacks(folder, beat) if peers is not None else None for folder, beat in beats]
+    _stacks_written_at[0] = time.monotonic()
+    before = [_state_and_cpu_s(beat.pid) for _, beat in beats]  # processor time is counted from here, over WINDOW_S
+    sizes = [_request_stacks(folder, beat) if peers is not None else None for folder, beat in beats]
     dumps = [request_dump(folder, beat.rank) if peers is not None else None for folder, beat in beats]
     until = time.monotonic() + DUMP_S
     time.sleep(WINDOW_S)
-    _looked[0] = time.monotonic()
-    ranks = [_look_at_rank(*beats[n], begun[n], sizes[n]) for n in range(len(beats))]
+    _stacks_written_at[0] = time.monotonic()
+    ranks = [_look_at_rank(*beats[n], before[n], sizes[n]) for n in range(len(beats))]
     if not any(rank.state in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
         ranks = [
             rank._replace(nccl=read_dump(dump, until) if dump is not None else ())
@@ -78,7 +76,7 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     return NodeLook("", ranks=tuple(ranks))
 
 
-def _look_at_rank(folder: str, beat: RankBeat, begun: tuple[str, float], size: int | None) -> RankLook:
+def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: int | None) -> RankLook:
     state, cpu_s = _state_and_cpu_s(beat.pid)
     stack = _innermost_frames(os.path.join(folder, STACKS), size) if size is not None else []
     stack = stack or (_frames_by_py_spy(beat.pid) if state in _STOPPED else [])
@@ -86,7 +84,7 @@ def _look_at_rank(folder: str, beat: RankBeat, begun: tuple[str, float], size: i
         beat=beat,
         host="",
         state=state,
-        cpu=round(max(0.0, cpu_s - begun[1]) / WINDOW_S, 2),
+        cpu=round(max(0.0, cpu_s - before[1]) / WINDOW_S, 2),
         sleeps_in=_first_line(f"/proc/{beat.pid}/wchan"),
         stack=tuple(stack),
         sockets=tuple(_stuck_sockets(beat.pid)),
@@ -96,8 +94,7 @@ def _look_at_rank(folder: str, beat: RankBeat, begun: tuple[str, float], size: i
 def _state_and_cpu_s(pid: int) -> tuple[str, float]:
     """Return the main thread's state letter ("" if unknown), and the processor seconds of all threads."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces and brackets
+        fields = stat_fields(pid)
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return "", 0.0
 
@@ -108,7 +105,7 @@ def _first_line(path: str) -> str:
     return ""
 
 
-def _ask_for_stacks(folder: str, beat: RankBeat) -> int | None:
+def _request_stacks(folder: str, beat: RankBeat) -> int | None:
     """Send the signal at which the rank writes its stacks; return where the new ones begin in its file.
 
     None: it has no handler for it, and would end.
@@ -158,11 +155,9 @@ def _frames_by_py_spy(pid: int) -> list[str]:
 
 def _stuck_sockets(pid: int) -> list[Socket]:
     """Return TCP connections of a process to other hosts with unsent, resent or unread bytes."""
-    inodes = set()
+    inodes: set[str] = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        inodes.update(target for _, target in open_files(pid))
     rows = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/net/{table}") as file:
@@ -170,10 +165,10 @@ def _stuck_sockets(pid: int) -> list[Socket]:
                 # columns: 2 remote address, 3 state, 4 send:receive queue, 6 retransmits, 9 inode
                 if fields[3] != _ESTABLISHED or f"socket:[{fields[9]}]" not in inodes:
                     continue
-                (unsent, unread), again = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
-                if unsent or again or unread:
+                (unsent, unread), resent = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
+                if unsent or resent or unread:
                     peer = _ip_address(fields[2])
-                    rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=again, unread_bytes=unread))
+                    rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=resent, unread_bytes=unread))
     return rows
 
 
@@ -187,9 +182,7 @@ def _ip_address(text: str) -> str:
 
 
 def _try_ssh_server(address: str, port: int) -> str:
-    """Return ``answers``: an ssh server introduces itself; ``silent``: it accepts the connection only; ``refuses``;
-    ``unreachable``.
-    """
+    """Return ``answers``, ``silent`` (it accepts, no ssh server answers), ``refuses`` or ``unreachable``."""
     try:
         connection = socket.create_connection((address, port), timeout=_PEER_S)
     except ConnectionRefusedError:
@@ -203,10 +196,10 @@ def _try_ssh_server(address: str, port: int) -> str:
             return "silent"
 
 
-# Where the ranks of this node stand, read from their own memory (trainers/distributed/heartbeat.py writes it).
+# The positions of this node's ranks, read from their memory (trainers/distributed/heartbeat.py writes it).
 
 
-SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long is taken for whole
+SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 
 
 def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
@@ -249,21 +242,21 @@ def newest_change(run_dir: str) -> int:
     return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
 
 
-# Whether the ranks of a script do anything, as the system sees it: nobody edited the script to say so.
+# Whether the ranks of a script work, as the system shows it, because the script itself reports nothing.
 #
 # A rank that waits in a gloo collective takes 0.2 % of a core and its main thread never wakes (measured: torch 2.15,
-# two ranks of which one is stopped), so little is enough to tell work from waiting.
+# two ranks of which one is stopped), so low limits tell work from waiting.
 
 
-_CORES = 0.02  # of processor time in a second
-_WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait that looks each second doesn't
+_CORES = 0.02  # processor time per second
+_WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait only a few times a second
 _LARGEST_TREE = 256
 
 
 class Beats:
-    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls at which it had done anything.
+    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls before which it had worked.
 
-    That is: processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
+    Work is processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
     its main thread; a line in the node's log or a metric, which count for all ranks.
     """
 
@@ -283,7 +276,7 @@ class Beats:
         pid, now = beat.pid, time.monotonic()
         at, before = self._known.get(pid, (now, {}))
         works = {one: _work_of(one, main=one == pid) for one in _pids_of_tree(pid)}
-        moved = wrote or not before or (_has_worked(before, works, now - at) and not looked_since(at))
+        moved = wrote or not before or (_has_worked(before, works, now - at) and _stacks_written_at[0] < at)
         moves, since = self._moves.get(pid, (0, now))
         self._known[pid] = now, works
         moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
@@ -336,8 +329,7 @@ def _pids_of_tree(pid: int) -> list[int]:
 def _work_of(pid: int, *, main: bool) -> _Work:
     """``main``: the process is the rank itself, whose wake-ups count."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = stat_fields(pid)
         ticks = sum(map(int, fields[11:15]))  # its own and those of children that have ended
         amount = int(fields[9]) + sum(_numbers_in(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
         wakes = sum(_numbers_in(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if main else 0
@@ -359,14 +351,13 @@ def _size(path: str) -> int:
     return -1
 
 
-# Which NCCL collectives a rank has come to, from torch's flight recorder (trainers/distributed/nccl.py).
+# The NCCL collectives that a rank has reached, from torch's flight recorder (trainers/distributed/nccl.py).
 
 
 DUMP_S = 6.0
-"""After the asking: torch looks into the pipe once a second, and took 4 to 5 s for a dump of 30 collectives."""
+"""Until a dump is complete: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives."""
 
 _POLL_S = 0.2
-_MOST_FRAMES = 12
 _DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
@@ -393,8 +384,7 @@ def request_dump(folder: str, rank: int) -> str | None:
 
 
 def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
-    """Return a row for each process group with collectives: how many went to the GPU, how many of them have ended, the
-    first unfinished one and where it was called.
+    """Return the collectives of each process group: started, ended, the first unfinished one and its place in the code.
 
     Empty if no complete dump exists by ``until`` (of ``time.monotonic``).
     """
@@ -428,6 +418,6 @@ def _next_collective(entry: Json) -> dict[str, str]:
     name = str(entry["profiling_name"]).rpartition(":")[2]
     sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
     kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))
-    frames = [frame for frame in entry.get("frames", [])[:_MOST_FRAMES] if "/torch/" not in frame["filename"]]
+    frames = [frame for frame in entry.get("frames", [])[:MOST_FRAMES] if "/torch/" not in frame["filename"]]
     at = f"{frames[0]['filename']}:{frames[0]['line']} in {frames[0]['name']}" if frames else ""
     return {"next": f"{name} of {sizes} {kinds}", "at": at}

@@ -26,8 +26,7 @@ def start_time(pid: int) -> str | None:
     """
     if LINUX:
         try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
+            fields = stat_fields(pid)
         except OSError:
             return None
         return None if fields[0] in "ZX" else fields[19]
@@ -37,10 +36,14 @@ def start_time(pid: int) -> str | None:
     return ps.stdout.strip() or None
 
 
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name, which may hold spaces and brackets. Raises OSError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
 class Orphans:
-    """Adopts the run's processes whose parents have ended, so that processes without the mark and with their own
-    session are found too.
-    """
+    """Adopts the run's processes whose parents have ended, so that none without mark and session is missed."""
 
     adopter: int | None = None  # this process's id, once it adopts
 
@@ -65,12 +68,14 @@ class Orphans:
 
 
 def find_processes(mark: str, state_dir: str = "") -> set[int]:
-    """Find the processes of a run: those with ``PACELINE_NODE=mark``, their descendants, and members of their sessions;
-    for a process that adopts orphans also these.
+    """Return the processes of a run: with ``PACELINE_NODE=mark``, their descendants and the members of their sessions.
 
-    A mark that ends with "-" is the common prefix of all attempts of one run folder. ``state_dir``: of an attempt whose
-    agent is dead. A process that writes there is one of its ranks even without a visible mark, because setproctitle
-    overwrites the environment that the system shows.
+    A process that adopts orphans counts these too.
+
+    Args:
+        mark: if it ends with "-", the common prefix of all attempts of one run folder.
+        state_dir: folder of an attempt whose agent is dead. A process that writes there is one of its ranks even
+            without a visible mark, because setproctitle overwrites the environment that the system shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(
@@ -84,8 +89,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         pid = int(name)
         try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
+            fields = stat_fields(pid)
             if fields[0] in "ZX":
                 continue
             sessions[pid] = fields[3]
@@ -93,9 +97,9 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
             if state_dir and pid != os.getpid() and writes_in(pid, [state_dir]):
                 pids.add(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
-                variables_of_it = environ.read().split(b"\0")
-            if any(carries(variable, mark) for variable in variables_of_it) or (
-                any(variable.startswith(_OF_RANKS) for variable in variables_of_it) and holds(pid, mark)
+                environment = environ.read().split(b"\0")
+            if any(carries(variable, mark) for variable in environment) or (
+                any(variable.startswith(_OF_RANKS) for variable in environment) and holds(pid, mark)
             ):
                 pids.add(pid)
         except OSError:
@@ -103,19 +107,20 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
     own = str(os.getsid(0))
     if Orphans.adopter == os.getpid():
         pids.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
-    begun = [*pids]  # whose children are still to be added
-    while begun:
-        new = [pid for pid in children.get(begun.pop(), []) if pid not in pids and pid != os.getpid()]
+    parents = [*pids]  # their children are still to be added
+    while parents:
+        new = [pid for pid in children.get(parents.pop(), []) if pid not in pids and pid != os.getpid()]
         pids.update(new)
-        begun += new
-    # what has dropped the mark and lost its parent shows by its session; this process's own may hold others'
+        parents += new
+    # a process without mark and parent is known by its session; this process's own session may hold others' processes
     mine = {sessions[pid] for pid in pids} - {own}
     return pids | {pid for pid, session in sessions.items() if session in mine}
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Whether a process has a file below one of ``folders`` open for writing, removed ones included. Raises OSError: it
-    has ended, or is another user's.
+    """Whether a process has a file below one of ``folders`` open for writing, removed files included.
+
+    Raises OSError: it has ended, or is another user's.
     """
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for number, target in open_files(pid):
@@ -145,8 +150,7 @@ def works_in(folders: list[str]) -> dict[int, str]:
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
         pid = int(name)
         with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
+            fields = stat_fields(pid)
             if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
                 continue
             if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
@@ -161,8 +165,9 @@ def command_of(pid: int) -> str:
 
 
 def holds(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent has this mark: its environment is the parent's, so it holds a memory file of that
-    name. Raises OSError.
+    """Whether a fork of a warm parent has this mark. Raises OSError.
+
+    Its environment is the parent's, so it holds a memory file of that name.
     """
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
@@ -183,8 +188,7 @@ def send_all(pids: set[int], number: int) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """Send TERM to the whole tree, KILL after ``grace_s``, then sweep until nothing is left. Returns True: nothing is
-    left.
+    """Send TERM to all processes of a run, and KILL after ``grace_s``. Return whether all have ended.
 
     Args:
         signalled: processes that have TERM already, or get it from another one; those that get it here are added.

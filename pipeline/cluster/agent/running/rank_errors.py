@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from ..wire import Json, read_json
 
-LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters; the rank's log has the whole
 FIRST_LINES, LAST_LINES = 8, 4  # of a message
-_LAST_WORDS = 300  # characters
-_READ_BYTES = 1 << 20  # from the end of what a rank said: a message may be as long as the tensor that it shows
+_LONGEST_LAST_LINE = 300  # characters
+_READ_BYTES = 1 << 20  # from the end of a rank's output: a message may show a whole tensor
 _HEAD = "Traceback (most recent call last):\n"
 _MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
-_AFTERWARDS = re.compile(  # what torch, Python and wandb say on stderr once the exception is told
+_AFTER_EXCEPTION = re.compile(  # output of torch, Python and wandb after the exception
     r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
 )
 
@@ -28,10 +28,10 @@ FATAL = {
     "Illegal instruction": signal.SIGILL,
     "Floating-point exception": signal.SIGFPE,
 }
-"""faulthandler's words for the signals that it tells of."""
+"""faulthandler's names of signals."""
 
 
-def mute(error: Json) -> bool:
+def has_only_exit_code(error: Json) -> bool:
     """Whether a rank left nothing but its exit code."""
     return str(error["message"]).startswith("ended with ")
 
@@ -72,7 +72,7 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
-    if failed is None and code and text.strip():  # else there is nothing to add to how it ended
+    if failed is None and code and text.strip():  # without output nothing explains the exit code
         failed = {"code": code, "unix_time": printed}
     by_exception = failed is not None and failed["code"] == 1
     uncaught = last_traceback(text, by_exception)
@@ -84,17 +84,17 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
     code = failed["code"] or fatal_signal(text)
     how = describe(code)
     crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
-    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_words(text) if code > 0 else ''}"
+    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_line(text) if code > 0 else ''}"
     last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
-    more = "" if message.endswith(last.strip()) else last  # the one line that it said stands in the message
+    more = "" if message.endswith(last.strip()) else last  # its only line stands in the message already
     return {"unix_time": failed["unix_time"], "message": message, "traceback": more}
 
 
-def _last_words(text: str) -> str:
+def _last_line(text: str) -> str:
     """Return a program's last line: of ``sys.exit("no data")``, or argparse's message about a wrong argument."""
     lines = (line.rpartition("\r")[2].strip() for line in text.rstrip().splitlines())
-    own = [line for line in lines if line and not _AFTERWARDS.match(line)]
-    return f"; it said last: {own[-1][:_LAST_WORDS]}" if own else ""
+    own = [line for line in lines if line and not _AFTER_EXCEPTION.match(line)]
+    return f"; it said last: {own[-1][:_LONGEST_LAST_LINE]}" if own else ""
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
@@ -115,7 +115,7 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
     if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
         return "its traceback breaks off: is the disk full, or ulimit -f too low?", head + shown
     after = rest[body.end() :] if ended_by_it else ""
-    more = (after if marked else _AFTERWARDS.split(after, maxsplit=1)[0]).rstrip()
+    more = (after if marked else _AFTER_EXCEPTION.split(after, maxsplit=1)[0]).rstrip()
     return (last, head + shown) if not more else (f"{last}\n{more}", f"{head}{shown}\n{more}")
 
 
@@ -133,7 +133,7 @@ def crash_stack(text: str) -> str:
     return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
 
 
-def tellable(error: Json, hide: Callable[[str], str]) -> Json:
+def masked_and_cut(error: Json, hide: Callable[[str], str]) -> Json:
     """Return the error without secrets and broken characters, cut to a readable length."""
     message, trace = (
         hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")

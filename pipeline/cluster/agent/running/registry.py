@@ -36,8 +36,9 @@ def tombstone_path(request: Json, run_id: str) -> str:
 
 
 def end_entry(path: str, entry: Json) -> bool:
-    """Stop one supervisor and everything it owns; forget it unless something may be left. Returns True: nothing is
-    left.
+    """Stop one supervisor and everything it owns; remove its registration unless something may be left.
+
+    Returns whether all its processes have ended.
     """
     if start_time(entry["pid"]) == entry["born"]:
         send_all({entry["pid"]}, signal.SIGTERM)
@@ -68,7 +69,7 @@ def in_words(commands: dict[int, str]) -> str:
 
 def stop(request: Json) -> None:
     """End everything of one run folder on this node, registered or not; ``left`` are the surviving processes."""
-    if request["bar"]:  # a start that is still on its way finds this after it has registered
+    if request["bar"]:  # a start that is still on its way checks for this after it has registered
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
         write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
     left = [f"process {pid}" for pid in sorted(end_attempts(request))]
@@ -82,7 +83,7 @@ def end_attempts(request: Json) -> set[int]:
     """End every attempt of the run folder; return the processes that could not be ended."""
     for path, entry in own_entries(request):
         end_entry(path, entry)
-    # those whose registration was removed, perhaps together with the run's folder
+    # attempts whose registration was removed, perhaps together with the run's folder
     alive = find_processes(request["attempts"])
     if alive:
         end_tree(request["attempts"], TERM_GRACE_S)
@@ -97,15 +98,19 @@ def forget_dead(request: Json) -> None:
         if is_dead and not doubtful(entry):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-    for bar in glob.glob(tombstone_path({"registry": glob.escape(request["registry"])}, "*")):
+    remove_outdated({"registry": glob.escape(request["registry"])})
+
+
+def remove_outdated(request: Json) -> None:
+    """Remove tombstones of starts that would have come by now, or of a time before the host's last boot."""
+    for tombstone in glob.glob(tombstone_path(request, "*")):
         with contextlib.suppress(OSError):
-            if outdated(bar):
-                os.unlink(bar)
+            if outdated(tombstone):
+                os.unlink(tombstone)
 
 
-def outdated(bar: str) -> bool:
-    """Whether a tombstone may go: the start that it prevents would have come by now, or the host was rebooted."""
-    value = read_json(bar)
+def outdated(tombstone: str) -> bool:
+    value = read_json(tombstone)
     at = value.get("monotonic_s") if isinstance(value, dict) else None
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 

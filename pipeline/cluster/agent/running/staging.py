@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FOREIGN_S = 86400.0
 TRIED_BYTES = 64 << 10
-_TELL_S = 1.0
+_REPORT_S = 1.0
 MOST_NAMES, LONGEST_NAME = 100, 400  # in an answer
 LEADS_OUT = "a link that leads out of the run folder"
 NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", "it was removed meanwhile")  # with nothing to keep
@@ -50,21 +50,25 @@ def image_sizes(manifest: Json) -> Json:
 
 
 def free_bytes(folder: str) -> int:
+    """Return the free space on the disk of a folder, which need not exist."""
+    return shutil.disk_usage(existing(folder)).free
+
+
+def existing(folder: str) -> str:
+    """Return the folder, or the nearest one above it that exists."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    return shutil.disk_usage(folder).free
+    return folder
 
 
 def no_inodes(folder: str) -> bool:
     """Whether its disk takes no further file, however many bytes are free."""
-    status = os.statvfs(folder)
+    status = os.statvfs(existing(folder))
     return status.f_files > 0 and status.f_favail == 0
 
 
 def room_in(folder: str) -> str:
-    """Return the free space on the disk of a folder, which need not exist."""
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+    """Describe the free space on the disk of a folder, which need not exist."""
     free = f"{free_bytes(folder)} bytes are free there"
     return f"no inodes are left there for new files (df -i), though {free}" if no_inodes(folder) else free
 
@@ -84,7 +88,7 @@ def try_writing(workdir: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = path  # a write doesn't say to which file
+        error.filename = path  # an error of writing has no name
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -106,7 +110,7 @@ def clean(request: Json) -> None:
 
 
 def holds_left(folder: str) -> bool:
-    """Whether a script's files that were too large to fetch stay there, as its user was told."""
+    """Whether a script's files that were too large to fetch stay there, as its user was informed."""
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 
@@ -146,7 +150,7 @@ def remove_half_unpacked(workdir: str) -> None:
 
 
 def is_unpacking(folder: str) -> bool:
-    """Whether the process that makes this folder lives, by its name; for another host only its age is known."""
+    """Whether the process that fills this folder lives, by the folder's name; on another host only its age is known."""
     named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
     if named and named.group(1) == socket.gethostname():
         return start_time(int(named.group(2))) == named.group(3)
@@ -154,8 +158,9 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Return the seconds since the last write: a living supervisor writes twice per second, and so does an agent that a
-    controller follows.
+    """Return the seconds since the last write.
+
+    A living supervisor writes twice per second, and so does an agent that a controller follows.
     """
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
@@ -174,7 +179,7 @@ class Incoming:
         data = self.stream.read(size)
         self.bytes += len(data)
         now = time.monotonic()
-        if now - self.reported_at >= _TELL_S:
+        if now - self.reported_at >= _REPORT_S:
             self.reported_at = now
             say(received=self.bytes)
         return data
@@ -209,12 +214,12 @@ def staged(folder: str) -> Iterator[str]:
         yield temporary
         os.rename(temporary, folder)
     except OSError as error:
-        if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
-            error.filename = error.filename or folder  # a write doesn't say to which file
+        if not os.path.isdir(folder):  # else another process has put the same thing there
+            error.filename = error.filename or folder  # an error of writing has no name
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a folder that was made for nothing
+        with contextlib.suppress(OSError):  # it isn't empty
             os.rmdir(parent)
 
 
@@ -230,8 +235,8 @@ def put_pack(request: Json) -> None:
     """Unpack the data pack from the tar on stdin to ``workdir/data/<digest>``, once, completely."""
     folder = pack_folder(request)
 
-    def check(there: str) -> None:
-        if not holds_pack(there, request["pack_digest"]) or not has_digests(there):
+    def check(unpacked: str) -> None:
+        if not holds_pack(unpacked, request["pack_digest"]) or not has_digests(unpacked):
             raise SystemExit(f"the data pack arrived damaged in {folder}")
 
     if not os.path.isdir(folder):
@@ -255,15 +260,15 @@ def has_digests(folder: str) -> bool:
 
 
 def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
-    """Move a pack that came with the run to its own place, and link ``run_dir/data`` to it."""
-    came = os.path.join(run_dir, "pack")
-    if os.path.isdir(came):
+    """Move a pack that was sent with the run to its own place, and link ``run_dir/data`` to it."""
+    arrived = os.path.join(run_dir, "pack")
+    if os.path.isdir(arrived):
         os.makedirs(os.path.dirname(data_dir), exist_ok=True)
         if not holds_pack(data_dir, digest):
             shutil.rmtree(data_dir, ignore_errors=True)
             with contextlib.suppress(OSError):  # another node of a shared home was quicker
-                os.rename(came, data_dir)
-        shutil.rmtree(came, ignore_errors=True)
+                os.rename(arrived, data_dir)
+        shutil.rmtree(arrived, ignore_errors=True)
     link = os.path.join(run_dir, "data")
     if not os.path.lexists(link):
         os.symlink(data_dir, link)
@@ -276,11 +281,11 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 def collect(request: Json) -> None:
     """Send the named files of the run folder as a tar after one answer line.
 
-    With ``until_s``, files written later are left out, because they may be incomplete; with ``settled_s``, those of the
+    With ``until_s``, files written later are left out, because they may be incomplete; with ``settled_s``, files of the
     last seconds. Files that ``given`` (a file of the run folder) lists are left out unless altered. ``work`` isn't sent
     if it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so. Links to files are sent as
-    files, because the controller accepts nothing else. A second answer line, after the tar, names what could not be
-    sent and why; at the end of an attempt it stays here.
+    files, because the controller accepts nothing else. A second answer line, after the tar, names the files that could
+    not be sent and why; at the end of an attempt they stay here.
     """
     import tarfile  # for requests that carry files: most don't
 
@@ -292,7 +297,7 @@ def collect(request: Json) -> None:
 
     def is_wanted(name: str, state: os.stat_result) -> bool:
         if name.startswith("work/") and os.path.islink(os.path.join(run_dir, name)):
-            return False  # as of data that a script has linked to where it stands
+            return False  # such as data that a script has linked into its working directory
         if until_s is not None and state.st_mtime > until_s:
             return False
         return bool(stamps.get(name) != [state.st_size, state.st_mtime_ns])
@@ -310,7 +315,9 @@ def collect(request: Json) -> None:
         patterns += request.get("work") or []
     say(tar=True, **answer)
     unsent: dict[str, str] = {}
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive:  # of a hard link, too
+    with tarfile.open(
+        fileobj=sys.stdout.buffer, mode="w|", dereference=True
+    ) as archive:  # also sends the content of hard links
         for pattern in patterns:
             for matched in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
                 for name, kind in below(run_dir, os.path.relpath(matched, run_dir), unsent):
@@ -330,12 +337,15 @@ def send(
     is_wanted: Callable[[str, os.stat_result], bool],
     unsent: dict[str, str],
 ) -> None:
-    """Add a folder or a file to the tar; note what can't be opened. Raises OSError: nobody reads, or it was cut."""
+    """Add a folder or a file to the tar; note files that can't be opened.
+
+    Raises OSError: nobody reads, or the file was cut.
+    """
     path = os.path.join(run_dir, name)
     if kind == "folder":
         archive.add(path, arcname=name, recursive=False)
         return
-    try:  # it may have become a pipe meanwhile, which is not to be waited for
+    try:  # it may have become a pipe meanwhile, which must not block
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except FileNotFoundError:
         unsent[name] = "it was removed meanwhile"

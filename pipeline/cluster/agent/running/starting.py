@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import json
 import os
 import sys
@@ -13,7 +11,7 @@ from ..reasons import THERE
 from ..wire import Json, say, touch
 from .claims import Claim, claim_for_run
 from .processes import Orphans
-from .registry import doubtful, end_attempts, in_words, outdated, own_entries, tombstone_path
+from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated
 from .staging import remove_left, remove_ours, settle_pack, unpack
 from .supervisor import Supervisor
 
@@ -21,10 +19,7 @@ from .supervisor import Supervisor
 def start(request: Json) -> None:
     """Stage the run, end leftovers of the same key, leave a supervisor behind; answers when torchrun is up."""
     node = own_node(request)
-    for old in glob.glob(tombstone_path(request, "*")):
-        with contextlib.suppress(OSError):
-            if outdated(old):
-                os.unlink(old)
+    remove_outdated(request)
     before = own_entries(request)
     left = end_attempts(request)
     if left:
@@ -39,17 +34,17 @@ def start(request: Json) -> None:
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
     lay_out(node)
-    answer_end, tell = os.pipe()
+    read_fd, answer_fd = os.pipe()
     # forked twice: the supervisor leads no session, so it never gets a terminal, and init waits for its end
     if os.fork() == 0:
-        os.close(answer_end)
+        os.close(read_fd)
         os.setsid()
         if os.fork() == 0:
-            supervise_forever(request, node, tell, claim)
+            supervise_forever(request, node, answer_fd, claim)
         os._exit(0)
-    os.close(tell)
+    os.close(answer_fd)
     os.wait()
-    with os.fdopen(answer_end, "r", encoding="utf-8") as pipe:
+    with os.fdopen(read_fd, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
 
@@ -67,13 +62,13 @@ def refuse_doubtful(request: Json) -> None:
 
 def lay_out(node: Json) -> None:
     """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
-    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
     for folder in node["remove"]:
         open(os.path.join(folder, ".paceline"), "w").close()
     touch(os.path.join(node["state_dir"], "lease"))
 
 
-def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
+def supervise_forever(request: Json, node: Json, answer_fd: int, claim: Claim | None) -> None:
     """Run the daemon to its end; never returns into the caller's stack."""
     code = 1
     try:
@@ -84,7 +79,7 @@ def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None)
         os.dup2(log, 1)
         os.dup2(log, 2)
         Orphans.adopt()
-        Supervisor(request, node).run(tell)
+        Supervisor(request, node).run(answer_fd)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -24,22 +24,24 @@ from ..reasons import FULL, full_disk, reason
 from ..wire import REMOVED, Json, in_thread, touch, write_json
 from . import warm
 from .processes import POLL_S, TERM_GRACE_S, Orphans, command_of, end_tree, find_processes, start_time
-from .rank_errors import describe, mute, printed_error, recorded_error, tellable
+from .rank_errors import describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import tombstone_path
 from .staging import free_bytes, no_inodes, room_in
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
 
-BEAT_STALE_S = 3.0  # the controller beats every second
+BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
 PEER_TRY_S = 1.0
-LEFT_S = 5.0  # what torchrun and ranks get to end by themselves after the first node's
-PEER_AGAIN_S = 0.2  # where none answered
-SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
-TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: it tells when the others are gone
+PEER_RETRY_S = 0.2  # if no node answered
+LEFT_S = 5.0  # for torchrun and ranks to end by themselves after the first node's torchrun has ended
+SIBLING_GRACE_S = 2.0  # after a rank's error, for torchrun to end the other ranks by itself
+REPORT_GRACE_S = 8.0  # the same if only torchrun knows how the rank ended: it reports after it has ended the others
 UNATTENDED_S = 20.0
-RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
+RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # trainers.script.start, of one without torchrun
-_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # the same
+_SCRIPT_ENDED = re.compile(
+    r"paceline: error: .* ended with exit code (\d+)"
+)  # by trainers.script.start, without torchrun
+_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # by trainers.script.start
 
 
 class Supervisor:
@@ -52,49 +54,50 @@ class Supervisor:
         self.reason = ""
         self.signalled = False
         self.end_at: float | None = None
-        self.kill_at: float | None = None  # once the processes of the run were signalled: when SIGKILL comes
+        self.kill_at: float | None = None  # when SIGKILL follows; None before the processes are signalled
         self.signalled_pids: set[int] = set()
-        self.escaped = ""  # processes of a script that have dropped its environment and went on when it had ended
-        self.outlived: list[str] = []  # these, and those that the script's parent ended, in words
+        self.escaped = ""  # a script's processes without its environment that went on after its end
+        self.outlived: list[str] = []  # descriptions of these, and of processes that the script's parent ended
         self.rules = Rules(request.get("hide", []))
-        self.chatter = Tail(self.path("torchrun.log"), self.rules)
-        self.said: list[str] = []
-        self.last_words: list[str] | None = None  # of a process that a signal ended
+        self.torchrun_log = Tail(self.path("torchrun.log"), self.rules)
+        self.last_lines: list[str] = []
+        self.lines_before_kill: list[str] | None = None  # if a signal ended torchrun: its output before that
         self.failed: dict[int, Json] = {}
         self.code = 0
         self.early_exits = EarlyExits(self.state)
         self.early_before: dict[int, int] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.lease = Silence(self.path("lease"))
-        self.rendezvous = Rendezvous(request.get("meeting"), first=node["node_rank"] == 0)
+        self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
         self.stops = Stops()
         self.memory = OutOfMemory()
 
     def hide(self, text: str) -> str:
-        """Mask secrets in a line of a rank or of torchrun; nothing else is written down."""
+        """Mask secrets in a line of a rank or of torchrun."""
         return self.rules.hide(text)
 
     def ended_process(self, code: int) -> str:
-        """Name the process that ended with ``code``: torchrun, or the parent of a script, which has torchrun's exit
-        code but not the signal that ended it.
+        """Name the process that ended with ``code``: torchrun, or the parent of a script.
+
+        The parent ends with torchrun's exit code, but not by the signal that ended torchrun.
         """
         argv = self.node["argv"]
-        if "--" not in argv:  # what starts a script stands behind it
+        if "--" not in argv:  # the command of a script follows it
             return "torchrun"
-        is_alone = argv.index("--") == len(argv) - 2  # the interpreter, without torchrun
+        is_alone = argv.index("--") == len(argv) - 2  # the interpreter alone, without torchrun
         return "the parent of the script (trainers.script.start)" if is_alone or code < 0 else "torchrun"
 
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
 
-    def run(self, tell: int) -> None:
-        """Run from the registration to the end of everything it owns; no way out leaves a process of the run."""
+    def run(self, answer_fd: int) -> None:
+        """Run from the registration until every process of the run has ended, also after an error."""
         signal.signal(signal.SIGTERM, self.on_term)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         entry, code = self.entry_path(), 1
         try:
-            child = self.begin(tell)
+            child = self.begin(answer_fd)
             if child is None:
                 return
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
@@ -102,12 +105,12 @@ class Supervisor:
             if isinstance(child, warm.Launch) and child.parent_ended:
                 self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
             self.early_exits.torchrun_ended(code)
-            if code < 0:  # its children are ended next, and what they say of that is no cause
+            if code < 0:  # its children are ended next, and their messages about that are no cause
                 with contextlib.suppress(OSError):
                     self.pump()
-                self.last_words = self.said
+                self.lines_before_kill = self.last_lines
             if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
-                escaped = self.hide(shown(find_processes(self.mark)))
+                escaped = self.hide(described(find_processes(self.mark)))
                 self.escaped = f"{escaped}; not waited for" if escaped else ""
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
@@ -121,8 +124,8 @@ class Supervisor:
                     os.unlink(entry)
         self.conclude(code, gone)
 
-    def begin(self, tell: int) -> subprocess.Popen[bytes] | warm.Launch | None:
-        """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
+    def begin(self, answer_fd: int) -> subprocess.Popen[bytes] | warm.Launch | None:
+        """Register, start torchrun, answer the start command (which may have ended); None: it could not start."""
         child = None
         try:
             self.register()
@@ -131,12 +134,14 @@ class Supervisor:
             child = self.spawn()
             answer: Json = {"pid": os.getpid(), "unix_time": time.time()}
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # a write tells no name
+            if (
+                isinstance(error, OSError) and error.errno in FULL and error.filename is None
+            ):  # an error of writing has no name
                 error.filename = self.path("agent.json")
             answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
         with contextlib.suppress(OSError):
-            os.write(tell, json.dumps(answer).encode())
-        os.close(tell)
+            os.write(answer_fd, json.dumps(answer).encode())
+        os.close(answer_fd)
         return child
 
     def conclude(self, code: int, gone: bool) -> None:
@@ -153,7 +158,7 @@ class Supervisor:
         for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
             with contextlib.suppress(OSError):
                 os.unlink(self.path(name))
-        if code != 0 and is_full and all(mute(error) for error in self.errors()):
+        if code != 0 and is_full and all(has_only_exit_code(error) for error in self.errors()):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
         self.finish(code, gone)
@@ -162,7 +167,7 @@ class Supervisor:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
         env[variables.NODE] = self.mark
         env[variables.RESERVE] = self.path("reserve-of-ranks")
-        with open(self.chatter.path, "ab") as output:
+        with open(self.torchrun_log.path, "ab") as output:
             begin = warm.launch if self.request.get("warm") else warm.begin
             return begin(self.node["argv"], env, self.node["run_dir"], output.fileno())
 
@@ -231,8 +236,9 @@ class Supervisor:
         return int(child.returncode or 0)
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """Return the processes of a script that get the agent's SIGTERM from others: torchrun (or the script without
-        it) from the script's parent, and ranks from torchrun, which always signals and waits for them.
+        """Return the processes of a script that other processes signal and wait for.
+
+        torchrun (or the script without it) gets SIGTERM from the script's parent, and ranks get it from torchrun.
         """
         argv = self.node["argv"]
         if "--" not in argv:
@@ -255,15 +261,15 @@ class Supervisor:
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
         early = self.early_exits.ranks()
-        if early and early.keys() == self.early_before.keys():  # torchrun has looked at it meanwhile
-            telling = self.early_exits.torchrun_ends_others
-            self.end("a rank ended before the run was over", TELLING_GRACE_S if telling else SIBLING_GRACE_S)
+        if early and early.keys() == self.early_before.keys():  # torchrun had time to notice
+            torchrun_reports = self.early_exits.torchrun_ends_others
+            self.end("a rank ended before the run was over", REPORT_GRACE_S if torchrun_reports else SIBLING_GRACE_S)
         self.early_before = early
 
     def watch_peers(self) -> None:
         """End the run if this node is cut off: no heartbeats, and no other node answers any more.
 
-        One that answers is enough, and one is asked per second, because each request is a process of its ssh server.
+        One answer a second is enough, because each connection costs a process of the other node's ssh server.
         """
         until = time.monotonic() + BEAT_STALE_S
         while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
@@ -279,7 +285,7 @@ class Supervisor:
                 misses = misses + 1 if stale and reached and alive is None else 0
                 if misses >= 2:
                     self.end("isolated: neither the controller nor any other node can be reached")
-            time.sleep(PEER_AGAIN_S if misses else PEER_TRY_S)
+            time.sleep(PEER_RETRY_S if misses else PEER_TRY_S)
 
     def pump(self, last: bool = False) -> bool:
         """Append new output of ranks and torchrun to the one log; return whether there was any."""
@@ -290,13 +296,13 @@ class Supervisor:
         if self.escaped:
             rows.append(f"- | {_OUTLIVED}{self.escaped}")
             self.outlived, self.escaped = [*self.outlived, self.escaped], ""
-        for text in self.chatter.lines(last):
+        for text in self.torchrun_log.lines(last):
             if text.startswith(_OUTLIVED):
                 self.outlived.append(text[len(_OUTLIVED) :])
-            self.said = [*self.said[-39:], text]
+            self.last_lines = [*self.last_lines[-39:], text]
             rows.append(f"- | {text}")
             self.early_exits.read(text)
-            self.code = int(ended[1]) if (ended := _ENDED.fullmatch(text)) else self.code
+            self.code = int(ended[1]) if (ended := _SCRIPT_ENDED.fullmatch(text)) else self.code
             failure = _FAILED.search(text)
             if failure:
                 code, local_rank, pid = map(int, failure.groups())
@@ -307,7 +313,7 @@ class Supervisor:
         return bool(rows)
 
     def find_outputs(self) -> None:
-        if not os.path.isdir(self.path("ranks")):  # torchrun makes it after a second, of 20 looks
+        if not os.path.isdir(self.path("ranks")):  # torchrun creates it after a second
             return
         for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
             if path not in self.tails:
@@ -320,8 +326,8 @@ class Supervisor:
         )
         if not gone:
             reason += "; some processes could not be ended"
-        said = self.said if self.last_words is None else self.last_words
-        tail = [self.memory.explained(text) for text in said if text.strip()][-12:] if code else []
+        last_lines = self.last_lines if self.lines_before_kill is None else self.lines_before_kill
+        tail = [self.memory.explained(text) for text in last_lines if text.strip()][-12:] if code else []
         errors = [] if code == 0 else self.errors()
         end = {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
         write_json(self.path("exit.json"), {**end, "outlived": "; ".join(self.outlived)})
@@ -337,12 +343,12 @@ class Supervisor:
             if error is None and (local_rank in failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
             if error is not None:
-                explained = self.memory.explain(tellable(error, self.hide))
+                explained = self.memory.explain(masked_and_cut(error, self.hide))
                 by_rank[local_rank] = {"rank": self.node["first_rank"] + local_rank, **explained}
         return sorted(by_rank.values(), key=lambda error: float(error["unix_time"]))
 
 
-def shown(pids: set[int]) -> str:
+def described(pids: set[int]) -> str:
     """Return process ids with their commands, without processes that have ended."""
     words = []
     for pid in sorted(pids):

@@ -5,7 +5,6 @@ user, and the variables that Python's start or an import of torch may read. With
 is started as a plain program.
 """
 
-# Requests carry paths as text, and much of this is file descriptors: os.path all the way.
 from __future__ import annotations
 
 import contextlib
@@ -27,19 +26,19 @@ from ..wire import Json
 from .processes import LINUX
 from .watches import process_state
 
-IDLE_S = 30.0  # a parent without a launch ends after this: restarts and further trials come sooner
-FIRST_IDLE_S = 90.0  # until its first launch: preflight, and data that has to be sent
-_ROOM = 1000  # for the words that a list of processes shows of a fork
-_BIND_S = 5.0  # until a parent that was started can be connected to; Python takes a tenth of a second
-_PID_S = 120.0  # until it has forked: it imports torch from a slow disk first
-_AFTER_START = (
+IDLE_S = 30.0  # a parent ends if no launch comes for this time; restarts and further trials come sooner
+FIRST_IDLE_S = 90.0  # the same before its first launch: preflight may run, and data may be sent
+_ROOM = 1000  # spaces that a fork overwrites with the command that lists of processes show
+_BIND_S = 5.0  # limit until a new parent accepts connections; Python takes a tenth of a second
+_PID_S = 120.0  # limit until it has forked, because it may import torch from a slow disk first
+_SET_AT_LAUNCH = (
     *("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "PYTHONPATH"),
     "CUDA_VISIBLE_DEVICES",  # read when the first device is asked for
     *("*_TOKEN", "*_API_KEY", "*_ACCESS_KEY", "*_ACCESS_KEY_ID", "*_SECRET", "*_PASSWORD"),
     *("AWS_*", "HF_*", "MLFLOW_*", "WANDB_*", "XDG_*", "KRB5*"),
 )
-"""Variables that neither Python's start nor an import of torch reads: a launch brings them. Torch reads names of all
-kinds (CI, IS_FBCODE, USE_LIBUV), so all others decide which parent is meant."""
+"""Variables that neither Python's start nor an import of torch reads, so each launch sets its own. Torch reads names of
+all kinds (CI, IS_FBCODE, USE_LIBUV), so all other variables identify the parent."""
 
 
 def warm_up(passed: list[str], wanted: Json) -> None:
@@ -62,24 +61,24 @@ def warm_up(passed: list[str], wanted: Json) -> None:
 
 
 def _name(env: dict[str, str]) -> str:
-    decides = {name: value for name, value in env.items() if not _comes_later(name)}
+    decides = {name: value for name, value in env.items() if not _is_set_at_launch(name)}
     text = json.dumps([sys.executable, os.getuid(), decides], sort_keys=True)
     return f"paceline-ranks-{sha256(text.encode())[:32]}"
 
 
-def _comes_later(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _AFTER_START)
+def _is_set_at_launch(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SET_AT_LAUNCH)
 
 
 def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
     """Start a parent of that name, in its own session. Raises OSError."""
     source, end = os.pipe()  # holds more than this text
-    os.write(end, _text().encode())
+    os.write(end, _ranks_source().encode())
     os.close(end)
     try:
         return subprocess.Popen(
             [sys.executable, f"/dev/fd/{source}", name, str(first_s), str(IDLE_S), " " * _ROOM],
-            env={**{key: value for key, value in env.items() if not _comes_later(key)}, variables.RANKS: name},
+            env={**{key: value for key, value in env.items() if not _is_set_at_launch(key)}, variables.RANKS: name},
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -91,7 +90,7 @@ def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[b
         os.close(source)
 
 
-def _text() -> str:
+def _ranks_source() -> str:
     """Return the text of trainers/ranks.py, which travels with the agent."""
     return str(sys.modules[__name__].__spec__.loader.get_source("trainers.ranks"))  # type: ignore[union-attr]
 
@@ -111,8 +110,8 @@ def _connected(name: str) -> socket.socket | None:
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
     """Return process, user and group at the other end."""
-    credentials = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return credentials[0], credentials[1], credentials[2]
+    pid, user, group = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user, group
 
 
 class Launch:
@@ -124,7 +123,7 @@ class Launch:
     def __init__(self, connection: socket.socket, argv: list[str], env: dict[str, str], cwd: str, output: int) -> None:
         self._connection, self._cold = connection, (argv, env, cwd, os.dup(output))
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard, self._forked, self._until = b"", False, time.monotonic() + _PID_S
+        self._received, self._forked, self._until = b"", False, time.monotonic() + _PID_S
         self.pid = _peer(connection)[0]  # the parent's, until it has forked
         self.returncode: int | None = None
         self.parent_ended = False  # while the fork ran
@@ -135,7 +134,7 @@ class Launch:
         if self._process is not None:
             self.returncode = self._process.poll()
         elif self.returncode is None:
-            self._hear()
+            self._receive()
         return self.returncode
 
     def give_up(self) -> None:
@@ -144,34 +143,33 @@ class Launch:
             self._connection.close()
             self.returncode = -signal.SIGTERM
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._connection.recv(4096)
         except BlockingIOError:
-            if not self._forked and (
-                time.monotonic() > self._until or process_state(self.pid) == "T"
-            ):  # stopped (SIGSTOP)
+            is_stopped = process_state(self.pid) == "T"  # by SIGSTOP
+            if not self._forked and (time.monotonic() > self._until or is_stopped):
                 self._start_cold()
             return
         except OSError:
             data = b""
-        self._heard += data
-        while b"\n" in self._heard:
-            line, _, self._heard = self._heard.partition(b"\n")
-            self._take(json.loads(line))
+        self._received += data
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            self._handle(json.loads(line))
         if not data and self.returncode is None:
-            if self._forked:  # its parent was killed: nobody will say how it ends
+            if self._forked:  # the parent was killed, so the fork's exit code stays unknown
                 self.returncode, self.parent_ended = -signal.SIGKILL, True
             else:
                 self._start_cold()
 
-    def _take(self, said: Json) -> None:
-        if "pid" in said:
-            self.pid, self._forked = int(said["pid"]), True
+    def _handle(self, message: Json) -> None:
+        if "pid" in message:
+            self.pid, self._forked = int(message["pid"]), True
             with contextlib.suppress(OSError):
                 self._connection.send(b"go\n")
-        elif "exit" in said:
-            self.returncode = int(said["exit"])
+        elif "exit" in message:
+            self.returncode = int(message["exit"])
             self._connection.close()
 
     def _start_cold(self) -> None:
@@ -194,7 +192,7 @@ def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launc
     Raises:
         OSError: neither can be started.
     """
-    connection = _reached(_name(env), env) if LINUX and argv[0] == sys.executable else None
+    connection = _connected_or_started(_name(env), env) if LINUX and argv[0] == sys.executable else None
     if connection is not None:
         order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
         try:
@@ -207,7 +205,7 @@ def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launc
     return begin(argv, env, cwd, output)
 
 
-def _reached(name: str, env: dict[str, str]) -> socket.socket | None:
+def _connected_or_started(name: str, env: dict[str, str]) -> socket.socket | None:
     """Return a connection to the parent of that name, started if necessary. None: impossible."""
     connection = _connected(name)
     if connection is not None:

@@ -1,5 +1,7 @@
-"""Checks of a supervisor while its ranks run: a silent controller, stopped processes, ranks that end early, kills for
-lack of memory, and whether torchrun has reached the rendezvous.
+"""Checks of a supervisor while its ranks run.
+
+A silent controller, stopped processes, ranks that end early, kills for lack of memory, and whether torchrun has reached
+the rendezvous.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import time
 from trainers.contract.beats import RUNNING
 
 from ..wire import Json
-from .processes import start_time
+from .processes import start_time, stat_fields
 
-LONGEST_LOOK_S = 1.5  # of one look at a silent file to the next: what is beyond, this process was stopped itself
+LONGEST_LOOK_S = 1.5  # between two looks at a silent file; in any longer time this process was stopped itself
 
 
 class Silence:
@@ -47,11 +49,11 @@ class Silence:
         return self.seconds
 
 
-# Processes of a run that somebody has stopped (SIGSTOP): the run waits for them, and none of it can say why.
+# Processes of a run that somebody has stopped (SIGSTOP): the run waits for them, and no part of it can say why.
 
 
 STOPS_LOOK_S = 1.0
-STOPPED_S = 3.0  # until it is said: who paces a process stops it for moments
+STOPPED_S = 3.0  # until it is reported: a program that slows a process down stops it for moments
 
 
 class Stops:
@@ -61,7 +63,7 @@ class Stops:
         self.root = root
         self.looked = time.monotonic()
         self.since: dict[int, float] = {}  # process id → when it was first seen stopped
-        self.said: set[int] = set()
+        self.reported: set[int] = set()
 
     def news(self) -> list[str]:
         """Return lines for the node's log, one for each process that has been stopped for a while."""
@@ -71,9 +73,9 @@ class Stops:
         self.looked = now
         stopped = [pid for pid in process_tree(self.root) if process_state(pid) == "T"]
         self.since = {pid: self.since.get(pid, now) for pid in stopped}
-        self.said.intersection_update(stopped)
-        new = [pid for pid in stopped if pid not in self.said and now - self.since[pid] >= STOPPED_S]
-        self.said.update(new)
+        self.reported.intersection_update(stopped)
+        new = [pid for pid in stopped if pid not in self.reported and now - self.since[pid] >= STOPPED_S]
+        self.reported.update(new)
         return [
             f"paceline: WARNING: process {pid} is stopped (SIGSTOP), and the run waits for it; "
             f"kill -CONT {pid} lets it go on"
@@ -98,16 +100,16 @@ def children_of(pid: int) -> set[int]:
 
 def process_state(pid: int) -> str:
     """Return the system's state letter; '' if there is no such process."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[0]
+    with contextlib.suppress(OSError):
+        return stat_fields(pid)[0]
     return ""
 
 
-# Ranks that ended while their run was not over, perhaps with exit code 0: torchrun takes that for success, and waits.
+# Ranks that ended before their run was over, perhaps with exit code 0, which torchrun takes for success and waits.
 #
-# The entry of a rank makes ``running-PID`` beside its error file and removes it at a good end. A rank whose process is
-# gone and whose file is there has ended by itself, unless torchrun or the agent told it to. Of several that end at once
-# torchrun tells the first one's exit code while it ends the others, and all of them in the table of its last words.
+# A rank's entry creates ``running-PID`` next to its error file, and removes it at a good end. So a rank without a
+# process, but with that file, has ended by itself, unless torchrun or the agent ended it. If several ranks end at once,
+# torchrun reports the first one's exit code while it ends the others, and all exit codes in a table at its own end.
 
 
 _CLOSING = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
@@ -121,7 +123,7 @@ class EarlyExits:
         self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
         self._ended_by_others: set[int] = set()
         self._codes: dict[int, int] = {}
-        self._begun: set[int] | None = None  # once the end of all has come: the ranks that had begun by then
+        self._begun: set[int] | None = None  # the ranks that had begun when all were ended
 
     def read(self, line: str) -> None:
         """Read a line of torchrun."""
@@ -143,7 +145,7 @@ class EarlyExits:
         self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
 
     def torchrun_ended(self, code: int) -> None:
-        """Note the end of torchrun. A foreign signal that ended it may have ended ranks too, which nobody knows."""
+        """Note the end of torchrun. A signal that ended it may have ended ranks too, and nothing shows which."""
         if code < 0 and self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
             self._ended_by_others |= self._begun
@@ -162,7 +164,7 @@ class EarlyExits:
         return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]
 
 
-# Whether the kernel has ended processes for want of memory, as its counters tell: its log is not for everybody.
+# Kills for lack of memory, by the kernel's counters, because not every user may read its log.
 
 
 MEMORY_HINT = "fewer ranks, a smaller batch, or a larger limit for the group (docker run --memory=…)"
@@ -183,10 +185,8 @@ class OutOfMemory:
         """
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
-        in_group, on_host = (
-            counter_increase(self.before[0], oom_kills(self.group)),
-            counter_increase(self.before[1], oom_kills(self.host)),
-        )
+        in_group = counter_increase(self.before[0], oom_kills(self.group))
+        on_host = counter_increase(self.before[1], oom_kills(self.host))
         if in_group:
             return f"{message}: the kernel ended it, as its control group had no memory left; {MEMORY_HINT}"
         if in_group is None and on_host:
@@ -225,15 +225,15 @@ def counter_increase(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-# Whether torchrun of this node has come to where all nodes meet, by the kernel's table of connections.
+# Whether this node's torchrun has reached the rendezvous, by the kernel's table of connections.
 #
-# torchrun itself says nothing while it waits for the others, and a SYN that a firewall drops is no error for minutes.
+# torchrun itself prints nothing while it waits for the others, and a SYN that a firewall drops is no error for minutes.
 
 
 RENDEZVOUS_LOOK_S = 0.5
-UNANSWERED_S = 3.0  # until it is said, then
-AGAIN_S = 30.0  # from one time to the next
-ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"  # as the kernel's table has them
+UNANSWERED_S = 3.0  # until it is reported
+REPEAT_S = 30.0  # until it is reported again
+ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"  # states in the kernel's table
 
 
 class Rendezvous:
@@ -241,11 +241,11 @@ class Rendezvous:
 
     def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
         self.place, self.first = place, first
-        self.met: list[str | int] | None = None  # the place, once this node has come
-        self.left_at: float | None = None  # since when the first node has left it
-        self.looked = time.monotonic()  # torchrun takes a second at least until it comes
-        self.said = 0.0
-        self.trying: float | None = None  # since when a SYN has had no answer
+        self.joined: list[str | int] | None = None  # the place, once this node has joined
+        self.left_at: float | None = None  # when the first node closed its connections
+        self.looked = time.monotonic()  # torchrun takes at least a second until it connects
+        self.reported_at = 0.0
+        self.trying: float | None = None  # when the first unanswered SYN was sent
 
     def news(self) -> list[str]:
         """Return lines for the node's log; mostly none."""
@@ -255,15 +255,15 @@ class Rendezvous:
         self.looked = now
         where, states = "{}:{}".format(*self.place), self.states(self.place)
         if (LISTEN if self.first else ESTABLISHED) in states:
-            self.met, self.place = self.place, None
+            self.joined, self.place = self.place, None
             return [f"paceline: torchrun is at {where}, where the hosts meet"]
         if SYN_SENT not in states:
             self.trying = None
             return []
         self.trying = self.trying or now
-        if now - self.trying < UNANSWERED_S or now - self.said < AGAIN_S:
+        if now - self.trying < UNANSWERED_S or now - self.reported_at < REPEAT_S:
             return []
-        self.said = now
+        self.reported_at = now
         return [f"paceline: no answer from {where}, where the hosts meet, for {now - self.trying:.0f} s"]
 
     def left_s(self) -> float:
@@ -272,9 +272,9 @@ class Rendezvous:
         A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
         every connection that was closed in the meantime.
         """
-        if self.first or self.met is None:
+        if self.first or self.joined is None:
             return 0.0
-        states = self.states(self.met)
+        states = self.states(self.joined)
         # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
         if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
@@ -299,8 +299,9 @@ class Rendezvous:
 
 
 def address_in_table(address: str) -> str:
-    """Return an address as the kernel's table shows it, in words of the processor's byte order; an IPv4 address also
-    ends the IPv6 one that maps it. Empty for a name.
+    """Return an address as the kernel's table shows it, in words of the processor's byte order; '' for a name.
+
+    The text of an IPv4 address is also the end of the IPv6 address that maps it.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):

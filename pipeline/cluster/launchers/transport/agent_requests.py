@@ -81,7 +81,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,
-        "meeting": [plan.master_addr, plan.master_port] if _has_rendezvous(cluster, plan) else None,
+        "rendezvous": [plan.master_addr, plan.master_port] if _has_rendezvous(cluster, plan) else None,
         "registry": registry,
         "env_passed": rank_environment.PASSED,
         "nodes": [
@@ -117,7 +117,7 @@ def group() -> str:
 
 
 def claim(cluster: Cluster, host: Host, attempts: str, what: str) -> dict[str, Any]:
-    """Return a run's claim on a host, as the agent takes it (``stake`` in agent/running/claims.py)."""
+    """Return a run's claim on a host, as the agent takes it (``claim_devices`` in agent/running/claims.py)."""
     return {
         "resources": resources(host, cluster.device),
         "attempts": attempts,
