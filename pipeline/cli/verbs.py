@@ -276,7 +276,7 @@ _VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "queue": Verb(
-        module="queue",
+        module="hosts",
         answers=True,
         summary="who computes on the cluster's hosts, and which runs wait for them",
         details="Runs of all users are listed by their claims, processes on GPUs too. Of runs that wait "
@@ -477,7 +477,7 @@ _VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "triage": Verb(
-        module="triage",
+        module="status",
         answers=True,
         summary="what failed of a run, where, the evidence and the next command",
         details="At most a thousand tokens, for people and for agents (--json).",
@@ -524,7 +524,7 @@ _VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "prove": Verb(
-        module="prove",
+        module="reproduce",
         answers=True,
         summary="kill a repetition of a finished run, and compare what comes of it",
         details="Repeats the run as doit reproduce does, kills its ranks at moments drawn from a seed, gives the same "

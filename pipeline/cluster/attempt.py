@@ -31,7 +31,7 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import journal
-from pipeline.runs.waits import Waiting
+from pipeline.runs.lock import Waiting
 from trainers.contract import run_folder
 
 

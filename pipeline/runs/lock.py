@@ -1,4 +1,4 @@
-"""The lock of a run: one command at a time writes into its folder."""
+"""The lock of a run: one command at a time writes into its folder; and the waits of commands for free hosts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from pipeline.core import cache
+from pipeline.core import cache, documents, locks
 from pipeline.core.errors import Killed, PacelineError, TrainingError
-from pipeline.core.files import remove_leftovers, remove_system_leftovers
+from pipeline.core.files import remove_leftovers, remove_system_leftovers, write_json
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State
@@ -112,3 +113,43 @@ def note_stopped(folder: RunFolder) -> bool:
         return True
     finally:
         lock.release()
+
+
+# ----------------------------------------------------------------------------------------------- waits
+WAIT_FILE = "waiting.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """``who`` is on ``host``, in words; ``since``: unix time at which the wait began."""
+
+    key: str
+    host: str
+    who: str
+    since: float
+
+
+class Waiting:
+    """The record of one run's wait, for other commands. Without a writable folder nothing is recorded."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path, self._since = run_dir / WAIT_FILE, time.time()
+
+    def for_host(self, host: str, who: str) -> None:
+        with suppress(OSError):
+            wait = Wait(key=self._path.parent.name, host=host, who=who, since=self._since)
+            write_json(self._path, asdict(wait))
+
+    def is_over(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def waits_under_way(runs_dir: Path) -> list[Wait]:
+    """Return the waits whose commands live, the longest first."""
+    found = []
+    for path in runs_dir.glob(f"*/{WAIT_FILE}"):
+        with suppress(documents.DamagedError, OSError, TypeError):
+            if locks.is_held(RunFolder(path.parent).lock):
+                found.append(Wait(**documents.read(path)))
+    return sorted(found, key=lambda wait: wait.since)

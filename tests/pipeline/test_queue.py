@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands import queue
+from pipeline.cli.commands import hosts
 from pipeline.cluster import attempt
 from pipeline.cluster.agent.running import claims
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import Cluster, Host
-from pipeline.runs import waits
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.waits import Wait
+from pipeline.runs.lock import Wait, Waiting, waits_under_way
 from tests.pipeline.conftest import Printed
 from tests.pipeline.test_claims import NOW, row, waiting
 from tests.pipeline.test_preflight_checks import told
@@ -30,9 +29,9 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
     gpus = {"gpus": {**A100, "owners": f"4242, bob, {NOW:.0f}, "}, "claims": [alice]}
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0", nproc_per_node=2), Host(name="node1")), device="cuda")
     wait = Wait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
-    found = queue.asked(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
+    found = hosts.asked(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
     at = claims.clock(NOW)
-    head, first, second, process, last = queue.text(found).splitlines()
+    head, first, second, process, last = hosts.text(found).splitlines()
     assert head.split() == ["host", "user", "run", "on", "since"]
     assert first.split("  ") == ["node0", "alice", "run 5a0c12ab34cd (resnet18)", "GPU 0", at]
     assert second.split() == ["node1", "-", "free"]
@@ -50,22 +49,22 @@ def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
     _, hosts, spec = waiting(folder.path, "wait", [[row("a", "gpu:0")], []])
     lock = FileLock(folder.lock)
     assert lock.take()
-    watchers = Watchers(on_line=lambda _: None, on_job=lambda _: seen.extend(waits.under_way(tmp_path)))
+    watchers = Watchers(on_line=lambda _: None, on_job=lambda _: seen.extend(waits_under_way(tmp_path)))
     attempt.until_free(hosts, spec, watchers, lambda: None)
     assert [(wait.key, wait.host, wait.who) for wait in seen] == [("0123456789ab", "node0", "bob's run a")]
-    assert waits.under_way(tmp_path) == []
-    waits.Waiting(folder.path).for_host("node0", "bob's run a")
-    assert len(waits.under_way(tmp_path)) == 1
+    assert waits_under_way(tmp_path) == []
+    Waiting(folder.path).for_host("node0", "bob's run a")
+    assert len(waits_under_way(tmp_path)) == 1
     lock.release()  # as when the command was killed
-    assert waits.under_way(tmp_path) == []
+    assert waits_under_way(tmp_path) == []
 
 
 def test_it_answers_in_json_and_leaves_a_schedulers_queue_to_the_scheduler(printed: Printed, tmp_path: Path) -> None:
-    answer: dict[str, Any] = json.loads(printed(queue.queue, tmp_path, "json=1"))
+    answer: dict[str, Any] = json.loads(printed(hosts.queue, tmp_path, "json=1"))
     assert (answer["schema"], answer["data"]["hosts"], answer["data"]["waiting"]) == (
         "paceline.queue/1",
         ["localhost"],
         [],
     )
     with pytest.raises(UsageError, match="slurm has a queue of its own"):
-        printed(queue.queue, tmp_path, "cluster=slurm")
+        printed(hosts.queue, tmp_path, "cluster=slurm")

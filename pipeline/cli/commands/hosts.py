@@ -1,32 +1,39 @@
-"""`doit sync` and `doit mesh` prepare hosts, `doit lab` simulates some, `doit stop` ends a run on them."""
+"""`doit sync` and `mesh` prepare hosts, `lab` simulates some, `stop` ends a run, `queue` says who computes on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline import lab as labs
+from pipeline.cli import answers
 from pipeline.cli.commands import train
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
+from pipeline.cluster import launchers
 from pipeline.cluster import mesh as meshes
 from pipeline.cluster import sync as syncing
+from pipeline.cluster.agent.running.claims import clock
 from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.preflight import occupation
 from pipeline.cluster.sync import Folder, TreeState
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.specs import UNDER_WAY
-from pipeline.core.tables import counted, file_size, is_count, some_names
+from pipeline.core.specs import UNDER_WAY, Cluster, NodeFacts
+from pipeline.core.tables import aligned, counted, file_size, is_count, some_names
 from pipeline.data.trees import Tree
-from pipeline.execution import next_start
+from pipeline.execution import next_start, this_computer
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import ask_to_stop, note_stopped
+from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
 
 
 def sync() -> None:
@@ -240,3 +247,80 @@ def lab() -> None:
     for host in raised.hosts:
         say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
     say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab --down")
+
+
+# ----------------------------------------------------------------------------------------------- queue
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """A run on a host. ``resources``: such as gpu:0, or cpu; ``since``: unix time by that host's clock."""
+
+    host: str
+    user: str
+    what: str
+    resources: tuple[str, ...]
+    since: float
+
+    @property
+    def devices(self) -> str:
+        gpus = [name.partition(":")[2] for name in self.resources if name.startswith("gpu:")]
+        return f"GPU {', '.join(gpus)}" if gpus else "processors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """``processes``: of nobody's run, on GPUs that a run of these words would take; in words, with their host."""
+
+    hosts: tuple[str, ...]
+    computing: tuple[Computing, ...]
+    processes: tuple[str, ...]
+    waiting: tuple[Wait, ...]
+
+
+def queue() -> None:
+    """Ask every host. Raises HostError: one can't be asked. UsageError: a scheduler has the queue."""
+    config = session().config
+    cluster = config.cluster.with_spares
+    if launchers.capabilities(cluster).hosts_are_granted:
+        raise UsageError(
+            f"{cluster.launcher} has a queue of its own", hint="squeue, kubectl get pods, or what your scheduler has"
+        )
+    this_computer.refuse_without_lab(cluster, ROOT)
+    with waiting(note, "asking the hosts"), closing(Hosts(cluster)) as hosts:
+        facts = hosts.facts(None)
+    found = asked(cluster, facts, waits_under_way(config.runs_dir))
+    if answers.wanted():
+        answers.answer(asdict(found))
+        return
+    say(text(found))
+
+
+def asked(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
+    """Return what the hosts have answered, and who waits."""
+    computing = [
+        _computing(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])
+    ]
+    others = occupation.occupied(cluster, facts, "")
+    return Queue(
+        hosts=tuple(fact.host for fact in facts),
+        computing=tuple(computing),
+        processes=tuple(f"{one.host}: {said}" for one in others for said in one.processes),
+        waiting=tuple(waiting),
+    )
+
+
+def _computing(host: str, row: Mapping[str, Any]) -> Computing:
+    return Computing(
+        host=host, user=row["user"], what=row["what"], resources=tuple(row["resources"]), since=float(row["since"])
+    )
+
+
+def text(found: Queue) -> str:
+    """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
+    rows = [("host", "user", "run", "on", "since")]
+    for host in found.hosts:
+        there = [item for item in found.computing if item.host == host]
+        rows += [(host, item.user, item.what, item.devices, clock(item.since)) for item in there]
+        rows += [] if there else [(host, "-", "free", "", "")]
+    lines = [aligned(rows), *found.processes]
+    lines += [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in found.waiting]
+    return "\n".join([*lines, *([] if found.waiting else ["no run of this project waits"])])

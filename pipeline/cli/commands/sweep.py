@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli import answers
-from pipeline.cli.commands import progress
-from pipeline.cli.commands.train import refuse_unfit, start_detached
+from pipeline.cli.commands.train import (
+    notices_of_sweep,
+    refuse_unfit,
+    screen_of_sweep,
+    start_detached,
+    sweep_subscriber,
+)
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import at_once, is_on, whole_number
 from pipeline.cli.output import note, say, width
@@ -186,8 +191,8 @@ def run_trials(
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     refuse_unfit(first.cluster)
     with (
-        progress.of_sweep(lambda: _first_state(what, source, folder), folder.path.parent.parent) as screen,
-        progress.notices_of_sweep(first, folder.name, source.total, screen.say) as notices,
+        screen_of_sweep(lambda: _first_state(what, source, folder), folder.path.parent.parent) as screen,
+        notices_of_sweep(first, folder.name, source.total, screen.say) as notices,
     ):
         screen.say(headline)
         ended = conduct(
@@ -201,7 +206,7 @@ def run_trials(
                 root=ROOT,
                 argv=sys.argv,
                 say=screen.say,
-                on_event=progress.sweep_subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
+                on_event=sweep_subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
                 watched=screen.is_live,
                 most=most,
             )

@@ -1,32 +1,44 @@
-"""`doit fetch`, `train` and `attach`: make the data set, train the run, also without a terminal."""
+"""`doit fetch`, `train` and `attach`: make the data set, train the run, and show the"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import answers, clone
-from pipeline.cli.commands import progress
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
-from pipeline.cli.invocation import at_once, is_on
-from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
+from pipeline.cli.invocation import QUIET, VERBOSE, at_once, is_on, is_wanted, verbosity
+from pipeline.cli.output import as_typed, note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import without_use
+from pipeline.config.build import RunConfig
+from pipeline.config.schema import NotifyConfig
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.core.specs import Cluster
+from pipeline.core.specs import Cluster, LogLine
 from pipeline.core.tables import counted
 from pipeline.data import store
 from pipeline.execution import complete, this_computer
+from pipeline.execution.attempting import shown as as_line
 from pipeline.execution.run import Run
+from pipeline.live.pictures import RunPicture, SweepPicture, first_state
+from pipeline.live.screen import Picture, Screen, is_live, plain_width
+from pipeline.live.sweep_state import SweepState
 from pipeline.runs import status
+from pipeline.runs.contents import what
 
 _DETACHED = ".detached"
 _START_S = 120.0  # until it works: imports, the check of hosts
@@ -126,13 +138,13 @@ def _train(current: Session, *, attach: bool = False) -> None:
         start_detached(run.key.short, run.folder.lock)
         return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
-    with progress.of_run(run) as screen, progress.notices_of_run(run, screen.say) as notices:
+    with screen_of_run(run) as screen, notices_of_run(run, screen.say) as notices:
         screen.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
         if idle := without_use(cluster):
             screen.say(idle)
         services = replace(
             complete.alone(),
-            on_event=progress.subscriber(screen, notices.hear),
+            on_event=subscriber(screen, notices.hear),
             on_wait=screen.tell if screen.is_live else None,
         )
         result = complete.train(run, argv=sys.argv, say=screen.say, services=services, attach=attach)
@@ -218,3 +230,97 @@ def ended_at_once(code: int, log: Path) -> None:
     raise PacelineError(
         f"it ended at once, with {code}:\n{said[-_LAST_WORDS:]}", hint=f"less {shlex.quote(os.fspath(log))}"
     )
+
+
+# -------------------------------------------------------------------------------------------- progress
+if TYPE_CHECKING:
+    from pipeline.live.notices import Notifier
+
+_OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
+
+
+# ------------------------------------------------------------------------------------------------ the screen
+def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
+    """Return the screen for one command's progress on stderr. ``picture`` is called if a view can be drawn.
+
+    ``trials``: of single trials only warnings and errors are shown; doit logs has their lines.
+    """
+    wanted: Callable[[str], bool] = is_wanted if verbosity() == QUIET else lambda _: True
+    if trials and verbosity() != VERBOSE:
+        usual, wanted = wanted, lambda text: usual(text) and (not _OF_A_TRIAL.match(text) or is_wanted(text))
+    if verbosity() != QUIET and is_live(sys.stderr, os.environ):
+        return Screen(picture(), wanted=wanted, named=as_typed)
+    return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
+
+
+def screen_of_run(run: Run) -> Screen:
+    """Return the screen of one run."""
+    return screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path))
+
+
+def screen_of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
+    """Return the screen of a sweep; ``state`` makes its first state."""
+    return screen(lambda: SweepPicture(state(), runs_dir), trials=True)
+
+
+# ------------------------------------------------------------------------------------------------ its events
+def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a function that passes events of an attempt, or of a sweep's trials, to the screen and to ``hear``."""
+    verbose = verbosity() == VERBOSE
+
+    def on_event(event: Any) -> None:
+        hear(event)
+        shown.tell(event)
+        if answers.wanted():
+            answers.event(event)
+        if verbose and isinstance(event, LogLine) and not is_worth_showing(event):
+            shown.say(as_line(event))
+
+    return on_event
+
+
+def sweep_subscriber(
+    shown: Screen, hear: Callable[[Any], None], lines: Callable[[Any, float], str | None]
+) -> Callable[[Any], None]:
+    """Return ``subscriber`` for a sweep's trials; without a table, ``lines`` reports their starts and ends."""
+    pass_on = subscriber(shown, hear)
+
+    def on_event(event: Any) -> None:
+        pass_on(event)
+        if not shown.is_live and (text := lines(event, time.monotonic())) is not None:
+            shown.say(text)
+
+    return on_event
+
+
+# ------------------------------------------------------------------------------------------------ notices
+class _Silent(AbstractContextManager["_Silent"]):
+    """A ``Notifier`` without notices."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Send nothing."""
+
+    def hear(self, event: Any) -> None:
+        """Send nothing."""
+
+    def ended(self, metrics: object, error: str = "") -> None:
+        """Send nothing."""
+
+
+def notices_of_run(run: Run, say: Callable[[str], None]) -> Notifier | _Silent:
+    """Return the notices of one run. ``say`` takes a warning if one can't be sent."""
+    return _notifier(run.config.notify, say, kind="run", key=run.key.short, name=what(run.config.resolved))
+
+
+def notices_of_sweep(first: RunConfig, key: str, trials: int, say: Callable[[str], None]) -> Notifier | _Silent:
+    """Return the notices of a sweep; its trials' ends send none. ``first``: the configuration of one trial."""
+    name = f"{counted(trials, 'trial')} of {what(first.resolved)}"
+    return _notifier(first.notify, say, kind="sweep", key=key, name=name)
+
+
+def _notifier(config: NotifyConfig, say: Callable[[str], None], **about: str) -> Notifier | _Silent:
+    if config.command is None and config.url is None:
+        return _Silent()
+    from pipeline.live import notices  # HTTP: 30 ms before the start, for who wants notices
+
+    return notices.Notifier(notices.Notices(config, say), **about)
