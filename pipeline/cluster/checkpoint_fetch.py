@@ -94,13 +94,7 @@ def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
         all_ = ("checkpoints",)
         others = all_ if plan.outputs.others else ()
         outputs = Outputs(
-            resume=all_,
-            final=(),
-            needed=all_,
-            whole=all_,
-            until_s=step / 1000,
-            others=others,
-            work=plan.outputs.work,
+            resume=all_, final=(), needed=all_, whole=all_, until_s=step / 1000, others=others, work=plan.outputs.work
         )
         return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"

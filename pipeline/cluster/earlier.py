@@ -202,13 +202,7 @@ def _open_starts(run_dir: Path) -> list[Start]:
 
 
 def _routes(
-    launcher: Launcher,
-    facts: Sequence[NodeFacts],
-    start: Start,
-    run_dir: Path,
-    stack: ExitStack,
-    *,
-    is_restart: bool,
+    launcher: Launcher, facts: Sequence[NodeFacts], start: Start, run_dir: Path, stack: ExitStack, *, is_restart: bool
 ) -> list[_Route]:
     """Return the routes to the hosts of a start, first the one to its node 0; none if node 0 can't be reached.
 

@@ -29,12 +29,7 @@ WORKERS_TERM_S = 3  # torchrun's limit for workers that ignore TERM; its default
 
 
 def render(
-    cluster: Cluster,
-    facts: Sequence[NodeFacts],
-    spec: AttemptSpec,
-    *,
-    run_id: str,
-    master_port: int,
+    cluster: Cluster, facts: Sequence[NodeFacts], spec: AttemptSpec, *, run_id: str, master_port: int
 ) -> LaunchPlan:
     """Return every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
@@ -217,11 +212,7 @@ def environment(
         network: the variables that choose the ranks' network.
     """
     threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
-    env = {
-        **rank_environment.ALWAYS,
-        "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
-        "OMP_NUM_THREADS": str(threads),
-    }
+    env = {**rank_environment.ALWAYS, "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S), "OMP_NUM_THREADS": str(threads)}
     return {
         **env,
         **(network or {}),

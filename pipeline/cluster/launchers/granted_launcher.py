@@ -11,15 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers.base import (
-    NOT_ENDED,
-    AttemptSpec,
-    GrantedJob,
-    JobState,
-    Outcome,
-    PackSource,
-    Scheduler,
-)
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests

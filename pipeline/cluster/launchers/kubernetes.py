@@ -33,10 +33,7 @@ _FORMS = {
         r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
         "NAME or DOMAIN/NAME, such as nvidia.com/gpu",
     ),
-    "value": (
-        r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?",
-        "a label's value: at most 63 letters, digits, -, _ and .",
-    ),
+    "value": (r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", "a label's value: at most 63 letters, digits, -, _ and ."),
     "quantity": (r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?", "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
     "image": (
         r"([A-Za-z0-9.-]+(:\d+)?/|\[[0-9A-Fa-f:]+\](:\d+)?/)?[a-z0-9]+(([._/]|__|-+)[a-z0-9]+)*(:\w[\w.-]{0,127})?"
@@ -296,10 +293,7 @@ def _container(job: PodJob) -> Object:
         "command": [word.replace("$", "$$") for word in command],  # the API expands $(NAME) itself
         "env": _environment(settings),
         **({"resources": {"limits": resources, "requests": resources.copy()}} if resources else {}),
-        "volumeMounts": [
-            {"name": "runs", "mountPath": settings.mount_path},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
+        "volumeMounts": [{"name": "runs", "mountPath": settings.mount_path}, {"name": "shm", "mountPath": "/dev/shm"}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

@@ -48,10 +48,7 @@ class Pod:
 def pod_of(value: Mapping[str, Any]) -> Pod:
     """Read one pod of the API's."""
     meta, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
-    states = [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
-    ]
+    states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     ended = _ended(states)
     return Pod(
         name=meta["name"],

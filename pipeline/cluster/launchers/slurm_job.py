@@ -301,11 +301,7 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
         text = f"{name} was ended by Slurm: {now.state}{errors}"
         return Outcome(text=text, hint="the same command submits it again", cause="cancelled")
     if now.state == "FAILED" or re.search(r"task \d+: Killed", errors):
-        return Outcome(
-            text=f"the node agent in {name} was ended{errors}",
-            hint="the same command again",
-            cause="host",
-        )
+        return Outcome(text=f"the node agent in {name} was ended{errors}", hint="the same command again", cause="host")
     return Outcome(text=errors.strip())
 
 

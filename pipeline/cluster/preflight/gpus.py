@@ -10,12 +10,7 @@ from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
 # bits of clocks_throttle_reasons.active for slowdowns that nobody configured (nvml.h, nvmlClocksEventReason…)
-_SLOWED_BY = {
-    0x8: "hardware slowdown",
-    0x20: "heat (software)",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+_SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
 @dataclass(frozen=True, kw_only=True)

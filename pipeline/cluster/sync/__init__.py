@@ -142,13 +142,7 @@ def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[Node
     return states
 
 
-def bring(
-    launcher: AgentLauncher,
-    folders: Sequence[Folder],
-    *,
-    delete: bool,
-    heartbeat: Heartbeat,
-) -> list[TreeState]:
+def bring(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, heartbeat: Heartbeat) -> list[TreeState]:
     """Send to each host what differs there, to several hosts at once, and return the states afterwards.
 
     Args:
