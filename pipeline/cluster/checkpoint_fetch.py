@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.processes import threads
-from pipeline.core.specs import LaunchPlan, LogLine, Outputs
+from pipeline.core.specs import LaunchPlan, Outputs
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -75,13 +75,6 @@ class CheckpointFetch:
             self._on_fetched()
         now = time.monotonic()
         self._next = now + max(self._every_s, _SHARE * (now - began))
-
-
-def not_fetched_warning(plan: LaunchPlan, run_dir: Path, error: OSError) -> LogLine:
-    """Return the warning that ``run_dir`` can't be written."""
-    host = plan.nodes[0].host
-    text = f"WARNING: checkpoints can't be brought to {run_dir} ({error.strerror or error}); they stay on {host}"
-    return LogLine(host=host, rank=None, text=text)
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:

@@ -1,6 +1,7 @@
-"""The errors of a failed attempt: the first error that isn't a consequence of another, what a lost host looks like to
-the
-other hosts, and Python's tracebacks in the ranks' output, held back and shortened. Pure.
+"""The message about a failed attempt. Pure.
+
+It names the first error that isn't a consequence of another, and what a lost host looks like to the other hosts.
+Tracebacks in the ranks' output are held back and shortened.
 """
 
 from __future__ import annotations

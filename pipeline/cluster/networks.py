@@ -191,9 +191,7 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
 
 
 def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
-    """Return the error: each host that can't be reached, by which hosts, at which address, how that failed; and the
-    fix.
-    """
+    """Return the error: which host can't be reached, by which others, where, how that failed, and the fix."""
     ports: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
         ports[item.source, item.target, _named(item.why, facts)].append(item.port)

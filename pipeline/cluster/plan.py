@@ -161,9 +161,7 @@ def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
 
 
 def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
-    """Return what trainers.distributed reads in place of torchrun's RANK, where torchrun doesn't know the list of
-    hosts.
-    """
+    """Return what trainers.distributed reads instead of torchrun's RANK, if torchrun doesn't know all hosts."""
     cluster = rendezvous.cluster
     if cluster.rendezvous == "static":
         return {}

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.running.look import newest_change
-from pipeline.cluster.checkpoint_fetch import CheckpointFetch, not_fetched_warning
+from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
@@ -90,7 +90,7 @@ class Watchers:
 
 
 class RunningAttempt:
-    """Start, follow and end one plan."""
+    """One plan on its way from its start to the end of all nodes."""
 
     def __init__(
         self,
@@ -131,14 +131,21 @@ class RunningAttempt:
         self._shown: dict[str, int] = {}  # host → lines of its log that were shown already
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
-        self._looked = self._noted = 0.0
+        self._checked_at = self._noted_at = 0.0
         self._followed = False
 
     @property
     def ended_well(self) -> bool:
         """True if all nodes have ended with exit code 0."""
-        all_ended = len(self.ends) == self.plan.nnodes
-        return all_ended and self.verdict is None and not any(map(_ended_badly, self.ends.values()))
+        return len(self.ends) == self.plan.nnodes and not self._has_failed
+
+    @property
+    def _has_failed(self) -> bool:
+        ended_badly = (isinstance(end, NodeLost) or end.code != 0 for end in self.ends.values())
+        return self.verdict is not None or any(ended_badly)
+
+    def _show(self, text: str) -> None:
+        self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
 
     def run(self, *, started: bool = False) -> None:
         """Run the plan to the end of all nodes.
@@ -189,9 +196,9 @@ class RunningAttempt:
             if started:
                 cut_torn_line(path)
             if not started and (kept := set_aside_of_script(self.run_dir, self.plan.attempt)) is not None:
-                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=kept))
+                self._show(kept)
             for warning in () if started else go_on_from_checkpoint(self.run_dir):
-                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=f"warning: {warning}"))
+                self._show(f"warning: {warning}")
             self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
             self._metrics_at = path.stat().st_size
 
@@ -214,10 +221,8 @@ class RunningAttempt:
                     pruning = True
                 if deadline is None:
                     self._judge(following)
-                has_failed = any(map(_ended_badly, self.ends.values()))
-                self._judge_silence(following, is_over=deadline is not None or has_failed)
-                has_failed = self.verdict is not None or any(map(_ended_badly, self.ends.values()))
-                if deadline is None and has_failed:
+                self._judge_silence(following, is_over=deadline is not None or self._has_failed)
+                if deadline is None and self._has_failed:
                     self._ask_about_lost(following)
                     following.stop()
                     deadline = time.monotonic() + STOP_S
@@ -242,7 +247,7 @@ class RunningAttempt:
         if self.verdict is not None:
             self.notes.append(self.verdict.text)
             self.watchers.on_event(self.verdict)
-            self._noted = 0.0
+            self._noted_at = 0.0
             self._note_ranks()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
@@ -278,9 +283,8 @@ class RunningAttempt:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
             line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
-            seen = {
-                who: answers[self.lost.index(host) :][:1] for who, answers in self.seen.items() if host in self.lost
-            }
+            at = self.lost.index(host) if host in self.lost else None
+            seen = {} if at is None else {other: answers[at : at + 1] for other, answers in self.seen.items()}
             self.watchers.on_job("\n".join([line, *failures.seen_of_lost([host], seen)]))
         if new:
             self._waited_for.update(new)
@@ -304,7 +308,8 @@ class RunningAttempt:
             following.look([known[host] for host in self.lost])
 
     def _not_fetched(self, error: OSError) -> None:
-        self.watchers.on_line(not_fetched_warning(self.plan, self.run_dir, error))
+        why, host = error.strerror or error, self.plan.nodes[0].host
+        self._show(f"WARNING: checkpoints can't be brought to {self.run_dir} ({why}); they stay on {host}")
 
     def _is_collected(self, *, final: bool) -> bool:
         """Fetch the outputs. True if they are here.
@@ -314,8 +319,7 @@ class RunningAttempt:
         try:
             fetched = self._collect_final() if final else self.launcher.collect(self.plan, self.run_dir, final=False)
             for note in self.launcher.notes():
-                text = f"WARNING: {note}"
-                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
+                self._show(f"WARNING: {note}")
             return fetched
         except OSError as error:
             if final:
@@ -339,12 +343,10 @@ class RunningAttempt:
             self.signals.hold()
 
     def _note_ranks(self) -> None:
-        """Write the state of the ranks for `doit status`. Failures (a full disk, a removed folder) are reported
-        elsewhere.
-        """
+        """Write the state of the ranks for `doit status`; a full disk or a removed folder is reported elsewhere."""
         now = time.monotonic()
-        if now - self._noted >= NOTE_S and self.watch.last:
-            self._noted = now
+        if now - self._noted_at >= NOTE_S and self.watch.last:
+            self._noted_at = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
                 status.write_rank_rows(self.log_dir, status.rank_rows(self.watch.last.values()), self.notes, usages)
@@ -352,9 +354,9 @@ class RunningAttempt:
     def _name_slow_ranks(self) -> None:
         slow = status.slow_ranks(status.rank_rows(self.watch.last.values()))
         for note in slow:
-            self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=note))
+            self._show(note)
         self.notes += slow
-        self._noted = 0.0
+        self._noted_at = 0.0
         self._note_ranks()
 
     def _check_folder(self) -> None:
@@ -363,9 +365,9 @@ class RunningAttempt:
         Raises TrainingError once it is gone.
         """
         now = time.monotonic()
-        if self.launcher.capabilities.shares_run_dir or now - self._looked < _POLL_S:
+        if self.launcher.capabilities.shares_run_dir or now - self._checked_at < _POLL_S:
             return
-        self._looked = now
+        self._checked_at = now
         if not self._folder_is_ours():
             raise TrainingError(
                 f"training failed: the run's folder {self.run_dir} was removed, or was taken by another command, while "
@@ -467,7 +469,3 @@ def _not_stopped(why: str, lease_s: float) -> str:
         f" could not be asked to stop ({why.partition(chr(10))[0]}); its agent ends the run by itself at once when "
         f"it is cut off from every other node, else {lease_s:g} s after the last word from here"
     )
-
-
-def _ended_badly(end: NodeExit | NodeLost) -> bool:
-    return isinstance(end, NodeLost) or end.code != 0

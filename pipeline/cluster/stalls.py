@@ -361,9 +361,7 @@ def _left_out(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s:
 
 
 def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
-    """Describe ranks that have handed the same number of collectives to their GPUs: either the same ones or different
-    ones.
-    """
+    """Describe ranks that have handed equally many collectives to their GPUs: the same ones, or different ones."""
     first = looks[0]
     kinds = Counter(row.next for row in nccl.rows.values())
     if len(kinds) == 1:

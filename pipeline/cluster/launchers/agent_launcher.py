@@ -147,9 +147,7 @@ class AgentLauncher:
 
     @property
     def short_s(self) -> float:
-        """Time limit of a short command: shorter for hosts that have answered before, so that a lost one is noticed
-        soon.
-        """
+        """Time limit of a short command: less for hosts that have answered before, so a lost one is noticed soon."""
         first_s = self.cluster.connect_timeout_s
         slow_s = self.transport.slow_s
         return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
@@ -259,9 +257,7 @@ class AgentLauncher:
         self.demand("start", answers)
 
     def starting(self) -> str:
-        """Return the progress of ``start`` for another thread: words that follow "still", with the bytes that have
-        arrived.
-        """
+        """Return the progress of ``start`` for another thread, as words that follow "still"."""
         if self.capabilities.shares_run_dir:
             return "starting torchrun on the hosts"
         arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}

@@ -334,6 +334,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def rehearse(self) -> list[str]:
-        """Describe the hosts that would be granted, a line each, without a job. Raises HostError: they would be
-        refused.
-        """
+        """Describe the hosts that would be granted, a line each, without a job. Raises HostError: they are refused."""

@@ -28,8 +28,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a waiting j
 
 
 class GrantedLauncher:
-    """Runs attempts in a scheduler's job. On each of its nodes an agent waits for starts, which come through
-    ``JobFolder``.
+    """Runs attempts in a scheduler's job, on whose nodes agents wait for starts through ``JobFolder``.
 
     After a bad end the agents wait half a minute for another start, so that a further attempt needn't queue again.
     """
@@ -336,9 +335,7 @@ class GrantedLauncher:
         return True
 
     def clean(self, plan: LaunchPlan) -> None:
-        """Remove the agents' folders. After a good end the nodes may leave; after a bad one a further attempt may use
-        them.
-        """
+        """Remove the agents' folders. After a good end the nodes leave; after a bad one a further attempt may use them."""
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
         job = self._job

@@ -204,9 +204,7 @@ def manifest(job: PodJob) -> Object:
 
 
 def _indexed_job(job: PodJob) -> Object:
-    """Return one pod a node, numbered by the API. A pod isn't retried alone, as torchrun on the others would wait for
-    it.
-    """
+    """Return one pod a node, numbered by the API. No pod is retried alone, as the others would wait for it."""
     return {
         "completionMode": "Indexed",
         "completions": job.nnodes,
@@ -218,9 +216,7 @@ def _indexed_job(job: PodJob) -> Object:
 
 
 def _trainjob(job: PodJob) -> Object:
-    """Return the runtime's pod with our container in it, and a patch of the runtime for what a trainer has no field
-    for.
-    """
+    """Return the runtime's pod with our container in it, and a patch for what a trainer has no field for."""
     template = _pod_template(job)
     pod = template["spec"]
     (container,) = pod["containers"]

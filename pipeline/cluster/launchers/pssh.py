@@ -164,9 +164,7 @@ class PsshTransport(Transport):
 
     @property
     def _connect_s(self) -> float:
-        """ssh's limit for a connection: shorter for hosts that have answered before, so that a lost one is noticed
-        soon.
-        """
+        """ssh's limit for a connection: less for hosts that have answered before, so a lost one is noticed soon."""
         first_s = self.cluster.connect_timeout_s
         return first_s if self.slow_s is None else min(first_s, max(_RECONNECT_TIMEOUT_S, self.slow_s))
 

@@ -216,11 +216,7 @@ class _Batch:
 
 
 class Arrays:
-    """Submits jobs. Jobs that concurrent trials submit at about the same time become one array: one entry in Slurm's
-    queue.
-
-    Thread-safe.
-    """
+    """Submits jobs; those of concurrent trials become one array, one entry in Slurm's queue. Thread-safe."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -330,9 +326,7 @@ class SlurmScheduler(Scheduler):
         return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
-        """Submit a job. The ranks' secret variables, and the rules that hide them, travel in its environment, by no
-        file.
-        """
+        """Submit a job, with the ranks' secret variables and the rules to hide them in its environment, in no file."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
         job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name)

@@ -170,10 +170,9 @@ class Queue:
             )
 
     def mine(self, name: str) -> list[tuple[str, str]]:
-        """Return id and name of this user's jobs whose names begin with ``name``, the newest last; each element of an
-        array.
+        """Return id and name of this user's jobs, the newest last, whose names begin with ``name``.
 
-        Raises HostError.
+        Each element of an array is listed. Raises HostError.
         """
         done = _run("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--sort=i", "--format=%i %j")
         if done.code != 0:

@@ -49,8 +49,7 @@ def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], reg
 
 
 def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path, digest: str) -> dict[str, Any]:
-    """Return the request that starts a run: ``run`` (of ``of_run``) with secrets, claims and the rules that hide
-    secrets.
+    """Return the request that starts a run: ``run`` (of ``of_run``) with secrets, claims and the rules to hide secrets.
 
     Args:
         digest: of the data pack; '': the run needs none.
@@ -71,9 +70,7 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
 
 
 def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
-    """Return what start, follow, collect and clean have in common: the parts of all nodes. An agent finds its own by
-    identity.
-    """
+    """Return what start, follow, collect and clean share: the parts of all nodes, found there by identity."""
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,

@@ -343,9 +343,7 @@ def _drop_others(here: Path, received: Path) -> None:
 
 
 def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]:
-    """Rename every file into ``here``, ``last`` as the last, and return their names. Raises UnfitError: a link leads
-    elsewhere.
-    """
+    """Rename all files into ``here``, ``last`` as the last, and return their names. Raises UnfitError for links."""
     received = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(received, key=lambda name: str(name) == last):
         target = here / name

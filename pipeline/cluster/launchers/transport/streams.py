@@ -110,10 +110,9 @@ class Streams:
         self._tell(b"prune\n")
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask every node for the state of its ranks (None: without stacks), or whether it reaches the ssh servers
-        ``peers``.
+        """Ask every node for the state of its ranks, or with ``peers`` whether it reaches these ssh servers.
 
-        NodeLook events follow.
+        ``None``: the ranks without stacks. NodeLook events follow.
         """
         self._tell(b"look " + json.dumps(peers).encode() + b"\n")
 
