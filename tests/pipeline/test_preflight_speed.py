@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.cluster.preflight import State
 from pipeline.cluster.preflight.judgement import lines
-from pipeline.cluster.preflight.speed import Figure, checks, figures
 from pipeline.core.errors import PacelineError
 from pipeline.diagnostics import host_speed
+from pipeline.diagnostics.host_speed import Figure, checks, figures
 
 
 def product(host: str, gflop_per_s: float, on: str = "1 × EPYC") -> Figure:

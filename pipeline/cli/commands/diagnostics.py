@@ -11,7 +11,7 @@ from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.cluster import preflight as checks
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.preflight import Report, speed
+from pipeline.cluster.preflight import Report
 from pipeline.config.build import refuse_uneven
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.processes.heartbeat import waiting
@@ -100,7 +100,7 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
     if saves:
         say(f"  baseline  {relative(host_speed.save_baseline(config.runs_dir, figures))}")
-    return dataclasses.replace(report, checks=[*report.checks, *speed.checks(figures, before)])
+    return dataclasses.replace(report, checks=[*report.checks, *host_speed.checks(figures, before)])
 
 
 def refuse_unfit_hosts() -> None:

@@ -335,7 +335,9 @@ class GrantedLauncher:
         return True
 
     def clean(self, plan: LaunchPlan) -> None:
-        """Remove the agents' folders. After a good end the nodes leave; after a bad one a further attempt may use them."""
+        """Remove the agents' folders. After a good end the nodes leave; after a bad one they stay for a further
+        attempt.
+        """
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
         job = self._job
