@@ -154,6 +154,16 @@ class Environment:
     python_version: str
 
 
+def refuse_missing_ssh_config(cluster: Cluster) -> None:
+    """Raise UsageError if the file of ``cluster.ssh_config`` doesn't exist."""
+    if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
+        of_lab = Path(cluster.ssh_config).parent.name == ".lab"
+        raise UsageError(
+            f"cluster.ssh_config={cluster.ssh_config} does not exist{': no lab is up here' if of_lab else ''}",
+            hint="doit lab --hosts 2" if of_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
+        )
+
+
 class Transport(ABC):
     """The way to start the node agent on the hosts of a cluster: on all of them at once, or on one with a live stream.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-from pipeline.cluster.launchers.base import AttemptSpec, Transport
+from pipeline.cluster.launchers.base import AttemptSpec, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import (
@@ -121,11 +121,7 @@ class MpiTransport(Transport):
         _refuse_unfit_names(cluster)
         # without ssh a host finds its own address by its route to the others
         self.in_requests = {"local": False, "names": [host.name for host in cluster.hosts]}
-        if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
-            raise UsageError(
-                f"cluster.ssh_config={cluster.ssh_config} does not exist",
-                hint="cluster.ssh_config=null, which takes your own ~/.ssh/config",
-            )
+        refuse_missing_ssh_config(cluster)
         self._program = _open_mpi()
         self._refuse_absent_interface()
         self._folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("paceline"), dir="/tmp"))  # a path without spaces

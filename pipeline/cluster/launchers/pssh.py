@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.base import LockFile, Transport
+from pipeline.cluster.launchers.base import LockFile, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
@@ -99,14 +99,7 @@ class PsshTransport(Transport):
         for host in cluster.hosts:
             if why := unfit_name(host):
                 raise UsageError(f"cluster.hosts: {host.label!r} {why}")
-        if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
-            of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
-            raise UsageError(
-                f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
-                hint="doit lab --hosts 2"
-                if of_a_lab
-                else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
-            )
+        refuse_missing_ssh_config(cluster)
         program, ssh = process.find("pssh", "parallel-ssh"), process.find("ssh")
         if program is None or ssh is None:
             absent = "pssh (or parallel-ssh)" if program is None else "ssh"

@@ -68,12 +68,12 @@ class HostConfig:
 class ClusterConfig:
     """Which hosts, how many ranks on each, and how they are reached. Times in seconds.
 
-    A launcher's module derives its settings from this class, and adds what it alone can be told.
+    A launcher's module derives its own settings from this class.
 
     Attributes:
         launcher: how hosts are reached: local, pssh, mpi, slurm or kubernetes.
-        hosts: the nodes, in the order of their ranks; rank 0 is on the first. A command line may tell their names
-            alone: [node1,me@node2:2222]; a file tells mappings: [{name: node1}].
+        hosts: the nodes, in the order of their ranks; rank 0 is on the first. A command line may give names alone:
+            [node1,me@node2:2222]; a file has mappings: [{name: node1}].
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nnodes: how many of the hosts take part, the first ones; null: all of them. Of slurm and kubernetes: how many
             nodes a job has; default: 1.
@@ -86,30 +86,30 @@ class ClusterConfig:
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
-        secrets: names in env that are secret though they don't sound so.
+        secrets: names in env that are secret although they don't look like it.
         environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
-            those that the hosts have, which are asked before the key is made.
+            the hosts' own versions, which are probed before the key is made.
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
         rendezvous: how ranks find each other: static, or file.
         rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
-        connect_timeout_s: how long ssh may take to reach a host the first time; one that refuses is told at once.
+        connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
         collective_timeout_s: ranks that wait longer for each other in one collective give up.
         stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
             others up is named and the run ended.
-        spares: hosts as in hosts, of which one takes the place of a host that is gone when the run is started again.
-        min_nodes: with trainer.shards, a run that has lost hosts and has no spare left is started again with as few of
-            the others as this; 0: with all of them or not at all.
-        checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
-        when_busy: what happens where somebody else computes: refuse, wait (until nobody does), share, or auto:
-            refuse on GPUs, share on processors.
-        warm: whether ranks are forks of a process that has imported torch while hosts were asked, and that serves
-            restarts and further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts.
+        spares: further hosts, as in hosts: one takes the place of a lost host when the run is restarted.
+        min_nodes: with trainer.shards, the fewest nodes with which a run goes on that has lost hosts and has no spare
+            left; 0: only with all of them.
+        checkpoint_fetch_s: the shortest time between two fetches of new checkpoints during a run; 0: only at its end.
+        when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto: refuse on GPUs,
+            share on processors.
+        warm: ranks are forks of a process that imports torch while the hosts are probed, and that serves restarts and
+            further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts.
         checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
             whose folder has lost its own goes on from there; null: none.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
-        restart_wait_s: how long a further attempt waits for hosts that took part in the one before and don't answer,
-            such as one that restarts.
+        restart_wait_s: how long a further attempt waits for hosts of the one before that don't answer, such as one that
+            reboots.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
