@@ -40,6 +40,15 @@ def remember(values: Iterable[str]) -> None:
     _known.update(values)
 
 
+def without_secret_names(record: dict[str, Any]) -> dict[str, Any]:
+    """Drop the names that contain a secret from a record of what a program read: no file may hold one."""
+    kept = {
+        part: {name: value for name, value in record[part].items() if shown(name) == name}
+        for part in ("files", "folders", "looked_for")
+    }
+    return {**record, **kept, "absent": [name for name in record["absent"] if shown(name) == name]}
+
+
 def _open_closed() -> None:
     """Open closed standard streams on /dev/null.
 

@@ -113,9 +113,7 @@ def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: 
     record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
     digests = rank_environment.variable_digests(os.environ)
     record["values"] = {name: digests.get(name, "") for name in record["own_variables"]}
-    record["absent"] = [name for name in record["absent"] if masking.shown(name) == name]
-    for part in ("files", "folders", "looked_for"):  # names with secrets must not reach the file
-        record[part] = {name: value for name, value in record[part].items() if masking.shown(name) == name}
+    record = masking.without_secret_names(record)
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"

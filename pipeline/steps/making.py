@@ -166,7 +166,8 @@ class _Work:
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
             if making.seen is not None:
                 self._refuse_read(making.seen, step, keyed)
-                record["dependencies"] = dependencies = _without_secrets(making.seen.record(root, keyed, inputs))
+                dependencies = masking.without_secret_names(making.seen.record(root, keyed, inputs))
+                record["dependencies"] = dependencies
                 keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
                 known = rank_environment.variable_digests(os.environ, keys)
                 dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
@@ -189,7 +190,7 @@ class _Work:
         step = making.step
         with making.log.open("w", encoding="utf-8"):
             pass
-        code = run_here(making) if step.on == "here" else _elsewhere(making, self.graph)
+        code = run_here(making) if step.on == "here" else run_elsewhere(making, self.graph.composed)
         if making.stop.requested:
             raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
         log = shown(making.log, making.root)
@@ -245,19 +246,6 @@ def _code(step: Step, root: Path) -> dict[str, str]:
     """Return the sha256 of each code file, by its real path."""
     paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
     return {os.path.realpath(path): sha256_file(path) for path in paths}
-
-
-def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
-    """Drop names that contain a secret, because no file may hold one."""
-    kept = {
-        part: {name: value for name, value in record[part].items() if masking.shown(name) == name}
-        for part in ("files", "folders", "looked_for")
-    }
-    return {**record, **kept, "absent": [path for path in record["absent"] if masking.shown(path) == path]}
-
-
-def _elsewhere(making: Making, graph: Graph) -> int:
-    return run_elsewhere(making, graph.composed)
 
 
 class _Waiting:

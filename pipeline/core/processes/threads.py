@@ -7,14 +7,12 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pipeline.core.errors import text_of
 from pipeline.core.processes import unexpected
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -26,8 +24,6 @@ def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, wo
 
     An exception of the function is raised at its result's position; items that no worker has started are then dropped.
     """
-    from concurrent.futures import ThreadPoolExecutor  # each `doit train` loads this module
-
     waiting: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="in-order")
     try:
