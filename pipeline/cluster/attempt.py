@@ -119,7 +119,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
     facts = _checked_hosts(spec, hosts)
     watchers.on_facts(facts)
     if spec.outputs.resume:
-        earlier.bring(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
+        earlier.take_over(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         for note in clear_left(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)

@@ -27,6 +27,7 @@ from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
+    from pipeline.cluster.launchers.transport.answers import Answer
 
 _DONE = "collected"
 
@@ -61,12 +62,11 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
         for host, how in known.items():
             say(f"attempt {plan.attempt} is over on {host}: {how}")
         return False
-    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
     with closing(launchers.create(cluster)) as launcher:
-        answers = launcher.ask({"do": "standing", "nodes": nodes})
+        answers = _standing(launcher, plan)
         if any(answer.value is None for answer in answers.values()):
             launcher.probe(None)  # raises HostError that says what is wrong with each host
-            answers = launcher.ask({"do": "standing", "nodes": nodes})
+            answers = _standing(launcher, plan)
     silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
     if silent:
         raise HostError(
@@ -75,7 +75,8 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
             hint="the same command again",
             hosts=[*silent],
         )
-    over = {host: value for host, answer in answers.items() if not _stands(value := answer.value or {})}
+    values = {host: answer.value or {} for host, answer in answers.items()}
+    over = {host: value for host, value in values.items() if not value.get("alive") and value.get("code") != 0}
     for host, value in over.items():
         if value.get("reason"):
             say(f"attempt {plan.attempt} is over on {host}: {known.get(host) or _how(value)}")
@@ -89,15 +90,20 @@ def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
     """
     if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
         return None
-    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
     with closing(launchers.create(cluster)) as launcher:
-        answers = launcher.ask({"do": "standing", "nodes": nodes})
+        answers = _standing(launcher, plan)
     values = {label: answer.value or {} for label, answer in answers.items()}
     labels = {value.get("identity"): label for label, value in values.items()}  # other hosts have other ones
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
     return dataclasses.replace(plan, nodes=named)
+
+
+def _standing(launcher: Launcher, plan: LaunchPlan) -> dict[str, Answer]:
+    """Ask each host whether its part of the plan still runs, or how it has ended."""
+    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
+    return launcher.ask({"do": "standing", "nodes": nodes})
 
 
 def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
@@ -123,11 +129,7 @@ def _how(end: Mapping[str, Any]) -> str:
     return "it was stopped (Ctrl-C or doit stop)" if first == "stopped" else explained_by_script(reason) or first
 
 
-def _stands(value: Mapping[str, Any]) -> bool:
-    return bool(value.get("alive")) or value.get("code") == 0
-
-
-def bring(
+def take_over(
     launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
 ) -> None:
     """End the earlier starts on their hosts, fetch their checkpoints into ``run_dir``, and clear the hosts.

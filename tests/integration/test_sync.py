@@ -45,7 +45,7 @@ def brought(cluster: Cluster, source: Path, *, delete: bool = False) -> tuple[li
     lines: list[str] = []
     with closing(sync.remote(cluster)) as launcher:
         what = sync.folders([str(source)], to=None, workdir=launcher.workdir, root=source.parent)
-        found = sync.bring(launcher, what, delete=delete, heartbeat=Heartbeat(lines.append))
+        found = sync.send(launcher, what, delete=delete, heartbeat=Heartbeat(lines.append))
     return found, lines
 
 

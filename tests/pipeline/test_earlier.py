@@ -97,7 +97,7 @@ def bring(hosts: Hosts, run_dir: Path, *now: str, is_restart: bool = False) -> l
     """What is said when the next attempt begins on the hosts ``now``."""
     said = list[str]()
     facts: Any = [Fact(name) for name in now]
-    earlier.bring(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
+    earlier.take_over(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
     return said
 
 
@@ -150,7 +150,7 @@ def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, t
     hosts.steps["other"] = 7
     said = list[str]()
     facts: Any = [Fact("other", "node0 198.51.100.1:22 uid 0", "m0")]
-    earlier.bring(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
+    earlier.take_over(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
     assert (said, hosts.told) == ([], [("stop", "other"), ("clean", "other")])
     assert steps(tmp_path) == ["step-00000007"]
 
@@ -159,7 +159,7 @@ def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, t
 def test_another_user_or_machine_is_another_host(hosts: Hosts, tmp_path: Path, uid: int, machine: str | None) -> None:
     placed(tmp_path, on("node0"))
     facts: Any = [Fact("other", f"node0 198.51.100.1:22 uid {uid}", machine)]
-    earlier.bring(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
+    earlier.take_over(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
     assert hosts.told == [("stop", "node0"), ("clean", "node0")]
 
 
@@ -171,7 +171,7 @@ def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends
     launcher = hosts.create(on("localhost"))
     launcher.capabilities = Capabilities(shares_run_dir=True)
     facts: Any = [Fact("localhost", "node0 127.0.0.1:0 uid 0", "m0")]
-    earlier.bring(launcher, facts, tmp_path, said.append, is_restart=False)
+    earlier.take_over(launcher, facts, tmp_path, said.append, is_restart=False)
     assert said == [
         "node0: attempt 1 was started there by cluster.launcher=mpi, and node0 is localhost: what runs of it is ended "
         f"before this one starts; what it alone has of the run stays in /w/runs/{run_id}/node0 and is not gone on from"

@@ -123,7 +123,7 @@ def _sent(
         heartbeat.doing("hashing the data pack")
         copies += syncing.compare_pack(launcher, pack, facts)
     if named:
-        copies += syncing.bring(launcher, named, delete=delete, heartbeat=heartbeat)
+        copies += syncing.send(launcher, named, delete=delete, heartbeat=heartbeat)
     return copies
 
 

@@ -26,7 +26,7 @@ from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import some_names
 
-__all__ = ["Folder", "Tree", "TreeState", "bring", "compare", "compare_pack", "ensure", "folders", "remote", "tree_of"]
+__all__ = ["Folder", "Tree", "TreeState", "compare", "compare_pack", "ensure", "folders", "remote", "send", "tree_of"]
 
 _HASHED_BYTES_PER_S = 20e6  # slower hosts are given up
 
@@ -142,7 +142,7 @@ def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[Node
     return states
 
 
-def bring(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, heartbeat: Heartbeat) -> list[TreeState]:
+def send(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, heartbeat: Heartbeat) -> list[TreeState]:
     """Send to each host what differs there, to several hosts at once, and return the states afterwards.
 
     Args:
@@ -268,7 +268,7 @@ def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> lis
     if lock.wheelhouse is not None:
         wheelhouse = f"{launcher.workdir}/wheelhouse"
         folder = Folder(name="wheelhouse", source=lock.wheelhouse.resolve(), place=wheelhouse)
-        bring(launcher, [folder], delete=False, heartbeat=heartbeat)
+        send(launcher, [folder], delete=False, heartbeat=heartbeat)
     _make(launcher, lock, wheelhouse, lacking, heartbeat)
     return launcher.environments(lock)
 
