@@ -27,8 +27,8 @@ from pipeline.cluster.agent.running import staging
 from pipeline.cluster.agent.running.look import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
-from pipeline.cluster.launchers.transport import collect as collecting
-from pipeline.cluster.launchers.transport.collect import receive
+from pipeline.cluster.launchers.transport import downloads
+from pipeline.cluster.launchers.transport.downloads import receive
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core.errors import TrainingError
@@ -99,7 +99,7 @@ def test_the_summary_of_the_first_host_comes_when_all_of_the_others_is_here(
         came.append(rank)
         return True
 
-    monkeypatch.setattr(collecting, "receive", receive_own)
+    monkeypatch.setattr(downloads, "receive", receive_own)
     monkeypatch.setattr(agent_launcher, "receive", receive_own)
     launcher = launchers.create(Cluster(launcher="pssh", hosts=(Host(name="node0"), Host(name="node1"))))
     with closing(launcher):
@@ -191,7 +191,7 @@ STUCK = [sys.executable, "-c", SAYS_TAR]
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "SILENT_S", 1.0)
+    monkeypatch.setattr(downloads, "SILENT_S", 1.0)
     began = time.monotonic()
     with pytest.raises(
         TrainingError, match="node0 ended well, but its outputs could not be collected yet: nothing came for 1 s"
@@ -199,7 +199,7 @@ def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
         receive(to(STUCK), {}, make(tmp_path / "run"), final=True)
     assert receive(to(STUCK), {}, tmp_path / "run", final=False) is False
     assert time.monotonic() - began < promised_s(10)
-    monkeypatch.setattr(collecting, "SILENT_S", 5.0)  # what the second connection may take to begin
+    monkeypatch.setattr(downloads, "SILENT_S", 5.0)  # what the second connection may take to begin
     run_dir = make(tmp_path / "again")
     node, request = node_folder(tmp_path / "node"), asked(tmp_path / "node")
     assert receive(to(STUCK, again=lambda: AGENT), request, run_dir, final=True)

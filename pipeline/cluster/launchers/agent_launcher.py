@@ -20,10 +20,11 @@ from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Ou
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.launchers.transport.answers import Answer, answer_in, received_bytes
-from pipeline.cluster.launchers.transport.collect import receive, receive_others
+from pipeline.cluster.launchers.transport.downloads import receive, receive_others
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.probe_answer import node_facts
-from pipeline.cluster.launchers.transport.sending import (
+from pipeline.cluster.launchers.transport.streams import Connection, Streams
+from pipeline.cluster.launchers.transport.uploads import (
     SLOWEST_BYTES_PER_S,
     Transfer,
     append,
@@ -32,7 +33,6 @@ from pipeline.cluster.launchers.transport.sending import (
     pack_bytes,
     weights_bytes,
 )
-from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
 from pipeline.runs import journal
@@ -382,7 +382,7 @@ class AgentLauncher:
             False: the outputs could not be fetched and are still there.
 
         Raises:
-            TrainingError, OSError: as ``collect.receive`` does.
+            TrainingError, OSError: as ``downloads.receive`` does.
         """
         if self.capabilities.shares_run_dir:
             return True

@@ -18,7 +18,7 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import Environment, LockFile, PackSource
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
-from pipeline.cluster.launchers.transport.sending import NOT_SENT, Transfer
+from pipeline.cluster.launchers.transport.uploads import NOT_SENT, Transfer
 from pipeline.cluster.sync import rsync
 from pipeline.cluster.sync.rsync import Folder, folders
 from pipeline.core.errors import HostError, UsageError
