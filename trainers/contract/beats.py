@@ -1,8 +1,8 @@
-"""Heartbeats: where each rank stands, how busy its node is, and what a look at ranks that don't move has shown.
+"""Heartbeats: the progress of each rank, the load of its node, and the examination of ranks that don't move.
 
-A rank writes eight numbers into memory that the agent of its node reads (``Cells``); each second the agent sends the
-controller a ``NodeBeat`` as JSON. A new field of a record is added here, filled by the agent, and shown by whoever
-needs it: nothing between them names fields.
+A rank writes eight numbers into memory that its node's agent reads (``CELLS``); each second the agent sends the
+controller a ``NodeBeat`` as JSON. A new field of a record is added here, filled by the agent, and shown where it is
+needed: no code between them names fields.
 """
 
 # No ``from __future__ import annotations``: ``plain_fields`` needs the types. Python 3.9 has no ``X | None``.
@@ -13,25 +13,25 @@ import struct
 from typing import Any, NamedTuple, Optional
 
 FILE, STACKS = "beat", "stacks"
-"""Beside a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
+"""Next to a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
 
 RUNNING = "running-"
-"""Beside them, with the process id behind it: the rank's run isn't over. It is removed at a good end."""
+"""Next to them, followed by the process id: the rank's run isn't over. It is removed at a good end."""
 
 FLIGHT_PIPE, FLIGHT_DUMP = "nccl-", "nccl-collectives-"
-"""Beside them, with the rank behind it: where torch's flight recorder is asked (``.pipe``), and what it answers."""
+"""Next to them, followed by the rank: the pipe for requests to torch's flight recorder (``.pipe``), and its answer."""
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-"""At this signal a rank writes the stacks of all its threads to ``STACKS``. Not SIGUSR2 where another is free: scripts
-handle that one themselves, as schedulers send it before they take a host away."""
+"""On this signal a rank writes the stacks of all its threads to ``STACKS``. Not SIGUSR2 if another one is free: scripts
+handle it themselves, because schedulers send it before they take a host away."""
 
 CELLS = struct.Struct("@8q")
 PID, STEP, PHASE, MOVES, SINCE_NS, COLLECTIVES, OWN_NS = range(7)
-"""Places of a rank's numbers; the eighth is free. ``SINCE_NS``: the monotonic clock at the last change."""
+"""Indices of a rank's numbers; the eighth is free. ``SINCE_NS``: the monotonic clock at the last change."""
 
 
 class Phase(enum.IntEnum):
-    """What a rank is doing."""
+    """The current work of a rank."""
 
     STARTING = 0
     LOADING = 1
@@ -41,7 +41,7 @@ class Phase(enum.IntEnum):
     EVALUATING = 5
     SAVING = 6
     ENDING = 7
-    RUNNING_A_SCRIPT = 8  # more isn't known of it (trainers/script/rank_hook.py)
+    RUNNING_A_SCRIPT = 8  # its own phases are unknown (trainers/script/rank_hook.py)
 
 
 _PHASE_WORDS = (
@@ -58,14 +58,14 @@ _PHASE_WORDS = (
 
 
 def hook_arguments() -> str:
-    """Arguments of ``trainers.script.rank_hook.publish`` as text: it runs where this package can't be imported."""
+    """Return arguments of ``trainers.script.rank_hook.publish`` as text, for where this package can't be imported."""
     cells = [0] * (CELLS.size // 8)
     cells[PHASE] = Phase.RUNNING_A_SCRIPT.value
     return f"{FILE!r}, {STACKS!r}, {int(STACKS_SIGNAL)}, {cells}, {PID}"
 
 
 def phase_words(number: int) -> str:
-    """Say what a phase is, as users read it; "busy" for a number that this version doesn't know."""
+    """Return a phase in words for users; "busy" for a number that this version doesn't know."""
     return _PHASE_WORDS[number] if 0 <= number < len(_PHASE_WORDS) else "busy"
 
 
@@ -86,11 +86,12 @@ def as_json(value: Any) -> Any:
 
 
 class RankBeat(NamedTuple):
-    """Where one rank stands.
+    """The progress of one rank.
 
-    ``step`` counts from 1 (0: none begun). ``moves`` grows whenever anything changes (for a script: at each look at
-    which its processes had done anything), the last time ``for_s`` seconds ago. ``collectives`` counts those that it
-    has entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
+    ``step`` counts from 1 (0: none begun). ``moves`` grows with each change, the last one ``for_s`` seconds ago (for a
+    script: with each sample in which its processes had worked). ``collectives`` is the number of collectives that it
+    has
+    entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
     """
 
     rank: int
@@ -112,7 +113,7 @@ class RankBeat(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """How busy one GPU is, as a part of 1, and its memory."""
+    """Load of one GPU, from 0 to 1, and its memory."""
 
     busy: float
     memory_bytes: int
@@ -124,10 +125,11 @@ class Gpu(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """How busy a node is.
+    """Load of a node.
 
-    ``cpu`` is a part of all its cores. The network is all but the loopback: bytes since the node started, and bytes per
-    second now. The disk is that of the run's folder (0: unknown).
+    ``cpu`` is from 0 to 1 of all its cores. The network is all interfaces except the loopback: bytes since the node's
+    start,
+    and current bytes per second. The disk is that of the run's folder (0: unknown).
     """
 
     cpu: float
@@ -147,8 +149,12 @@ class Usage(NamedTuple):
 
 
 class NodeBeat(NamedTuple):
-    """What a node sends each second. ``saved``: the step of its newest checkpoint (0: none, or not rank 0's node); for
-    a script the time of the newest, in ms. ``usage`` is None while the node doesn't know it."""
+    """A node's message of each second.
+
+    ``saved``: the step of its newest checkpoint (0: none, or not rank 0's node); for a script the time of the newest,
+    in ms.
+    ``usage`` is None while unknown.
+    """
 
     host: str
     ranks: "tuple[RankBeat, ...]" = ()
@@ -163,7 +169,7 @@ class NodeBeat(NamedTuple):
 
 
 class Socket(NamedTuple):
-    """A connection to another host on which bytes wait: to be sent, sent again (times), or to be read here."""
+    """A connection to another host with bytes that are unsent, sent again (number of times), or unread here."""
 
     peer: str
     unsent_bytes: int
@@ -178,8 +184,9 @@ class Socket(NamedTuple):
 class Collectives(NamedTuple):
     """A rank's NCCL collectives of one process group, from torch's flight recorder.
 
-    ``given`` of them were handed to its GPU, of which ``ended`` are over. ``next`` is the first that isn't
-    (``all_reduce of 1000 Float``; "" where all are), ``at`` the ``file:line in function`` that called it, if known.
+    ``given``: passed to its GPU, of which ``ended`` are complete. ``next`` is the first incomplete one (``all_reduce of
+    1000
+    Float``; "" without one), ``at`` the ``file:line in function`` that called it, if known.
     """
 
     group: str
@@ -194,11 +201,12 @@ class Collectives(NamedTuple):
 
 
 class RankLook(NamedTuple):
-    """What was seen of one rank while nothing moved.
+    """The examination of one rank.
 
     ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown), ``cpu``
-    how many cores it kept busy, ``sleeps_in`` what it waits for in the kernel, ``stack`` ``file:line in function`` of
-    its main thread, innermost first; ``nccl`` a row for each process group, where the ranks compute on GPUs.
+    the
+    number of cores that it used, ``sleeps_in`` its wait in the kernel, ``stack`` ``file:line in function`` of its main
+    thread, innermost first; ``nccl`` a row per process group, for ranks on GPUs.
     """
 
     beat: RankBeat
@@ -222,7 +230,10 @@ class RankLook(NamedTuple):
 
 
 class NodeLook(NamedTuple):
-    """A node's answer to a look. ``peers``: what ssh servers do (answers, silent, refuses, unreachable)."""
+    """A node's answer to a request for an examination.
+
+    ``peers``: states of ssh servers (answers, silent, refuses, unreachable).
+    """
 
     host: str
     ranks: "tuple[RankLook, ...]" = ()

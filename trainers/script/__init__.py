@@ -1,1 +1,1 @@
-"""A script of anybody's own under torchrun: started from its snapshot, its metrics read, its outputs gathered."""
+"""A user's own script under torchrun: started from its snapshot, its metrics read, its outputs gathered."""

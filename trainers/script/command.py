@@ -1,5 +1,7 @@
-"""What stands behind torchrun's own options: the script, its arguments and variables, with every placeholder filled;
-and whether this host can start a program, of which torchrun itself would print a traceback."""
+"""The words behind torchrun's own options: the script, its arguments and variables, with every placeholder filled.
+
+Also whether this host can start a program, because torchrun would print a traceback for one that it can't start.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from trainers.contract import run_folder
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
 _LONGEST = 256  # bytes of a first line that Linux reads
-_PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # how those of Linux and macOS begin
+_PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # first bytes of programs on Linux and macOS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """Where things lie on this host. ``work`` is the script's copy of the snapshot, ``script`` relative to it.
+    """Paths of the attempt on this host.
 
-    ``resume``: the checkpoint that {resume}, or {resume:GLOB}, stands for; a name without one has none.
+    ``work`` is the script's copy of the snapshot, ``script`` is relative to it. ``resume``: name of the placeholder
+    (resume, resume:GLOB) → checkpoint; names without a checkpoint are missing.
     """
 
     run_dir: Path
@@ -32,21 +35,23 @@ class Paths:
 
     @property
     def checkpoints(self) -> Path:
-        """What a later attempt goes on from."""
+        """The folder of the checkpoints from which a later attempt continues."""
         return self.run_dir / run_folder.CHECKPOINTS
 
     @property
     def outputs(self) -> Path:
-        """{run}: what the script leaves."""
+        """The folder {run} of the script's results."""
         return self.run_dir / run_folder.OUTPUTS
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
-    """The script (a module: ``-m`` and its name; a program: ``--no-python`` and its words) and its arguments.
+    """Return the script (a module: ``-m`` and its name; a program: ``--no-python`` and its words) and its arguments.
 
-    The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
-    them, and drops a ``--`` of the script.
-    Without a checkpoint the argument that names {resume} (or {resume:GLOB}) is left out, with its flag.
+    ``--`` ends torchrun's own options. Without it, torchrun's argparse takes a script's ``--log`` for an abbreviation
+    of its
+    own option, and drops a ``--`` of the script. Without a checkpoint, the argument that names {resume} (or
+    {resume:GLOB})
+    is left out, with its flag.
     """
     values = _values(settings, paths)
     words: list[str] = []
@@ -65,7 +70,7 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
 
 
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
-    """``program.env`` with placeholders filled."""
+    """Return ``program.env`` with placeholders filled."""
     values = _values(settings, paths)
     return {name: filled(value, values) for name, value in settings.env.items() if not _lacks_checkpoint(value, paths)}
 
@@ -85,7 +90,11 @@ def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
 
 
 def program(settings: ScriptConfig, paths: Paths) -> str:
-    """A path is one in the snapshot, wherever it lay before; whoever starts it looks for a plain name in PATH."""
+    """Return the program to start.
+
+    A path becomes its place in the copy of the snapshot; a plain name stays, and is looked up in PATH when it is
+    started.
+    """
     word = settings.command[0]
     if "/" not in word:
         return word
@@ -98,10 +107,10 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
 
 
 def why_not_executable(path: Path, folders: str) -> str:
-    """Why it can't be started here, '' where nothing speaks against it.
+    """Return why the file can't be started here; '' if nothing is known against it.
 
     Args:
-        folders: those of PATH, in which ``env`` looks for what a first line names.
+        folders: PATH, in which ``env`` looks up the interpreter that a first line names.
 
     Raises:
         OSError: it can't be read.
@@ -109,7 +118,7 @@ def why_not_executable(path: Path, folders: str) -> str:
     try:
         with path.open("rb") as file:
             head = file.read(_LONGEST)
-    except PermissionError:  # it may be started and not be read
+    except PermissionError:  # a program may be executable without being readable
         return ""
     if head.startswith(b"#!"):
         return _of_script(head, folders)

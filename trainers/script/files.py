@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all (trainers.core.files does it for torch's, and imports torch)."""
+"""Small files that appear complete or not at all, without torch, which trainers.core.files imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """By a temporary file beside it, synced and renamed. Raises OSError; nothing is left behind then."""
+    """Write a temporary file next to ``path``, sync and rename it. Raises OSError; then no temporary file remains."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -24,20 +24,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``write_text`` of JSON; NaN is refused. Raises OSError, ValueError."""
+    """Write indented JSON with ``write_text``. Raises OSError; ValueError for NaN."""
     write_text(path, json.dumps(value, allow_nan=False, indent=2) + "\n")
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """``write_text`` of sealed JSON. Raises OSError, ValueError."""
-    from trainers.contract.seal import sealed_text  # at the end of a run: its beginning waits for none of OpenSSL
+    """Write sealed JSON with ``write_text``. Raises OSError, ValueError."""
+    from trainers.contract.seal import sealed_text  # only at the end of a run: OpenSSL would delay its start
 
     write_text(path, sealed_text(value))
 
 
 def sha256_file(path: Path) -> str:
-    """Hex digest of a file's bytes, read in blocks. Raises OSError."""
-    import hashlib  # at the end of a run: its beginning waits for none of OpenSSL
+    """Return the hex digest of a file's bytes, read in blocks. Raises OSError."""
+    import hashlib  # only at the end of a run: OpenSSL would delay its start
 
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""metrics.jsonl of a script's run: one whole line a row, in the format of the classifier's."""
+"""metrics.jsonl of a script's run: a complete line per row, in the format of the classifier's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import Any
 
 from trainers.script.files import write_text
 
-_LOOK_S = 0.2  # who streams the file looks each 0.05 s: lets them see that it was cut before it grows again
+_CUT_S = 0.2  # pause after a cut: readers look every 0.05 s, and must see it before the file grows again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Metrics of one step. ``time_s`` in unix seconds; ``step`` counts finished steps, ``epoch`` from 1; ``of_end``: of
-    the whole run, at its last step."""
+    """Metrics of one step. ``time_s`` in unix seconds; ``step`` counts finished steps, ``epoch`` counts from 1.
+
+    ``of_end``: metrics of the whole run, at its last step.
+    """
 
     time_s: float
     step: int
@@ -31,7 +33,7 @@ class Row:
 
 @dataclass
 class LeftOut:
-    """Values of one metric that are no finite numbers: the first, its step, and how many there were."""
+    """Values of one metric that aren't finite: the first, its step, and their number."""
 
     first: float
     step: int
@@ -39,12 +41,15 @@ class LeftOut:
 
 
 class MetricsFile:
-    """Appends rows. Rows of earlier attempts stay up to the first step that this one logs, and of a metric that it logs
-    later up to that metric's first step; the others are moved to a file of their own, ``aside``.
+    """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``.
 
-    ``last`` holds the newest value of each metric, ``step`` the highest step; ``left_out`` says of NaN and infinite
-    values, which are not recorded, how many each metric had, with the first and its step; ``too_high`` is the first
-    step that no tracker keeps, which isn't recorded either.
+    Rows of earlier attempts stay up to the first step that this attempt logs. A metric that it logs only later stays up
+    to
+    that metric's first step.
+
+    ``last`` holds the newest value of each metric, ``step`` the highest step. ``left_out`` describes the NaN and
+    infinite
+    values, which are not recorded. ``too_high`` is the first step that no tracker can store; it isn't recorded either.
     """
 
     def __init__(
@@ -60,10 +65,11 @@ class MetricsFile:
 
         Args:
             path: metrics.jsonl, with the rows of earlier attempts if there are any.
-            aside: where rows are appended that this attempt replaces.
-            say: told which rows were moved there, in words, if no earlier row stays in ``path``.
+            aside: file for rows that this attempt replaces.
+            say: called with a description of the moved rows if no earlier row stays in ``path``.
             attempt: id of this attempt, for its rows.
-            resumes: the script was told a checkpoint. Else it may find one by itself, unless it logs its first step
+            resumes: the script was given a checkpoint. Otherwise it may find one by itself, unless it logs its first
+            step
                 again.
         """
         self._path, self._attempt, self._resumes, self._aside, self._say = path, attempt, resumes, aside, say
@@ -78,7 +84,7 @@ class MetricsFile:
             self._remember(json.loads(line))
 
     def append(self, row: Row) -> None:
-        """Write what is finite; NaN and infinities are left out and counted. Raises OSError."""
+        """Write the finite metrics; count NaN and infinities. Raises OSError."""
         if not _is_kept(row.step):
             self.too_high = row.step if self.too_high is None else self.too_high
             return
@@ -93,13 +99,13 @@ class MetricsFile:
         self._remember(self._written(row, metrics, self._attempt))
 
     def restore(self, rows: Iterable[Row]) -> None:
-        """Rows that an earlier attempt logged: written where the end of that attempt came before. Raises OSError."""
+        """Add rows that an earlier attempt logged but could not record before its end. Raises OSError."""
         known = [json.loads(line) for _, line in self._earlier]
-        there = {(value["t"], *value["metrics"]) for value in known}
+        recorded = {(value["t"], *value["metrics"]) for value in known}
         attempt = known[-1]["attempt"] if known else self._attempt
         for row in rows:
             metrics = {name: number for name, number in _named(row.metrics).items() if math.isfinite(number)}
-            if metrics and _is_kept(row.step) and (round(row.time_s, 6), *metrics) not in there:
+            if metrics and _is_kept(row.step) and (round(row.time_s, 6), *metrics) not in recorded:
                 value = self._written(row, metrics, attempt)
                 self._earlier.append((row.step, json.dumps(value) + "\n"))
                 self._remember(value)
@@ -111,23 +117,25 @@ class MetricsFile:
         return value
 
     def _append(self, line: str) -> None:
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)  # a removed run folder isn't made anew
+        file = os.open(
+            self._path, os.O_WRONLY | os.O_APPEND
+        )  # without O_CREAT, so that a removed run folder isn't created again
         try:
             os.write(file, line.encode())
         finally:
             os.close(file)
 
     def set_aside(self) -> None:
-        """Move all rows of earlier attempts: nothing is there that the script could go on from. Raises OSError."""
+        """Move all rows of earlier attempts, because the script has no checkpoint to continue from. Raises OSError."""
         self._move(self._earlier)
         self._earlier = []
 
     def _replace(self, row: Row, names: Set[str]) -> None:
-        """Move the rows of earlier attempts that are made again, as ``row`` shows. Raises OSError."""
+        """Move the rows of earlier attempts that are logged again, as ``row`` shows. Raises OSError."""
         new, rows = names - self._logged, self._earlier
         if not rows or not new:
             return
-        if row.of_end:  # a script that goes on from its last checkpoint may log no step before
+        if row.of_end:  # a script that continues from its last checkpoint may log no step before
             moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) == names]
         elif self._logged:  # another source's rows may come later, as TensorBoard's do
             moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) & new]
@@ -141,7 +149,7 @@ class MetricsFile:
         self._logged |= set() if row.of_end else names
 
     def _move(self, moved: Sequence[tuple[int, str]]) -> None:
-        """Raises OSError."""
+        """Move rows to the file ``aside``. Raises OSError."""
         if not moved:
             return
         self._aside.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +162,7 @@ class MetricsFile:
         self.last, self.step = {}, None
         for _, line in stays:
             self._remember(json.loads(line))
-        time.sleep(_LOOK_S)
+        time.sleep(_CUT_S)
 
     def _remember(self, value: dict[str, Any]) -> None:
         self.last.update(value["metrics"])
@@ -162,17 +170,17 @@ class MetricsFile:
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What no terminal shows of a name (a line's end, a colour) is written out: names stand in lines and tables."""
+    """Return the metrics with printable names, because names stand in lines and tables."""
     return {name if name.isprintable() else repr(name)[1:-1]: number for name, number in metrics.items()}
 
 
 def _is_kept(step: int) -> bool:
-    """Whether trackers can hold it: 64 bits."""
+    """Whether trackers can store the step: 64 bits."""
     return -(1 << 63) <= step < 1 << 63
 
 
 def _in_words(steps: Sequence[int]) -> str:
-    """``6 rows, of steps 1 to 6``."""
+    """Return ``6 rows, of steps 1 to 6``."""
     first, last = min(steps), max(steps)
     of = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{len(steps):,} row{'s' * (len(steps) > 1)}, of {of}"
@@ -184,15 +192,20 @@ def _metrics(line: str) -> Set[str]:
 
 
 def _starts_over(rows: Sequence[tuple[int, str]], row: Row, names: Set[str]) -> bool:
-    """Whether ``row`` isn't behind the first one that an earlier attempt logged of the same metrics (of any, where it
-    logged none of them). Of a script that was told no checkpoint, rows before may then be of another pass."""
+    """Whether ``row`` is not behind the first earlier row that shares a metric with it.
+
+    If no row does, the first row of all counts. A script without a checkpoint then started from its beginning, and all
+    earlier rows may belong to another pass.
+    """
     at, line = next((one for one in rows if _metrics(one[1]) & names), rows[0])
     return (row.epoch or 0, row.step) <= (json.loads(line)["epoch"] or 0, at)
 
 
 def _last_pass(rows: Sequence[tuple[int, str]], names: Set[str]) -> int:
-    """Where the last pass over the steps begins: a script may count them anew, each epoch from 0. Of the metrics with
-    these names, or of all if none of them is there."""
+    """Return the index at which the last pass over the steps begins: a script may count steps anew in each epoch.
+
+    Only metrics of these names count, or all if none of them is there.
+    """
     last: dict[str, int] = {}
     begins: dict[str, int] = {}
     for index, (step, line) in enumerate(rows):
@@ -204,7 +217,7 @@ def _last_pass(rows: Sequence[tuple[int, str]], names: Set[str]) -> int:
 
 
 def _rows_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(step, line) of each whole line that makes sense."""
+    """Yield (step, line) of each complete, valid line."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             value = json.loads(line)

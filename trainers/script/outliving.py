@@ -1,7 +1,7 @@
-"""Processes that a script has started and that go on when it has ended well: waited for while they work, then ended.
+"""Processes that a script started and that go on after its good end: waited for while they work, then ended.
 
-They are found by two variables that the script was given and that they inherit, and by their descent from such ones.
-One that has dropped both is ended by the agent (Linux; elsewhere all of them are).
+They are recognised by two variables that the script was given and that they inherit, or as children of such processes.
+A process that has dropped both is ended by the agent (on Linux; elsewhere the agent ends all of them).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 WAIT_S = 60.0
 IDLE_S = 3.0
-SAID_AFTER_S = 5.0
+REPORT_AFTER_S = 5.0
 _GRACE_S = 3.0
 _LOOK_S = 0.2
-_CORES = 0.02  # of processor time in a second: less is a loop that only looks whether there is something to do
+_CORES = 0.02  # processor time per second; less is a loop that only checks for work
 _LONGEST = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a process has done so far. ``is_busy``: it waits for a core or a disk, or has one."""
+    """The work of a process so far. ``is_busy``: it has a core, or waits for a core or a disk."""
 
     cpu_s: float
     written_bytes: int
@@ -35,48 +35,50 @@ class Work:
 def wait_and_end(
     variables: dict[str, str], *, look: Callable[[], None], say: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> str:
-    """Wait until they have ended, for at most ``WAIT_S`` and as long as one of them works; end those that are left.
+    """Wait until they have ended, at most ``WAIT_S`` and as long as one of them works; then end the others.
 
     Args:
-        variables: what the script's environment has and no process of another script or host.
-        look: called each ``_LOOK_S`` meanwhile.
-        say: told once which processes are waited for, if that takes a while.
-        is_stopped: the run is to end now.
+        variables: variables that mark the script's environment, and no other script's or host's.
+        look: called every ``_LOOK_S`` meanwhile.
+        say: called once with the processes that are waited for, if that takes a while.
+        is_stopped: whether the run should end now.
 
     Returns:
-        Which had to be ended and why, in words; '' if none had to be.
+        The processes that had to be ended, and why; '' without any.
     """
     marks = {f"{name}={value}".encode() for name, value in variables.items()}
-    begun = moved_at = time.monotonic()
+    began = moved_at = time.monotonic()
     left = before = _works(marks)
-    said = False
+    is_reported = False
     while left and not is_stopped():
         time.sleep(_LOOK_S)
         look()
         left, now = _works(marks), time.monotonic()
         if has_moved(before, left):
             before, moved_at = left, now
-        if not left or now - moved_at >= IDLE_S or now - begun >= WAIT_S:
+        if not left or now - moved_at >= IDLE_S or now - began >= WAIT_S:
             break
-        if not said and now - begun >= SAID_AFTER_S:
-            said = True
-            say(f"the script has ended; waiting up to {WAIT_S:g} s for what it started and still works: {_shown(left)}")
+        if not is_reported and now - began >= REPORT_AFTER_S:
+            is_reported = True
+            say(
+                f"the script has ended; waiting up to {WAIT_S:g} s for what it started and still works: {_listed(left)}"
+            )
     if not left:
         return ""
-    words = _shown(left)
+    described = _listed(left)
     why = (
         f"still at work after {WAIT_S:g} s"
-        if time.monotonic() - begun >= WAIT_S
+        if time.monotonic() - began >= WAIT_S
         else "the run was stopped"
         if is_stopped()
         else f"idle for {IDLE_S:g} s"
     )
     _end(marks)
-    return f"{words}; {why}"
+    return f"{described}; {why}"
 
 
 def has_moved(before: dict[int, Work], now: dict[int, Work]) -> bool:
-    """Whether one of them has worked since: it computed for 2 % of ``IDLE_S``, wrote anything, or wants to go on."""
+    """Whether one of them has worked since: computed for 2 % of ``IDLE_S``, wrote anything, or wants to go on."""
     none = Work(cpu_s=0.0, written_bytes=0, is_busy=False)
     pairs = [(before.get(pid, none), work) for pid, work in now.items()]
     cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
@@ -85,7 +87,7 @@ def has_moved(before: dict[int, Work], now: dict[int, Work]) -> bool:
 
 
 def _works(marks: set[bytes]) -> dict[int, Work]:
-    """Process id → its work, of each process that carries all ``marks``, and of those that it has started."""
+    """Return process id → work, of each process with all ``marks``, and of its descendants."""
     parents: dict[int, int] = {}
     works: dict[int, Work] = {}
     pids: set[int] = set()
@@ -101,7 +103,7 @@ def _works(marks: set[bytes]) -> dict[int, Work]:
             works[pid] = Work(cpu_s=cpu_s, written_bytes=_written_bytes(pid), is_busy=fields[0] in "RD")
             if marks <= set((folder / "environ").read_bytes().split(b"\0")):
                 pids.add(pid)
-    # those without the variables count by their parents, generation by generation
+    # processes without the variables count by their parents, generation by generation
     while new := {pid for pid, parent in parents.items() if parent in pids} - pids:
         pids |= new
     return {pid: works[pid] for pid in sorted(pids)}
@@ -114,7 +116,7 @@ def _written_bytes(pid: int) -> int:
     return 0
 
 
-def _shown(works: dict[int, Work]) -> str:
+def _listed(works: dict[int, Work]) -> str:
     words = []
     for pid in works:
         with suppress(OSError):
@@ -125,7 +127,7 @@ def _shown(works: dict[int, Work]) -> str:
 
 
 def _end(marks: set[bytes]) -> None:
-    """SIGTERM, and SIGKILL to what is left after ``_GRACE_S``."""
+    """Send SIGTERM, and SIGKILL to the processes that are left after ``_GRACE_S``."""
     for number, wait_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, 1.0)):
         for pid in _works(marks):
             with suppress(ProcessLookupError, PermissionError):

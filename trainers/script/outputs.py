@@ -1,4 +1,4 @@
-"""What a script leaves: files of its working directory, moved beside what it wrote into {run}, and hashed."""
+"""The results of a script: files of its working directory, moved next to its files in {run}, and hashed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MissingOutputsError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A file relative to the folder of outputs."""
+    """A file; ``path`` is relative to the folder of outputs."""
 
     path: str
     sha256: str
@@ -31,9 +31,14 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """``outputs`` are those that were asked for; ``besides`` what else was kept, ``over`` what was too much, each a
-    path in the working directory with its size. ``renamed``: path in the working directory → path below the folder of
-    outputs, of files whose place there was taken."""
+    """The files that were gathered.
+
+    ``outputs`` are the requested ones. ``besides``: others that were kept, ``over``: files above the limit, both as
+    path in
+    the working directory → size. ``renamed``: path in the working directory → path below the folder of outputs, of
+    files
+    whose name was taken there.
+    """
 
     outputs: list[Output]
     besides: dict[str, int]
@@ -43,9 +48,9 @@ class Gathered:
 
 LEADS_OUT = "a link that leads out of the run folder"
 NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device")
-"""Why there is nothing to keep of a path (see ``unreadable``)."""
+"""Reasons of ``unreadable`` for paths without a content to keep."""
 WORKDIR = "workdir"
-"""Folder among the outputs: what the script wrote in its working directory and nobody asked for."""
+"""Folder among the outputs for files of the working directory that no pattern matches."""
 
 
 def gather(
@@ -58,15 +63,15 @@ def gather(
     required: bool,
     lost: Collection[Path] = (),
 ) -> Gathered:
-    """Move what the script wrote in its working directory into ``outputs``, and hash what was asked for.
+    """Move the script's files from its working directory into ``outputs``, and hash the requested ones.
 
-    No file takes the place of another: where one of {run} has the name, that of the working directory gets a free one.
+    No file replaces another: if {run} has a file of that name, the working directory's file gets a free name.
 
     Args:
-        wrote: those of its files, anywhere in its copy of the project and above it, that the snapshot doesn't hold.
-        limit_bytes: of what no pattern matches, the smallest files are kept up to so much; None: none of it.
+        wrote: the script's files, in its copy of the project and above it, that the snapshot doesn't hold.
+        limit_bytes: limit for files that no pattern matches, of which the smallest are kept; None: keep none.
         required: refuse patterns that match nothing.
-        lost: what of {run} can't be kept, and counts for nothing.
+        lost: files of {run} that can't be kept and don't count.
 
     Raises:
         MissingOutputsError: a pattern matches no file in either folder.
@@ -87,7 +92,7 @@ def gather(
     rest = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
     besides, over = _within(rest, limit_bytes or 0)
     places = {path: requested[path] for path in sorted(requested)}
-    # those below the working directory first: of up/x and ../x, both are up/x here, the one of that name keeps it
+    # files below the working directory first: up/x and ../x both become up/x, and the first one keeps the name
     for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
         places[path] = f"{WORKDIR}/{below(path, workdir)}"
     renamed, unmoved = {}, set()
@@ -111,7 +116,7 @@ def gather(
 
 
 def _free(outputs: Path, name: str) -> str:
-    """A name at which nothing lies yet, nor a file where it needs a folder: ``a-2/m.pt``, ``m-2.pt``, … if need be."""
+    """Return a free name, ``a-2/m.pt`` or ``m-2.pt`` if need be: neither it nor a folder of it is taken by a file."""
     free = Path()
     *folders, last = Path(name).parts
     for folder in folders:
@@ -126,7 +131,7 @@ def _numbered(name: str, is_free: Callable[[Path], bool], folder: Path) -> str:
 
 
 def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:
-    """Path → size of those that are kept, the smallest first, and of the rest."""
+    """Return path → size of the files that are kept, the smallest first, and of the others."""
     sizes = {path: path.stat().st_size for path in paths}
     total, kept = 0, dict[Path, int]()
     for path in sorted(paths, key=lambda path: sizes[path]):
@@ -137,12 +142,12 @@ def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], d
 
 
 def left(run_dir: Path, lost: Collection[str] = ()) -> dict[str, str]:
-    """Each file that an attempt leaves, relative to the run folder → its sha256; so one that is altered later is known.
+    """Return each file that an attempt leaves, relative to the run folder → its sha256, to detect later changes.
 
     Links to folders are not followed. Raises OSError.
 
     Args:
-        lost: names of those that can't be read.
+        lost: names of files that can't be read.
     """
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -152,8 +157,10 @@ def left(run_dir: Path, lost: Collection[str] = ()) -> dict[str, str]:
 
 
 def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
-    """Path in the run folder → why nothing below ``folders`` can be kept of it: it can't be read, it is no file, or it
-    is a link that leads out of the run folder."""
+    """Return path in the run folder → why it can't be kept.
+
+    It can't be read, is no file, or is a link out of the run folder.
+    """
     top, reasons = os.path.realpath(run_dir), dict[str, str]()
 
     def note(error: OSError) -> None:
@@ -163,7 +170,7 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
     for folder in folders:
         for parent, inside, names in os.walk(folder, onerror=note):
             links = [name for name in inside if Path(parent, name).is_symlink()]
-            # in place: os.walk then passes by what is left out
+            # in place, so that os.walk skips the other folders
             inside[:] = sorted(name for name in inside if name != "__pycache__")
             for path in (Path(parent, name) for name in [*links, *names]):
                 try:
@@ -175,8 +182,10 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
 
 
 def _why_not(path: Path, top: str) -> str:
-    """The agent says the same (pipeline/cluster/agent/running/staging.py). A link that leads nowhere lacks nothing.
-    Raises OSError."""
+    """Return why a path can't be kept; '' if it can, as for a link to nothing. Raises OSError.
+
+    The agent uses the same words (pipeline/cluster/agent/running/staging.py).
+    """
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
         return LEADS_OUT
     mode = path.stat().st_mode
@@ -188,7 +197,7 @@ def _why_not(path: Path, top: str) -> str:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
-    """Files that a pattern matches, and all files in folders that it matches."""
+    """Yield the files that a pattern matches, and all files in folders that it matches."""
     for path in sorted(folder.glob(pattern)):
         for inside in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if inside.is_file() and "__pycache__" not in inside.parts:
@@ -196,7 +205,7 @@ def _files(folder: Path, pattern: str) -> Iterator[Path]:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Raises OSError: its folder can't be written to, and it can't be read."""
+    """Move a file, or copy it if its folder can't be written to. Raises OSError: it can't be read either."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.replace(target)

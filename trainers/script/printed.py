@@ -18,7 +18,7 @@ from trainers.script.files import write_text
 from trainers.script.metrics_file import Row
 
 OF_RANK_0 = "0 | "
-"""Before the lines of rank 0 in the log of a host."""
+"""Prefix of rank 0's lines in the log of a host."""
 
 _KINDS = {
     *("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "score", "top1", "top5", "iou", "miou", "map"),
@@ -31,53 +31,40 @@ _SPLITS = {
 }  # fmt: skip
 _SPLIT = rf"(?P<split>\b(?:{'|'.join(_SPLITS)})\b)"
 _QUALIFIERS = {
-    *(
-        "best",
-        "cls",
-        "box",
-        "obj",
-        "reg",
-        "kl",
-        "ce",
-        "bce",
-        "dice",
-        "aux",
-        "gen",
-        "disc",
-        "generator",
-        "discriminator",
-    ),
+    *("best", "cls", "box", "obj", "reg", "kl", "ce", "bce", "dice", "aux", "gen", "disc", "generator"),
+    "discriminator",
     *("macro", "micro", "weighted", "balanced", "f1", "top1", "top5", "top-1", "top-5"),
 }
-"""Words in front of a name that make another metric of it: ``Best acc: 0.91`` is ``best_acc``."""
+"""Words in front of a name that belong to the name: ``Best acc: 0.91`` is ``best_acc``."""
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+\.\d+|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = re.compile(
     rf"(?:(?P<best>\bbest)[ ]+)?(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
-    # a name begins where no other could: a long line without blanks is read once
+    # a name can begin at few places only, so that a long line without blanks is read once
     rf"(?<![\w/.@?&-])['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?"
     rf"(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)(?:['\"]|(?:tensor|array|[\w.]*float\d+)\()?"
     rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/|\s*(?:%\s*\||->|→|=>))",
     re.IGNORECASE,
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LONGEST = 4_000  # characters; what is longer is no line for people
-_OF_SETTINGS = {
+_LONGEST = 4_000  # characters; a longer line is not meant for users
+_SETTING_PARTS = {
+    *("steps", "size", "scale", "grad", "min", "max", "weight", "weights", "coef", "fn", "function", "type"),
     *(
-        "steps",
-        "size",
-        "scale",
-        "grad",
-        "min",
-        "max",
-        "weight",
-        "weights",
-        "coef",
-        "fn",
-        "function",
-        "type",
         "smoothing",
+        "threshold",
+        "every",
+        "freq",
+        "interval",
+        "patience",
+        "target",
+        "py",
+        "txt",
+        "json",
+        "yaml",
+        "yml",
+        "csv",
+        "log",
     ),
-    *("threshold", "every", "freq", "interval", "patience", "target", "py", "txt", "json", "yaml", "yml", "csv", "log"),
     *("pt", "pth", "ckpt", "md", "so", "cpp", "cu"),
 }
 """Parts of a name that make it a setting or a file: ``grad_acc``, ``map_size``, ``loss.py``."""
@@ -90,7 +77,7 @@ _FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
 _COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
 _EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
 _STEP = re.compile(rf"\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COUNT}", re.IGNORECASE)
-_OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
+_STEP_OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
 """``[640/60000 (1%)]`` behind an epoch, or the counter of tqdm."""
 _MOST_ROWS = 200_000
 _MOST_BYTES = 64_000_000
@@ -98,7 +85,7 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class _Line:
-    """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: the line doesn't say."""
+    """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: not in the line."""
 
     metrics: Mapping[str, float]
     epoch: int | None = None
@@ -107,63 +94,65 @@ class _Line:
 
 
 _Timed = tuple[float, _Line]
-"""When it was printed (unix seconds), and the line."""
+"""Time of printing (unix seconds), and the line."""
 
 
-def rows(log_dir: Path, begun_s: float, earlier: Path | None = None) -> tuple[list[Row], list[Row]]:
-    """The metrics that rank 0 printed, stdout before stderr: in earlier attempts up to the place where this one goes
-    on, and in this one.
+def rows(log_dir: Path, began_s: float, earlier: Path | None = None) -> tuple[list[Row], list[Row]]:
+    """Return the metrics that rank 0 printed in earlier attempts, up to where this one continues, and in this attempt.
 
-    The lines have no times: they are spread from ``begun_s`` (unix seconds) to the end of each file.
+    stdout comes before stderr. Lines have no times: they are spread from ``began_s`` (unix seconds) to the end of each
+    file.
 
     Args:
         log_dir: torchrun's, with files for each rank in ``*/attempt_*/<local rank>/``.
-        earlier: what ``keep`` has written; None or no file: there was no attempt before.
+        earlier: the file that ``keep`` wrote; None or a missing file: there was no earlier attempt.
     """
-    before, found = list[Row](), list[Row]()
+    earlier_rows, own_rows = list[Row](), list[Row]()
     attempts = _kept(earlier) if earlier is not None else []
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
         try:
-            own = [*_timed(_end(path).split("\n"), begun_s, path.stat().st_mtime)]
+            own_lines = [*_timed(_tail(path).split("\n"), began_s, path.stat().st_mtime)]
         except OSError:
             continue
-        names = {name for _, line in own for name in line.metrics}
-        old = list[_Timed]()
-        for lines in [*([item for item in one if names & item[1].metrics.keys()] for one in attempts), own]:
-            old, last = [*_up_to(old, lines), *lines], len(lines)
+        names = {name for _, line in own_lines for name in line.metrics}
+        printed_lines = list[_Timed]()
+        for lines in [*([item for item in one if names & item[1].metrics.keys()] for one in attempts), own_lines]:
+            printed_lines, last = [*_up_to(printed_lines, lines), *lines], len(lines)
         numbered = [
             Row(time_s=time_s, step=step, epoch=line.epoch, metrics=dict(line.metrics))
-            for (time_s, _), (step, line) in zip(old, _with_steps(line for _, line in old), strict=True)
+            for (time_s, _), (step, line) in zip(
+                printed_lines, _with_steps(line for _, line in printed_lines), strict=True
+            )
         ]
-        before += numbered[: len(old) - last]
-        found += numbered[len(old) - last :]
-    return before[:_MOST_ROWS], found[:_MOST_ROWS]
+        earlier_rows += numbered[: len(printed_lines) - last]
+        own_rows += numbered[len(printed_lines) - last :]
+    return earlier_rows[:_MOST_ROWS], own_rows[:_MOST_ROWS]
 
 
-def keep(run_dir: Path, begun_s: Mapping[int, float]) -> None:
-    """Before another attempt: note the lines with metrics that earlier ones printed, for ``rows``. Raises OSError.
+def keep(run_dir: Path, began_s: Mapping[int, float]) -> None:
+    """Store the lines with metrics that earlier attempts printed, for ``rows`` of the next attempt. Raises OSError.
 
     Args:
-        begun_s: number of an attempt → when it began, unix seconds.
+        began_s: number of an attempt → its start in unix seconds.
     """
     kept = list[str]()
-    for number, begin_s in sorted(begun_s.items()):
+    for number, start_s in sorted(began_s.items()):
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
-            said = [
-                line.removeprefix(OF_RANK_0) if line.startswith(OF_RANK_0) else "" for line in _end(log).split("\n")
+            texts = [
+                line.removeprefix(OF_RANK_0) if line.startswith(OF_RANK_0) else "" for line in _tail(log).split("\n")
             ]
-            for at, text in enumerate(said, 1):
+            for at, text in enumerate(texts, 1):
                 if parse(_last_state(text)).metrics:
-                    time_s = _spread(begin_s, log.stat().st_mtime, at, len(said))
+                    time_s = _spread(start_s, log.stat().st_mtime, at, len(texts))
                     kept.append(json.dumps({"attempt": number, "t": time_s, "text": text}) + "\n")
     if kept:
-        place = run_dir / run_folder.WORK / "node0" / run_folder.PRINTED
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, "".join(kept[-_MOST_ROWS:]))
+        path = run_dir / run_folder.WORK / "node0" / run_folder.PRINTED
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(kept[-_MOST_ROWS:]))
 
 
 def _kept(path: Path) -> list[list[_Timed]]:
-    """The lines of each earlier attempt; none where the file isn't there or makes no sense."""
+    """Return the stored lines of each earlier attempt; none if the file is missing or damaged."""
     attempts: dict[int, list[_Timed]] = {}
     try:
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -175,49 +164,48 @@ def _kept(path: Path) -> list[list[_Timed]]:
     return [lines for _, lines in sorted(attempts.items())]
 
 
-def _timed(lines: Sequence[str], begun_s: float, end_s: float) -> Iterator[_Timed]:
+def _timed(lines: Sequence[str], began_s: float, end_s: float) -> Iterator[_Timed]:
     for at, text in enumerate(lines, 1):
         if (line := parse(_last_state(text))).metrics:
-            yield _spread(begun_s, end_s, at, len(lines)), line
+            yield _spread(began_s, end_s, at, len(lines)), line
 
 
-def _spread(begun_s: float, end_s: float, at: int, of: int) -> float:
-    return begun_s + max(0.0, end_s - begun_s) * at / of
+def _spread(began_s: float, end_s: float, at: int, of: int) -> float:
+    return began_s + max(0.0, end_s - began_s) * at / of
 
 
 def _last_state(text: str) -> str:
-    """Of a progress bar."""
+    """Return the text behind the last carriage return, the last state of a progress bar."""
     return text.split("\r")[-1]
 
 
 def _up_to(old: Sequence[_Timed], new: Sequence[_Timed]) -> list[_Timed]:
-    """What of ``old`` comes before the place where ``new`` goes on; nothing where lines don't say where they are."""
+    """Return the lines of ``old`` before the position at which ``new`` begins; none if lines have no positions."""
     if not new:
         return [*old]
-    begins = next((place for _, line in new if (place := _place(line)) is not None), None)
-    places = list[tuple[int, int]]()
+    begins = next((position for _, line in new if (position := _position(line)) is not None), None)
+    positions = list[tuple[int, int]]()
     for _, line in old:
-        places.append(_place(line) or (places[-1] if places else (0, 0)))
-    if begins is None or places != sorted(places):
+        positions.append(_position(line) or (positions[-1] if positions else (0, 0)))
+    if begins is None or positions != sorted(positions):
         return []
-    return [item for item, place in zip(old, places, strict=True) if place < begins]
+    return [item for item, position in zip(old, positions, strict=True) if position < begins]
 
 
-def _place(line: _Line) -> tuple[int, int] | None:
-    """The epoch and step that it names; None: none."""
+def _position(line: _Line) -> tuple[int, int] | None:
+    """Return the epoch and step in a line; None without either."""
     return None if line.epoch is None and line.step is None else (line.epoch or 0, line.step or 0)
 
 
-def _end(path: Path) -> str:
-    """The last part of a log, which may be larger than memory. Raises OSError."""
+def _tail(path: Path) -> str:
+    """Return the last part of a log, which may be larger than memory. Raises OSError."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _MOST_BYTES))
         return file.read(_MOST_BYTES).decode(errors="replace")
 
 
 def parse(text: str) -> _Line:
-    """The metrics of one line, and the epoch and step that it names. A name that stands there twice with different
-    values is left out."""
+    """Return the metrics of one line, and its epoch and step. A name with two different values is left out."""
     if len(text) > _LONGEST:
         return _Line({})
     text = _COLOURS.sub("", text)
@@ -229,19 +217,19 @@ def parse(text: str) -> _Line:
     for match in _PAIR.finditer(text):
         if _is_metric(match):
             values.setdefault(_name(match, split), set()).add(_value(match))
-    metrics = {name: found.pop() for name, found in values.items() if len(found) == 1}
-    if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless it stands beside a result
+    metrics = {name: numbers.pop() for name, numbers in values.items() if len(numbers) == 1}
+    if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless the line has a result
         metrics = {}
     epoch, step = _EPOCH.search(text), _STEP.search(text)
     at, of = (step["at"], step["of"]) if step else (None, None)
-    if step is None and (inner := _OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
+    if step is None and (inner := _STEP_OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
         at, of = inner["at"] or inner["bar"], inner["of"] or inner["length"]
     return _Line(metrics, int(epoch["at"]) if epoch else None, int(at) if at else None, int(of) if of else None)
 
 
 def _is_metric(match: re.Match[str]) -> bool:
     parts, number = re.split(r"[/_.@-]+", match["name"].lower()), match["number"]
-    if not _OF_SETTINGS.isdisjoint(parts) or match["whole"] == "0":
+    if not _SETTING_PARTS.isdisjoint(parts) or match["whole"] == "0":
         return False
     if _KINDS.isdisjoint(parts) or ("precision" in parts and number in _BITS):  # precision: 16
         return False
@@ -254,7 +242,7 @@ def _is_metric(match: re.Match[str]) -> bool:
 
 
 def _name(match: re.Match[str], split: str) -> str:
-    """``Loss`` behind ``Test`` is ``test/loss``; a name that has a split in it stays as it is."""
+    """Return the metric's name: ``Loss`` behind ``Test`` is ``test/loss``; a name that contains a split stays."""
     name = match["name"].lower() if match["name"].istitle() or match["name"].isupper() else match["name"]
     qualifier = (match["qualifier"] or "").lower()
     name = f"{qualifier}_{name}" if qualifier in _QUALIFIERS else name
@@ -264,15 +252,15 @@ def _name(match: re.Match[str], split: str) -> str:
 
 
 def _value(match: re.Match[str]) -> float:
-    """``9908/10000`` is a fraction."""
+    """Return the number; ``9908/10000`` is a fraction."""
     number, whole = float(match["number"].replace(",", "")), match["whole"]
     return number / int(whole) if whole and int(whole) else number
 
 
 def _with_steps(lines: Iterable[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Number the lines: by the steps that they name, if these grow; by epoch and step; by epoch; else by counting.
+    """Number the lines: by their steps, if these grow; by epoch and step; by epoch; else by counting.
 
-    A line without a place of its own, such as an evaluation behind an epoch, has that of the line before.
+    A line without a position, such as an evaluation behind an epoch, has the position of the line before.
     """
     placed: list[_Line] = []
     for line in lines:

@@ -1,12 +1,13 @@
-"""Lets the node agent see a script's rank: its process id in memory, and at a signal its threads' stacks in a file.
-A rank that has ended without a process group leaves a file, by which ``trainers.script.start`` can warn of it.
+"""Lets the node agent see a script's rank: process id in memory, and on a signal the threads' stacks in a file.
 
-``trainers.script.start`` has it written into the ``sitecustomize.py`` of the run, with a call of ``publish``: so it
-runs in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise: a rank that
-can't be seen trains all the same. trainers/contract/beats.py describes the numbers.
+A rank that has ended without a process group leaves a file, for a warning by ``trainers.script.start``.
+
+``trainers.script.start`` writes this text, with a call of ``publish``, into the run's ``sitecustomize.py``, so it runs
+in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise, because a rank
+without it trains all the same. trainers/contract/beats.py describes the numbers.
 """
 
-# It runs at the start of each process: os.path is loaded by then, pathlib isn't.
+# At the start of a process, os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH112, PTH118, PTH120, PTH211, SIM105
 import atexit
 import faulthandler
@@ -14,11 +15,11 @@ import os
 import sys
 
 ALONE = "alone"
-"""File beside a rank's logs: it has ended, and no process group of torch ever was in it."""
+"""File next to a rank's logs: it has ended, and never had a process group of torch."""
 
 
 def publish(beat_file: str, stacks_file: str, stacks_signal: int, cells: "list[int]", pid_at: int) -> None:
-    """Do so in the process that torchrun started as a rank; what that starts inherits its variables and isn't one.
+    """Publish the process that torchrun started as a rank. Its children inherit its variables, and are not published.
 
     Args:
         beat_file: name of the link to the rank's numbers, ``cells``, of which ``pid_at`` is the process id's.
@@ -53,8 +54,10 @@ def _publish(beat: str, cells: "list[int]") -> None:
 
 
 def _note_alone(folder: str) -> None:
-    """Leave ALONE where it is certain. ``init_process_group`` replaces the hook for exceptions, and what ends the group
-    doesn't put it back."""
+    """Leave ALONE if this process certainly never had a process group.
+
+    ``init_process_group`` replaces the hook for exceptions, and the end of the group doesn't restore it.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD):
         try:

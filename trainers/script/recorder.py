@@ -1,7 +1,8 @@
-"""What node 0 records of a script while it runs: its metrics, and in the end its results; and rows in its own files
-that an attempt did not record, as what starts the script was killed before it looked.
+"""Recording of a script on node 0: its metrics while it runs, and its results at the end.
 
-Standard library only: the controller does the same with what hosts sent it.
+Also the rows in the script's own files that an attempt could not record, because its parent was killed before it
+looked.
+Standard library only, because the controller uses it on the files that hosts sent.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines
 _SHOWN = 8
 
 _Value = tuple[int, int | None, str, float]
-"""Step, epoch, metric, number. Of a metric's name its last part: which file's name stands before it depends on which
-file came first."""
+"""Step, epoch, last part of the metric's name, number. The part before it depends on the order of the files."""
 
 
 def earlier_log(logged: Path) -> Path:
-    """Where what an earlier attempt logged waits for this one: it may have ended before all of it was recorded."""
+    """Return the file of an earlier attempt's log, which may hold rows that were not recorded before its end."""
     return logged.parent.with_name(f"{logged.parent.name}-{logged.name}")
 
 
@@ -41,25 +41,27 @@ _NO_METRIC = (
 
 
 def _mlflow_store(logged: Path) -> Path:
-    """Where a script's own MLflow writes on this host, unless it is given another place: beside ``logged``."""
+    """Return the folder in which a script's own MLflow writes on this host by default: next to ``logged``."""
     return logged.with_name("mlflow")
 
 
 def mlflow_variables(logged: Path) -> dict[str, str]:
-    """For accelerate, transformers and others that log to MLflow by themselves: without them it would lay its files
-    into the working directory."""
+    """Return variables for accelerate, transformers and others that log to MLflow by themselves.
+
+    Without them, MLflow would put its files into the working directory.
+    """
     return {"MLFLOW_TRACKING_URI": _mlflow_store(logged).as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 
 class Source(Protocol):
-    """Something that gives rows as they come."""
+    """A source of rows."""
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last call; the ``last`` one is made when all writers have ended."""
+        """Yield the rows since the last call; the ``last`` call comes when all writers have ended."""
 
 
 class Recorder:
-    """Moves what every source has into metrics.jsonl."""
+    """Moves the rows of every source into metrics.jsonl."""
 
     def __init__(
         self,
@@ -73,8 +75,13 @@ class Recorder:
         aside: Path,
         say: Callable[[str], None],
     ) -> None:
-        """``logged``: where the module paceline writes; ``log_dir``:
-        torchrun's, with a file a rank; ``resumes``, ``aside``, ``say``: as MetricsFile has them."""
+        """Start to record.
+
+        Args:
+            logged: file that the module paceline writes.
+            log_dir: torchrun's, with a file per rank.
+            resumes, aside, say: see MetricsFile.
+        """
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
         self.metrics.restore(Logged(earlier_log(logged), lambda: self.metrics.step).rows(last=True))
@@ -89,7 +96,7 @@ class Recorder:
         self.recorded = False  # whether this attempt has logged anything
         self._printed = log_dir if settings.metrics == "auto" and settings.metrics_pattern is None else None
         self._earlier_printed = _work_folder(run_dir) / run_folder.PRINTED
-        self._begun_s = time.time()
+        self._began_s = time.time()
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
 
@@ -99,7 +106,7 @@ class Recorder:
         return self._logged.stopping
 
     def look(self, *, last: bool = False) -> None:
-        """Record what came since the last look. Raises OSError."""
+        """Record the rows since the last call. Raises OSError."""
         self._files.refresh(last=last)
         for source in self._sources:
             for row in source.rows(last=last):
@@ -107,29 +114,29 @@ class Recorder:
                 self.recorded = True
 
     def read_printed(self) -> tuple[list[str], int]:
-        """Record what the lines of a script show that has reported no metric at its end. Raises OSError.
+        """At the end of a script that reported no metric: record the metrics in its printed lines. Raises OSError.
 
         Returns:
-            The names of the metrics, and how many rows earlier attempts had printed before.
+            The names of the metrics, and how many rows earlier attempts had printed.
         """
         if self._printed is None or self.metrics.step is not None:
             return [], 0
-        before, rows = printed.rows(self._printed, self._begun_s, self._earlier_printed)
+        before, rows = printed.rows(self._printed, self._began_s, self._earlier_printed)
         self.metrics.restore(before)
         for row in rows:
             self.metrics.append(row)
         return list(dict.fromkeys(name for row in rows for name in row.metrics)), len(before)
 
     def left_out(self) -> dict[str, dict[str, Any]]:
-        """What of each metric was no finite number, as the summary has it; ``first`` in words, as JSON has none."""
+        """Return the values of each metric that aren't finite, for the summary; ``first`` as text, as JSON has none."""
         return {
             name: {"first": str(some.first), "step": some.step, "count": some.count}
             for name, some in self.metrics.left_out.items()
         }
 
     def notes(self, *, ended_well: bool) -> list[str]:
-        """What a person should know of the metrics when the script has ended."""
-        left_out = _left_out_in_words(self.metrics.left_out)
+        """Return notes for the user about the metrics, when the script has ended."""
+        left_out = _left_out_text(self.metrics.left_out)
         if (step := self.metrics.too_high) is not None:
             left_out.append(f"metrics of a step of more than 64 bits were not recorded: step {step:.6g}")
         nothing = ended_well and self.metrics.step is None and not left_out
@@ -137,8 +144,8 @@ class Recorder:
         return [_NO_METRIC, *lines] if nothing else lines
 
 
-def _left_out_in_words(left_out: Mapping[str, LeftOut]) -> list[str]:
-    """One line for all metrics: a script whose loss is NaN logs it at each step."""
+def _left_out_text(left_out: Mapping[str, LeftOut]) -> list[str]:
+    """Return one line for all metrics, because a script whose loss is NaN logs it at each step."""
     if not left_out:
         return []
     each = [
@@ -149,25 +156,25 @@ def _left_out_in_words(left_out: Mapping[str, LeftOut]) -> list[str]:
     return [f"values that are no finite numbers were not recorded: {', '.join(each[:_SHOWN])}{more}"]
 
 
-# Rows that the last attempt did not record: the next one finds them by the sizes that it noted at its beginning.
+# Rows that the last attempt did not record: the next one finds them by the file sizes at the beginning of the last one.
 
 
 def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) -> FilesBelow:
-    """Where the script on node 0 may write metrics; ``earlier`` as FilesBelow has it."""
+    """Return the files in which the script on node 0 may write metrics; ``earlier``: see FilesBelow."""
     work = _work_folder(run_dir) / run_folder.WORK_COPY
     return FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work, earlier=earlier)
 
 
 def note_sizes(run_dir: Path, files: FilesBelow) -> None:
-    """Note what lies there before the script of an attempt begins. Raises OSError."""
+    """Store the sizes of these files before the script of an attempt begins. Raises OSError."""
     sizes = {path.relative_to(run_dir).as_posix(): size for path, size in files.earlier.items()}
     write_json(_work_folder(run_dir) / run_folder.EARLIER, sizes)
 
 
 def keep_unrecorded(run_dir: Path) -> None:
-    """Append what the last attempt did not record to what it logged by ``paceline.log``, which the next one records.
+    """Append rows that the last attempt did not record to its log of ``paceline.log``, which the next attempt records.
 
-    Call it before the files are moved. Half a line is left out: nobody writes its end. Raises OSError.
+    Call it before the files are moved. An unfinished line is left out, because nobody completes it. Raises OSError.
     """
     note, logged = _work_folder(run_dir) / run_folder.EARLIER, _work_folder(run_dir) / run_folder.LOGGED
     try:
@@ -180,8 +187,8 @@ def keep_unrecorded(run_dir: Path) -> None:
     for source in (JsonLines(files), EventFiles(files), CsvTables(files)):
         for row in source.rows(last=False):
             if metrics := _unrecorded(row, known):
-                place = {"t": row.time_s, "step": row.step, "epoch": row.epoch}
-                lines.append(json.dumps({**place, "metrics": metrics}) + "\n")
+                logged_row = {"t": row.time_s, "step": row.step, "epoch": row.epoch, "metrics": metrics}
+                lines.append(json.dumps(logged_row) + "\n")
     if lines:
         text = logged.read_text(encoding="utf-8", errors="replace") if logged.exists() else ""
         write_text(logged, text[: text.rfind("\n") + 1] + "".join(lines))
@@ -193,7 +200,7 @@ def _work_folder(run_dir: Path) -> Path:
 
 
 def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:
-    """The finite metrics of a row that are not recorded; each recorded one is taken off ``known``."""
+    """Return the finite metrics of a row that are not recorded; each recorded one is removed from ``known``."""
     metrics = {}
     for name, number in row.metrics.items():
         value = (row.step, row.epoch, name.rpartition("/")[2], number)
@@ -205,7 +212,7 @@ def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:
 
 
 def _recorded_values(metrics: Path) -> Iterator[_Value]:
-    """What metrics.jsonl holds."""
+    """Yield the values in metrics.jsonl."""
     text = metrics.read_text(encoding="utf-8", errors="replace") if metrics.exists() else ""
     for line in text.splitlines():
         try:

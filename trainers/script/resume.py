@@ -1,6 +1,6 @@
-"""Which checkpoint ``{resume}`` stands for: by the layouts that training libraries leave, or by a pattern.
+"""The choice of the checkpoint for ``{resume}``: by the layouts that training libraries leave, or by a pattern.
 
-Standard library only and pure but for reading: the controller looks at its run folder in the same way.
+Standard library only, without effects: the controller examines its run folder in the same way.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LAST = re.compile(r"(?i)(^|[-_.])(last|latest)([-_.]|$)")
 _BEST = re.compile(r"(?i)(^|[-_.])best([-_.]|$)")
 _PARTS = re.compile(r"(?i)(optim|scheduler|random_states|rng_state|trainer_state|training_state)")
 _OF_TRANSFORMERS = re.compile(r"(model|pytorch_model|adapter_model)\b.*\.(safetensors|bin)")
-_RANDOM_STATE = re.compile(r"rng_state(_\d+)?\.pth")  # each rank's; that of one may be there before any weights
+_RANDOM_STATE = re.compile(r"rng_state(_\d+)?\.pth")  # of each rank; one may be written before any weights
 _LONGEST_HEADER = 100 << 20  # bytes, by safetensors' own limit
 _POINTERS = ("latest", "latest_checkpointed_iteration.txt")
 _KINDS = ("numbered", "distributed", "lightning", "timm", "last", "other")
-"""Layouts in the order in which they are asked for; the first one of which a folder has a whole checkpoint counts."""
+"""Layouts by priority: the first one of which a folder has a complete checkpoint counts."""
 
 Counts = Callable[[Path], bool]
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A file or folder that a script could go on from. ``time_ns``: when the newest of it was written."""
+    """A file or folder from which a script could continue. ``time_ns``: time of the newest write."""
 
     path: Path
     kind: str
@@ -43,17 +43,20 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[int, bool, bool, str]:
-        """Newest last; of equals, as of two names of one file, that which is called last."""
+        """The key for sorting, newest last.
+
+        On a tie (two names of one file), a name with ``last`` wins, and one with ``best`` loses.
+        """
         return self.time_ns, not _BEST.search(self.path.name), bool(_LAST.search(self.path.name)), self.path.name
 
 
 def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Counts | None = None) -> Path | None:
-    """The newest whole checkpoint below a folder, at any depth; None without one.
+    """Return the newest complete checkpoint below a folder, at any depth; None without one.
 
     Args:
-        pattern: a glob relative to the folder that says which they are; None: the layouts of ``_KINDS``, in that order.
-        counts: which files of a folder with other things in it may be one; only files named as weights are, then.
-            None: all that isn't a note (.json, .txt, …) is a checkpoint, whatever its name.
+        pattern: a glob relative to the folder that matches checkpoints; None: the layouts of ``_KINDS``, in that order.
+        counts: which files of a folder with other content may be checkpoints; then only files named as weights count.
+            None: all files except notes (.json, .txt, …) are checkpoints, whatever their name.
     """
     if pattern is not None:
         matches = ((path, whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
@@ -69,7 +72,7 @@ def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Count
 
 
 def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
-    """Files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
+    """Yield files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208  (names)
     except OSError:
@@ -108,7 +111,7 @@ def _kind_of_file(name: str) -> str:
 
 
 def _kind_of_folder(path: Path) -> str | None:
-    """None: it is no checkpoint itself."""
+    """Return the layout of a checkpoint folder; None for other folders."""
     names = os.listdir(path)  # noqa: PTH208
     if _HF.fullmatch(path.name):
         return "numbered"
@@ -125,8 +128,10 @@ def _kind_of_folder(path: Path) -> str | None:
 
 
 def _pointer(folder: Path, names: list[str]) -> Path | None:
-    """The file in which DeepSpeed (``latest``) or Megatron names the newest of a folder's checkpoints, written last:
-    they are told the folder."""
+    """Return the file that names the newest checkpoint of a folder and is written last.
+
+    That is DeepSpeed's ``latest``, or Megatron's. These libraries are given the folder.
+    """
     for name in _POINTERS:
         path = folder / name
         if name in names and path.is_file() and path.stat().st_size < 256:
@@ -142,8 +147,10 @@ def _is_unfinished(name: str) -> bool:
 
 
 def whole_since(path: Path) -> int:
-    """When it was last written (ns), 0 for what nobody can go on from, _TORN for a file that breaks off. Of a folder,
-    its newest file counts."""
+    """Return the time of the last write (ns; of a folder, of its newest file).
+
+    0 for a file that is no checkpoint or unfinished, _TORN for one that breaks off.
+    """
     name = path.name.lower()
     if _is_unfinished(name):
         return 0
@@ -161,8 +168,10 @@ def whole_since(path: Path) -> int:
 
 
 def _folder_whole_since(path: Path) -> int:
-    """Torn where the file that its library writes last is missing: ``.metadata`` of torch's distributed checkpoints,
-    ``trainer_state.json`` of transformers' Trainer."""
+    """Return ``whole_since`` of a folder; _TORN if the file that its library writes last is missing.
+
+    That is ``.metadata`` of torch's distributed checkpoints, ``trainer_state.json`` of transformers' Trainer.
+    """
     inside = [*path.iterdir()]
     names = {item.name for item in inside}
     has_shards = any(name.endswith(".distcp") for name in names)
@@ -174,7 +183,7 @@ def _folder_whole_since(path: Path) -> int:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether it is a zip (torch.save writes one) or a file of safetensors that breaks off."""
+    """Whether it is a zip (of torch.save) or a safetensors file that breaks off."""
     with path.open("rb") as file:
         head = file.read(8)
         if path.suffix == ".safetensors":
@@ -187,7 +196,7 @@ def _is_torn(path: Path) -> bool:
 
 
 def _breaks_off(file: IO[bytes], header_bytes: int, size_bytes: int) -> bool:
-    """Whether a file of safetensors is shorter than its header says; ``file`` stands behind the header's length."""
+    """Whether a safetensors file is shorter than its header says; ``file`` is positioned behind the header's length."""
     if header_bytes > _LONGEST_HEADER:  # another format of that name
         return False
     if 8 + header_bytes > size_bytes:

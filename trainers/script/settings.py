@@ -1,4 +1,4 @@
-"""What a script of one's own can be told (standard library only: both halves read it)."""
+"""The settings of a user's own script. Standard library only, because both halves read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from trainers.core.fields import LATER, ConfigError, at_least, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
-"""What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
+"""Names of placeholders in args and env; filled on the host, so their values are no part of the key."""
 _OF_TORCHRUN = re.compile(
     r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|PACELINE)_.*"
 )
@@ -18,7 +18,7 @@ _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>resume:[^{}]+|[A-Za-z_]
 
 
 def not_a_pattern(text: str) -> str:
-    """Why a text is no regular expression, where it fails, and how that is mended; '' where it is one."""
+    """Return why a text is no regular expression, where it fails, and how to mend it; '' if it is one."""
     try:
         re.compile(text)
     except re.error as error:
@@ -125,7 +125,7 @@ class ScriptConfig(ProgramConfig):
 
     @property
     def resumes(self) -> bool:
-        """Whether it is told which checkpoint to go on from."""
+        """Whether an argument names the checkpoint to continue from."""
         return bool(self.resume_names)
 
     @property
@@ -135,23 +135,25 @@ class ScriptConfig(ProgramConfig):
 
     @property
     def names_checkpoints(self) -> bool:
-        """Whether it is told the folder of checkpoints: then it saves nowhere else."""
+        """Whether an argument names the folder of checkpoints; then the script saves nowhere else."""
         return any("checkpoints" in names(text) for _, text in self.texts())
 
     @property
     def resume_names(self) -> list[str]:
-        """The placeholders that stand for a checkpoint: ``resume``, ``resume:GLOB``."""
+        """The names of the placeholders for a checkpoint: ``resume``, ``resume:GLOB``."""
         return list(dict.fromkeys(name for _, text in self.texts() for name in names(text) if is_resume(name)))
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Each text that placeholders are filled into, with the field where it stands. Raises ConfigError."""
+        """Yield each text with placeholders, after the name of its field. Raises ConfigError."""
         yield from ((where, word) for where, group in _placed(self.args) for word in group)
         yield from ((f"program.env.{name}", value) for name, value in self.env.items())
 
 
 def _check_variable(name: str, value: object) -> None:
-    """Raises ConfigError: code that the key wouldn't hold, what torchrun and Paceline tell the ranks themselves, or no
-    text."""
+    """Raise ConfigError for a variable that can't be set.
+
+    It isn't text, is set by Paceline or torchrun, or would import code that the key doesn't hold.
+    """
     if not isinstance(value, str):
         raise ConfigError(f"program.env.{name} must be one text, number or boolean; write a list in quotes")
     if name == "PYTHONPATH":
@@ -164,7 +166,7 @@ def _check_variable(name: str, value: object) -> None:
 
 
 def data_paths(data: Any) -> list[str]:
-    """``program.data`` as a list of paths. Raises ConfigError: it is neither a path nor a list of them."""
+    """Return ``program.data`` as a list of paths. Raises ConfigError: it is neither a path nor a list of them."""
     paths = data if isinstance(data, list | tuple) else [data] if data else []
     if not all(isinstance(path, str) and path for path in paths):
         raise ConfigError(f"program.data={data!r} is no path and no list of paths")
@@ -172,18 +174,18 @@ def data_paths(data: Any) -> list[str]:
 
 
 def placeholder_of_data(number: int) -> str:
-    """That of the paths of ``program.data``, counted from 0: {data}, {data2}, {data3}, …"""
+    """Return the placeholder of a path of ``program.data``, counted from 0: {data}, {data2}, {data3}, …"""
     return f"{{data{number + 1}}}" if number else "{data}"
 
 
 def _number_of_data(name: str) -> int | None:
-    """Which path of ``program.data`` a placeholder stands for, counted from 0; None for any other placeholder."""
+    """Return the index of the path of ``program.data`` that a placeholder names; None for other placeholders."""
     match = re.fullmatch(r"data([1-9]\d*)?", name)
     return None if match is None or match[1] == "1" else int(match[1] or 1) - 1
 
 
 def _check_glob(where: str, pattern: str | None) -> None:
-    """Raises ConfigError: a pattern that pathlib refuses, or that leads out of its folder."""
+    """Raise ConfigError for a pattern that pathlib refuses, or that leads out of its folder."""
     parts = (pattern or "none").split("/")
     if pattern == "" or parts[0] == "" or ".." in parts or any("**" in part and part != "**" for part in parts):
         raise ConfigError(
@@ -198,18 +200,20 @@ def is_resume(name: str) -> bool:
 
 
 def names(text: str) -> list[str]:
-    """The placeholders in a text."""
+    """Return the names of the placeholders in a text."""
     return [match["name"] for match in _MARK.finditer(text) if match["name"]]
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with placeholders replaced by ``values``, and {{x}} by {x}. Raises KeyError: one that has no value."""
+    """Return the text with placeholders replaced by ``values``, and {{x}} by {x}. Raises KeyError: one has no value."""
     return _MARK.sub(lambda match: values[match["name"]] if match["name"] else f"{{{match['literal']}}}", text)
 
 
 def escaped(text: str, kept: Callable[[str], bool]) -> str:
-    """The text such that ``filled`` gives it again, but for the placeholders whose name is ``kept``. ``${seed}`` of a
-    shell or a template is none."""
+    """Return the text from which ``filled`` makes ``text`` again, except for placeholders whose name is ``kept``.
+
+    ``${seed}`` of a shell or a template is no placeholder.
+    """
 
     def braced(match: re.Match[str]) -> str:
         is_placeholder = match["name"] and kept(match["name"]) and text[match.start() - 1 : match.start()] != "$"
@@ -219,17 +223,17 @@ def escaped(text: str, kept: Callable[[str], bool]) -> str:
 
 
 def words(args: Any) -> list[str]:
-    """``program.args`` as the words behind the script, placeholders as they stand. Raises ConfigError."""
+    """Return ``program.args`` as words behind the script, with placeholders. Raises ConfigError."""
     return [word for group in groups(args) for word in group]
 
 
 def groups(args: Any) -> list[list[str]]:
-    """The same, what belongs together in a list of its own: ``--name value``. Raises ConfigError."""
+    """Return these words in groups of one argument: ``--name value``. Raises ConfigError."""
     return [group for _, group in _placed(args)]
 
 
 def _placed(args: Any) -> list[tuple[str, list[str]]]:
-    """The same, each behind the field where it stands: ``program.args.lr``. Raises ConfigError."""
+    """Return these groups, each after the name of its field: ``program.args.lr``. Raises ConfigError."""
     if args is None:
         return []
     if isinstance(args, list):

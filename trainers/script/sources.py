@@ -1,4 +1,4 @@
-"""Where a script's metrics are found while it runs: files that it writes, rank 0's lines, the module ``paceline``."""
+"""The sources of a script's metrics while it runs: files that it writes, rank 0's lines, the module ``paceline``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trainers.script.metrics_file import Row
 from trainers.script.tensorboard import EventFile, Scalar
 
 _LONGEST_LINE_BYTES = 1 << 20
-_LISTINGS = 50  # times what a listing took until the next one
-_SHORT_S = 0.005  # a hundredth of the time between two looks
+_LISTINGS = 50  # pause until the next listing, in durations of the last one
+_SHORT_S = 0.005  # a listing up to this duration needs no pause
 _STEPS = ("step", "global_step", "iteration", "iter")
 
 
 class GrowingFile:
-    """A file of lines, read from where the last look ended; half a line waits for its end."""
+    """A file of lines, read from the end of the last call; an unfinished line waits for its end."""
 
     def __init__(self, path: Path, start_bytes: int = 0, ends: bytes = b"\n") -> None:
         """``ends``: characters that end a line."""
@@ -33,7 +33,7 @@ class GrowingFile:
         self._ends = re.compile(b"[" + ends + b"]")
 
     def lines(self, until_bytes: int | None = None) -> list[bytes]:
-        """The whole lines that came since the last look, up to a place in the file (None: its end).
+        """Return the complete lines since the last call, up to a position in the file (None: its end).
 
         A file that was cut is read from its beginning.
         """
@@ -51,7 +51,7 @@ class GrowingFile:
         return whole
 
     def last_line(self) -> bytes:
-        """What stands behind the last line's end, when nobody writes any more."""
+        """Return the text behind the last line's end, when nobody writes any more."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -59,11 +59,11 @@ class GrowingFile:
 class FilesBelow:
     """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's event files.
 
-    A folder may hold a whole data set: where a listing takes long it is made anew after fifty times as long.
+    A folder may hold a whole data set. A listing that takes long is repeated after fifty times that time.
     """
 
     def __init__(self, *folders: Path, earlier: Mapping[Path, int] | None = None) -> None:
-        """``earlier``: bytes of each file that attempts before had left; None: what lies there now."""
+        """``earlier``: bytes of each file that earlier attempts left; None: the files that exist now."""
         self._folders = [folder for folder in folders if not any(folder in other.parents for other in folders)]
         self._paths: list[Path] = []
         self._next = 0.0
@@ -71,19 +71,19 @@ class FilesBelow:
         self.earlier = {path: path.stat().st_size for path in self.matching("*")} if earlier is None else earlier
 
     def refresh(self, *, last: bool = False) -> None:
-        """List them anew, unless that takes long and was just done; ``last``: in any case."""
-        begun = time.monotonic()
-        if last or begun >= self._next:
+        """List the files again, unless that takes long and was done recently; ``last``: in any case."""
+        began = time.monotonic()
+        if last or began >= self._next:
             self._paths = sorted(path for folder in self._folders for path in _metric_files(folder))
-            took_s = time.monotonic() - begun
-            self._next = begun + (_LISTINGS * took_s if took_s > _SHORT_S else 0.0)
+            took_s = time.monotonic() - began
+            self._next = began + (_LISTINGS * took_s if took_s > _SHORT_S else 0.0)
 
     def matching(self, pattern: str) -> list[Path]:
-        """Regular files by path: the open of a pipe waits, and a link may lead nowhere."""
+        """Return regular files by path, because opening a pipe would block, and a link may lead nowhere."""
         return [path for path in self._paths if fnmatch(path.name, pattern) and path.is_file()]
 
     def shown(self, path: Path) -> str:
-        """Relative to the folder that it was found in."""
+        """Return the path relative to the folder that contains it."""
         return next(path.relative_to(folder).as_posix() for folder in self._folders if path.is_relative_to(folder))
 
 
@@ -93,9 +93,11 @@ def _metric_files(folder: Path) -> Iterator[Path]:
         yield from (Path(top, name) for name in names if name.endswith((".jsonl", ".csv")) or "tfevents" in name)
 
 
-class _Givers:
-    """Which file gave a metric's name first; another file's gets that file's name in front: ``val/loss`` of
-    val.jsonl."""
+class _MetricNames:
+    """Names of metrics by file. If a second file has a metric of the same name, its name gets the file's name in front.
+
+    ``val/loss`` is ``loss`` of val.jsonl.
+    """
 
     def __init__(self, files: FilesBelow) -> None:
         self._files = files
@@ -113,13 +115,13 @@ class JsonLines:
     """``*.jsonl``: objects with ``step``, whose numbers are metrics."""
 
     def __init__(self, files: FilesBelow) -> None:
-        """What attempts before had left is not read."""
-        self._all, self._givers = files, _Givers(files)
+        """Skips the lines that earlier attempts left."""
+        self._all, self._names = files, _MetricNames(files)
         self._files: dict[Path, GrowingFile] = {}
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look; at the ``last`` one also a line without its end, if it is whole."""
+        """Yield the rows since the last call; at the ``last`` call also a complete line without its end."""
         for path in self._all.matching("*.jsonl"):
             file = self._files.setdefault(path, GrowingFile(path, self._all.earlier.get(path, 0)))
             for line in file.lines():
@@ -135,16 +137,20 @@ class JsonLines:
             return
         row = row_of(value)
         if row is not None:
-            yield replace(row, metrics=self._givers.named(path, row.metrics))
+            yield replace(row, metrics=self._names.named(path, row.metrics))
 
 
 class CsvTables:
-    """``*.csv`` with a column ``step``, ``global_step``, ``iteration``, ``iter`` or, where there is none of these,
-    ``epoch``: the other columns' numbers are metrics. (Lightning's CSVLogger, timm's summary.csv.)"""
+    """``*.csv`` with a column of steps or epochs: the other columns' numbers are metrics.
+
+    The column is ``step``, ``global_step``, ``iteration`` or ``iter``, else ``epoch``, as Lightning's CSVLogger and
+    timm's
+    summary.csv have it.
+    """
 
     def __init__(self, files: FilesBelow) -> None:
-        """The rows that attempts before had left are not read."""
-        self._all, self._givers = files, _Givers(files)
+        """Skips the rows that earlier attempts left."""
+        self._all, self._names = files, _MetricNames(files)
         self._tables: dict[Path, _Table] = {}
         for path in files.matching("*.csv"):
             if size := files.earlier.get(path, 0):
@@ -155,23 +161,23 @@ class CsvTables:
         return self._tables.setdefault(path, _Table(path))
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look; at the ``last`` one also a row without its end."""
+        """Yield the rows since the last call; at the ``last`` call also a row without its end."""
         for path in self._all.matching("*.csv"):
             for cells in self._table(path).rows(last=last):
                 row = _row_of_cells(cells)
                 if row is not None:
-                    yield replace(row, metrics=self._givers.named(path, row.metrics))
+                    yield replace(row, metrics=self._names.named(path, row.metrics))
 
 
 class _Table:
-    """One growing file. A logger that meets a new metric writes the file anew with another first line."""
+    """One growing file. A logger with a new metric writes the file again, with another first line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile(path)
         self._first, self._titles, self._count = b"", [""], 0
 
     def rows(self, *, last: bool, until_bytes: int | None = None) -> Iterator[dict[str, str]]:
-        """Title → cell of each row that came since the last call, up to a place in the file."""
+        """Yield title → cell of each row since the last call, up to a position in the file."""
         first = self._first_line()
         if not first:
             return
@@ -193,7 +199,7 @@ class _Table:
 
 
 def _cells(line: bytes) -> list[str]:
-    """None of a line that csv refuses: a carriage return within it, a cell of more than 128 KiB."""
+    """Return the cells; none of a line that csv refuses (a carriage return within it, a cell of more than 128 KiB)."""
     with suppress(csv.Error):
         return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
     return []
@@ -210,7 +216,7 @@ def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
 
 
 def row_of(value: Any) -> Row | None:
-    """The row that an object with ``step`` is; None for anything else, and where it has no number."""
+    """Return the row of an object with ``step``; None for anything else, or without a number."""
     if not isinstance(value, dict) or (step := _whole(value.get("step"))) is None:
         return None
     epoch = _whole(value.get("epoch"))
@@ -238,18 +244,21 @@ def _whole(value: object) -> int | None:
 
 
 class EventFiles:
-    """TensorBoard's event files. Tags of the first folder stand as they are; those of a further one get its name in
-    front (``add_scalars`` and several writers make such)."""
+    """TensorBoard's event files.
+
+    Tags of the first folder keep their names; tags of another folder get its name in front (``add_scalars`` and several
+    writers make further folders).
+    """
 
     def __init__(self, files: FilesBelow) -> None:
-        """What attempts before had left is not read: TensorBoard never goes on with a file."""
+        """Skips the files that earlier attempts left, because TensorBoard never continues a file."""
         self._all = files
         self._files: dict[Path, EventFile] = {}
         self._first: Path | None = None
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look; by name, which begins with the time at which a writer was made."""
+        """Yield the rows since the last call, file by file in the order of names, which begin with a writer's start."""
         for path in sorted(self._all.matching("*tfevents*"), key=lambda path: (path.name, path)):
             if path in self._all.earlier:
                 continue
@@ -272,20 +281,22 @@ class EventFiles:
 
 
 def _step_and_second(scalar: Scalar) -> tuple[int, int]:
-    """What a writer adds one after the other for one step is one row."""
+    """Return the key of a row: values that a writer adds for one step within a second."""
     return scalar.step, int(scalar.time_s)
 
 
 class MlflowFiles:
-    """What a script's own MLflow (accelerate's, transformers' or its own calls) logs into a folder: a file a metric in
-    ``<experiment>/<run>/metrics/``, whose lines are time (ms), value and step."""
+    """The files of a script's own MLflow (of accelerate, transformers or its own calls).
+
+    A file per metric in ``<experiment>/<run>/metrics/`` has lines of time (ms), value and step.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[Path, GrowingFile] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look; metrics of one step and time together."""
+        """Yield the rows since the last call; metrics of one step and time are one row."""
         metrics_at: dict[tuple[int, float], dict[str, float]] = {}
         for path in sorted(self._folder.glob("*/*/metrics/**/*")):
             name = "/".join(path.relative_to(self._folder).parts[3:])
@@ -300,24 +311,26 @@ class MlflowFiles:
 
 
 class PatternLines:
-    """Rank 0's lines, searched for a pattern whose named groups are metrics (``step``, ``epoch`` are what they say;
-    without ``step`` the matches are counted from 1)."""
+    """Rank 0's lines, searched for a pattern whose named groups are metrics, ``step`` and ``epoch``.
+
+    Without ``step``, the matches are counted from 1.
+    """
 
     def __init__(self, pattern: str, log_dir: Path) -> None:
-        """``log_dir``: torchrun's, with a file a rank in ``*/attempt_*/<local rank>/``."""
+        """``log_dir``: torchrun's, with a file per rank in ``*/attempt_*/<local rank>/``."""
         self._pattern, self._log_dir = re.compile(pattern), log_dir
         self._files: dict[Path, GrowingFile] = {}
         self._count = 0
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look. A progress bar's carriage return ends a line too."""
+        """Yield the rows since the last call. A progress bar's carriage return ends a line, too."""
         for path in sorted(self._log_dir.glob("*/attempt_*/0/std*.log")):
             file = self._files.setdefault(path, GrowingFile(path, ends=b"\r\n"))
             for line in [*file.lines(), *([file.last_line()] if last else [])]:
                 yield from self.in_line(line.decode("utf-8", "replace"), time.time())
 
     def in_line(self, line: str, time_s: float) -> Iterator[Row]:
-        """What one line holds."""
+        """Yield the rows of one line."""
         for match in self._pattern.finditer(line):
             yield from self._row(match.groupdict(), time_s)
 
@@ -341,25 +354,25 @@ def _whole_of(value: float | None) -> int | None:
 
 
 class Logged:
-    """What ``paceline.log`` and ``paceline.finish`` wrote. ``stopping``: the script has heard that it was pruned."""
+    """The rows of ``paceline.log`` and ``paceline.finish``. ``stopping``: the script knows that it was pruned."""
 
     def __init__(self, path: Path, newest_step: Callable[[], int | None]) -> None:
-        """``newest_step``: at which results of the whole run stand."""
+        """``newest_step``: the step of results of the whole run."""
         self._file, self._newest_step = GrowingFile(path), newest_step
         self.stopping = False
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """What came since the last look."""
+        """Yield the rows since the last call."""
         for line in self._file.lines():
             try:
                 value = json.loads(line)
-            except ValueError:  # a rank was killed while it wrote, and the next one began in its line
+            except ValueError:  # a rank was killed while it wrote, and the next one continued its line
                 self.notes.setdefault("a line of paceline.log breaks off and was left out")
                 continue
             self.stopping = self.stopping or "stopping" in value
             if value["metrics"]:
                 of_end = value["step"] is None
                 step = self._newest_step() or 0 if of_end else value["step"]
-                place = {"time_s": value["t"], "step": step, "epoch": value.get("epoch")}
-                yield Row(**place, metrics=value["metrics"], of_end=of_end)
+                position = {"time_s": value["t"], "step": step, "epoch": value.get("epoch")}
+                yield Row(**position, metrics=value["metrics"], of_end=of_end)

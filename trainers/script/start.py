@@ -1,4 +1,4 @@
-"""A script of one's own on one host: its own copy of the snapshot, torchrun as a child, metrics and results.
+"""A user's script on one host: its own copy of the snapshot, torchrun as a child, metrics and results.
 
 ``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N --data DIR -- TORCHRUN…``
 ends as torchrun does. Standard library only: torch is loaded by the ranks alone.
@@ -46,16 +46,16 @@ from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
 
 WARNING, NOTE = "WARNING: ", "note: "
-"""Begin what the user should see at once: such a line isn't only in the host's log."""
+"""Prefixes of lines that the user sees at once, and not only in the host's log."""
 _SHOWN = 8
 _LOOK_S = 0.5
 SENT = ".paceline"
-"""File of a run folder that is this host's own, which the agent leaves there; else all hosts share it."""
+"""File of the agent in a run folder that belongs to this host alone; a shared folder lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """What the command line says."""
+    """The command line."""
 
     config: Path
     script: str
@@ -66,7 +66,7 @@ class Started:
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit code. What a person can fix is said in one line."""
+    """Run the command line; return the exit code. An error that the user can mend is one line."""
     try:
         return Attempt(_parsed(words)).run()
     except ConfigError as error:
@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def say(text: str) -> None:
-    """A line of Paceline's own among those of the ranks."""
+    """Print a line of Paceline's own among those of the ranks."""
     print(f"paceline: {text}", flush=True)
 
 
@@ -111,23 +111,24 @@ class Attempt:
         self.is_first = started.node_rank == 0
         self.is_sent = (self.run_dir / SENT).exists()
         self.begun = time.time()
+        self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
+        number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
+        self.number = int(number) if number.isdecimal() else 0
         self.child: subprocess.Popen[bytes] | None = None
         self.is_stopped = False
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name that the user gave it."""
         return self.started.script or self.settings.command[0]
 
     def run(self) -> int:
-        """From the copy of the snapshot to the results. Raises ConfigError, OSError."""
+        """Run the attempt, from the copy of the snapshot to the results. Raises ConfigError, OSError."""
         paths = self.prepare()
         places = self.places()
         hook = f"{Path(str(rank_hook.__file__)).read_text(encoding='utf-8')}\npublish({hook_arguments()})"
         watches = self.settings.seal != "off"
-        observed = Observed(
-            self.folder, places.zones, watches=watches, in_copy=True, first=f"{hook}\npublish({hook_arguments()})"
-        )
+        observed = Observed(self.folder, places.zones, watches=watches, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
         command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:
@@ -137,21 +138,21 @@ class Attempt:
         code = self.follow(command, env, recorder)
         seen = observed.seen()
         unkeyed = seen.unkeyed(places, ended_well=code == 0)
-        if code < 0 or (code and not self.settings.torchrun):  # an exit code of torchrun's is explained by its ranks
+        if code < 0 or (code and not self.settings.torchrun):  # the ranks explain an exit code of torchrun's
             say(f"error: {'torchrun' if self.settings.torchrun else self.name} {how_it_ended(code)}")
-        for line in dependencies.message(unkeyed):  # of a good end the controller tells it
+        for line in dependencies.message(unkeyed):  # after a good end the controller warns
             say(line if code == 0 else f"{WARNING}{line}")
-        if code == 0 and self.is_first and (ranks := self.ranks_alone()):
+        if code == 0 and self.is_first and (ranks := self.group_warning()):
             say(f"{WARNING}{ranks}")
         if code:
-            self.tell_what_is_left()
+            self.report_written_files()
         if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
-            say(f"{WARNING}{self.on_its_checkpoint(paths)}")
+            say(f"{WARNING}{self.checkpoint_warning(paths)}")
         if code == 0 and unkeyed and self.settings.seal == "fail":
             return 1
         if code == 0 and recorder is not None and recorder.stopping:
             self.note_pruned(recorder)
-            if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may go on with that
+            if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may resume from them
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
         if code == 0:
@@ -159,7 +160,7 @@ class Attempt:
         return code
 
     def prepare(self) -> Paths:
-        """The working directory, and the folders that the script is told. Raises OSError."""
+        """Lay out the working directory and the folders that the script is given. Raises OSError."""
         resume = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
         if not resume:
             self.set_aside()
@@ -188,29 +189,28 @@ class Attempt:
         )
 
     def set_aside(self) -> None:
-        """It begins anew: what earlier attempts left would disturb it, and may be wanted all the same."""
-        place, rank = self.before, self.started.node_rank
-        names = workdirs.set_aside(self.run_dir, rank, place, with_checkpoints=self.settings.resumes)
+        """Move the files of earlier attempts away, because this one starts anew; they are kept for the user."""
+        folder, rank = self.before, self.started.node_rank
+        names = workdirs.set_aside(self.run_dir, rank, folder, with_checkpoints=self.settings.resumes)
         if names:
-            say(f"{NOTE}what earlier attempts left is kept in {self.shown(place)}: {workdirs.in_words(names)}")
+            say(f"{NOTE}what earlier attempts left is kept in {self.shown(folder)}: {workdirs.in_words(names)}")
 
     @property
     def before(self) -> Path:
-        """Where is kept what earlier attempts left and this one replaces."""
-        number = os.environ.get(variables.NODE, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
-        return self.run_dir / run_folder.ATTEMPTS / (number if number.isdecimal() else "0") / "before"
+        """The folder for files of earlier attempts that this one replaces."""
+        return self.run_dir / run_folder.ATTEMPTS / str(self.number) / "before"
 
     def shown(self, path: Path) -> str:
-        """Relative to the run folder."""
+        """Return the path relative to the run folder."""
         return path.relative_to(self.run_dir).as_posix()
 
     def saved_anything(self, paths: Paths) -> bool:
-        """Whether this attempt has saved a checkpoint; its settings and logs may be written before it reads one."""
+        """Whether this attempt has saved a checkpoint; it may write settings and logs before it reads one."""
         newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
         return newest != paths.resume or any(whole_since(path) > self.begun * 1e9 for path in newest.values())
 
-    def tell_what_is_left(self) -> None:
-        """Of a bad end: where the files are that it wrote in its working directory."""
+    def report_written_files(self) -> None:
+        """After a failure: print where the files are that it wrote in its working directory."""
         paths = workdirs.written_by_script(self.run_dir, self.started.node_rank)
         names = [os.path.relpath(path, self.work) for path in paths]
         if names:
@@ -219,8 +219,8 @@ class Attempt:
             )
             say(f"{NOTE}wrote in its working directory: {workdirs.in_words(names)}; now in {place}")
 
-    def on_its_checkpoint(self, paths: Paths) -> str:
-        """Of an attempt that had logged and saved nothing when it failed."""
+    def checkpoint_warning(self, paths: Paths) -> str:
+        """Return the warning about an attempt that failed before it had logged and saved anything."""
         given = " and ".join(self.shown(path) for path in paths.resume.values())
         return (
             f"{self.name} ended before it had logged or saved anything, and was told to go on from {given}; if it "
@@ -230,12 +230,11 @@ class Attempt:
 
     @property
     def is_later_attempt(self) -> bool:
-        """True if another attempt of the run came before, by the number in the run id (KEY-ATTEMPT-RANDOM)."""
-        number = os.environ.get(variables.NODE, "").rpartition(":")[0].rsplit("-", 2)[-2:][0]
-        return number.isdecimal() and int(number) > 1
+        """True if another attempt of the run came before."""
+        return self.number > 1
 
     def places(self) -> Places:
-        """Where is looked for what the key lacks."""
+        """Return the folders in which files may lie that the key lacks."""
         return Places(
             run_dir=self.run_dir,
             snapshot=self.snapshot,
@@ -248,7 +247,7 @@ class Attempt:
         )
 
     def environment(self, paths: Paths, site: Path) -> dict[str, str]:
-        """The ranks': the copy of the snapshot takes the snapshot's place on PYTHONPATH. Raises OSError."""
+        """Return the ranks' variables: the copy replaces the snapshot on PYTHONPATH. Raises OSError."""
         library = self.folder / "lib"
         library.mkdir()
         shutil.copyfile(paceline.__file__, library / "paceline.py")
@@ -266,26 +265,26 @@ class Attempt:
         }
 
     def starter(self) -> list[str]:
-        """What stands before the script: torchrun with its options, or Python alone; a program needs none."""
+        """Return the words in front of the script: torchrun with its options, or Python alone; none for a program."""
         if self.settings.torchrun:
             return [*self.started.torchrun]
         return [self.started.torchrun[0], "-u"] if self.settings.script else []
 
     @property
     def log_dir(self) -> str | None:
-        """torchrun's, with a file a rank; without torchrun the same place."""
+        """torchrun's folder with a file per rank; the same place without torchrun."""
         logs = (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir="))
         return next(logs, self.started.log_dir)
 
-    def ranks_alone(self) -> str:
-        """What to say where several ranks have ended, and none of this host ever had a process group; else ''."""
+    def group_warning(self) -> str:
+        """Return the warning that several ranks have ended and none of this host ever had a process group; else ''."""
         options = dict(word.lstrip("-").partition("=")[::2] for word in self.started.torchrun)
         ranks, nodes = options.get("nproc-per-node", ""), options.get("nnodes", "1")
         if not (self.settings.torchrun and self.log_dir and ranks.isdecimal() and nodes.isdecimal()):
             return ""
         world = int(ranks) * int(nodes)
-        left = [*Path(self.log_dir).glob(f"*/attempt_*/*/{rank_hook.ALONE}")]
-        if world == 1 or len(left) != int(ranks):
+        ranks_without_group = [*Path(self.log_dir).glob(f"*/attempt_*/*/{rank_hook.ALONE}")]
+        if world == 1 or len(ranks_without_group) != int(ranks):
             return ""
         return (
             f"no process group was ever made in {'rank 0' if ranks == '1' else f'ranks 0 to {int(ranks) - 1}'} of "
@@ -294,14 +293,14 @@ class Attempt:
         )
 
     def recorder(self, paths: Paths) -> Recorder:
-        """Raises OSError."""
+        """Start to record on node 0. Raises OSError."""
         log_dir = self.log_dir
         return Recorder(
             self.settings,
             self.run_dir,
             logged=self.logged,
             log_dir=Path(log_dir) if log_dir else None,
-            attempt=os.environ.get(variables.NODE, "").rpartition(":")[0],
+            attempt=self.id,
             resumes=bool(paths.resume),
             aside=self.before / run_folder.METRICS,
             say=lambda rows: say(
@@ -311,7 +310,7 @@ class Attempt:
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
-        """Run torchrun in this process's group, and record until it has ended; its exit code. Raises OSError."""
+        """Run torchrun in this process's group, and record until its end; return its exit code. Raises OSError."""
         signal.signal(signal.SIGTERM, self.pass_on)
         signal.signal(signal.SIGINT, self.pass_on)
         workdir = self.work / self.settings.workdir
@@ -324,14 +323,14 @@ class Attempt:
             self.child.terminate()
             raise
         if code == 0 and not self.is_stopped:
-            self.wait_for_the_outliving(recorder)
+            self.wait_for_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
-            found, before = recorder.read_printed() if code == 0 else ([], 0)
-            if found:
+            names, before = recorder.read_printed() if code == 0 else ([], 0)
+            if names:
                 say(
-                    f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(found[:_SHOWN])}"
-                    f"{', …' if len(found) > _SHOWN else ''} (program.metrics=off leaves them)"
+                    f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(names[:_SHOWN])}"
+                    f"{', …' if len(names) > _SHOWN else ''} (program.metrics=off leaves them)"
                 )
                 if before:
                     rows = (
@@ -348,7 +347,7 @@ class Attempt:
 
     @staticmethod
     def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
-        """The exit code; until then rows are recorded as they come. Raises OSError."""
+        """Return the exit code; until then rows are recorded as they come. Raises OSError."""
         while True:
             try:
                 return child.wait(_LOOK_S)
@@ -356,8 +355,8 @@ class Attempt:
                 if recorder is not None:
                     recorder.look()
 
-    def wait_for_the_outliving(self, recorder: Recorder | None) -> None:
-        """What the script has started and not waited for may still write its outputs. Raises OSError."""
+    def wait_for_outliving(self, recorder: Recorder | None) -> None:
+        """Wait for processes of the script that may still write its outputs. Raises OSError."""
         ended = outliving.wait_and_end(
             {variables.NODE: os.environ.get(variables.NODE, ""), variables.RUN_DIR: str(self.run_dir)},
             look=lambda: None if recorder is None else recorder.look(),
@@ -365,16 +364,16 @@ class Attempt:
             is_stopped=lambda: self.is_stopped,
         )
         if ended:
-            say(f"{WARNING}went on after the script's end, and was ended: {ended}")  # the agent reads it
+            say(f"{WARNING}went on after the script's end, and was ended: {ended}")  # the agent reads this line
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """The agent tells every process of a run itself; whoever tells this one alone means torchrun."""
+        """Pass a signal to torchrun: the agent signals every process of a run, other senders only this one."""
         self.is_stopped = True
         if self.child is not None:
             self.child.send_signal(number)
 
     def note_pruned(self, recorder: Recorder) -> None:
-        """Raises OSError."""
+        """Write the end of a pruned run. Raises OSError."""
         metrics = recorder.metrics
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
@@ -382,10 +381,13 @@ class Attempt:
     def finish(
         self, paths: Paths, recorder: Recorder | None, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]
     ) -> int:
-        """What this node's ranks leave, and node 0's results, summary.json last; the exit code. Raises OSError.
+        """Gather this node's outputs and write node 0's results, summary.json last; return the exit code.
 
         Args:
-            record: of what the processes took in, made while the working directory is as they left it.
+            record: of the inputs of the processes, made while the working directory is unchanged.
+
+        Raises:
+            OSError: a file can't be moved or written.
         """
         rank = self.started.node_rank
         outputs = (
@@ -413,31 +415,30 @@ class Attempt:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
         in_work = unreadable(self.run_dir, self.folder / run_folder.ABOVE)
-        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # of its links nothing counts
+        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # its links don't count
         unkept |= unreadable(self.run_dir, outputs, self.run_dir / run_folder.CHECKPOINTS)
-        if unkept and not self.is_sent:  # else it is said when they are to be brought
+        if unkept and not self.is_sent:  # else the controller warns when it fetches the files
             names = workdirs.in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
-        self.tell_of(gathered, outputs)
+        self.report_gathered(gathered, outputs)
         if recorder is not None:
             self.write_results(recorder, gathered, record, unkeyed, unkept)
         elif self.settings.seal != "off":
             outputs.parent.mkdir(parents=True, exist_ok=True)
-            all_of_it = {**record, "unkeyed": dependencies.as_json(unkeyed)}
-            write_sealed(outputs.parent / run_folder.DEPENDENCIES, all_of_it)
-        if gathered.over or self.is_sent:  # the agent reads there what this host needs not send
+            full_record = {**record, "unkeyed": dependencies.as_json(unkeyed)}
+            write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
+        if gathered.over or self.is_sent:  # the agent reads given.json there
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
-            say(f"{WARNING}what can't be read stays on this host in {self.put_away() / run_folder.WORK_COPY}")
+            say(f"{WARNING}what can't be read stays on this host in {self.keep_on_host() / run_folder.WORK_COPY}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # another node's may lie there
+            with suppress(OSError):  # another node's folder lies there
                 self.folder.parent.rmdir()
         return 0
 
-    def tell_of(self, gathered: Gathered, outputs: Path) -> None:
-        """What it wrote in its working directory that program.outputs doesn't name, and what has another name now:
-        where it is, or what keeps it."""
+    def report_gathered(self, gathered: Gathered, outputs: Path) -> None:
+        """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
         place = self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
         if gathered.renamed:
             names = workdirs.in_words([f"{name} is {place}/{target}" for name, target in gathered.renamed.items()])
@@ -447,7 +448,7 @@ class Attempt:
             say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
         if gathered.over:
             what = workdirs.in_words([*gathered.over], sum(gathered.over.values()))
-            left = self.put_away()
+            left = self.keep_on_host()
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
@@ -455,12 +456,12 @@ class Attempt:
                 "bring such files back"
             )
 
-    def put_away(self) -> Path:
-        """Where the working directory lies from now on, for what of it can't be brought. Raises OSError."""
-        left = self.folder.with_name(f"{self.folder.name}-left")
-        shutil.rmtree(left, ignore_errors=True)
-        self.folder.replace(left)
-        return left
+    def keep_on_host(self) -> Path:
+        """Move the working directory, whose files can't all be fetched, to its final place. Raises OSError."""
+        final_place = self.folder.with_name(f"{self.folder.name}-left")
+        shutil.rmtree(final_place, ignore_errors=True)
+        self.folder.replace(final_place)
+        return final_place
 
     def write_results(
         self,
@@ -470,7 +471,7 @@ class Attempt:
         unkeyed: Sequence[Unkeyed],
         unkept: Mapping[str, str],
     ) -> None:
-        """Raises OSError."""
+        """Write node 0's results. Raises OSError."""
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{dependencies.outside(outside)}")
         write_sealed(self.run_dir / run_folder.DEPENDENCIES, record)
@@ -490,23 +491,23 @@ class Attempt:
 
 
 def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Where torchrun would put what rank 0 says, opened: who looks for it looks there. Raises OSError."""
+    """Open files at the place where torchrun would put rank 0's output. Raises OSError."""
     place = folder / "alone" / "attempt_0" / "0"
     place.mkdir(parents=True)
     return {name: stack.enter_context((place / f"{name}.log").open("ab")) for name in ("stdout", "stderr")}
 
 
 def make_executable(path: Path, work: Path) -> None:
-    """The snapshot holds what a file says, and no modes. Raises OSError."""
+    """Make a file of the copy executable, because the snapshot holds contents and no modes. Raises OSError."""
     if path.is_relative_to(work):
         path.chmod(path.stat().st_mode | 0o111)
 
 
 def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
-    """Where torchrun would find nothing to start, its traceback of twenty lines doesn't say what was looked for.
+    """Check that the program can be started: torchrun's traceback of twenty lines wouldn't name a missing one.
 
     Raises:
-        ConfigError: no such file, or in PATH no such program.
+        ConfigError: there is no such file, or no such program in PATH.
     """
     path = env.get("PATH", os.defpath)
     folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
@@ -527,7 +528,7 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """In words, from the exit code of a child (negative: the signal that ended it)."""
+    """Describe the exit code of a child (negative: the signal that ended it)."""
     if code > 0:
         return f"ended with exit code {code}"
     known = {number.value: number.name for number in signal.Signals}
@@ -535,7 +536,7 @@ def how_it_ended(code: int) -> str:
 
 
 def end_as(code: int) -> None:
-    """End with an exit code, or by the signal that ended the child (negative), so that the agent is told of it."""
+    """End with an exit code, or by the signal that ended the child (negative), for the agent to see."""
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)

@@ -1,7 +1,7 @@
-"""``python -m trainers.script.stored_logs RUN_DIR PATTERN [EARLIER]``: metrics of a finished run, out of its logs.
+"""``python -m trainers.script.stored_logs RUN_DIR PATTERN [EARLIER]``: metrics of a finished run, from its logs.
 
-What ``program.metrics_pattern`` finds in the lines of rank 0 that the run folder holds is added to metrics.jsonl and
-summary.json; metrics that the earlier pattern found make way. Standard library only.
+Adds the matches of ``program.metrics_pattern`` in the stored lines of rank 0 to metrics.jsonl and summary.json, and
+removes the metrics of the earlier pattern. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainers.script.sources import PatternLines
 
 
 def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
-    """Rewrite both files. Raises OSError, ValueError: the folder isn't that of a script that has ended well."""
+    """Rewrite both files. Raises OSError; ValueError: the folder isn't that of a script that has ended well."""
     metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
     known: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
     del known["sha256"]
@@ -40,14 +40,14 @@ def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
 
 
 def _without(line: str, names: set[str]) -> dict[str, Any] | None:
-    """A row of metrics.jsonl without the metrics of these names; None where nothing is left."""
+    """Return a row of metrics.jsonl without the metrics of these names; None if nothing is left."""
     row: dict[str, Any] = json.loads(line)
     row["metrics"] = {name: value for name, value in row["metrics"].items() if name not in names}
     return row if row["metrics"] else None
 
 
 def _rows(run_dir: Path, pattern: str) -> list[Row]:
-    """What the log of the last attempt holds; of a script that goes on from checkpoints, those of all attempts."""
+    """Return the rows in the log of the last attempt; of all attempts for a script that resumes from checkpoints."""
     program: dict[str, Any] = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))["program"]
     numbers = sorted(int(path.name) for path in (run_dir / run_folder.ATTEMPTS).iterdir() if path.name.isdigit())
     if "resume" not in names_in(json.dumps([program.get("args"), program.get("env")])):
@@ -60,14 +60,14 @@ def _rows(run_dir: Path, pattern: str) -> list[Row]:
 
 
 def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
-    """The lines have no times: they are spread from the launch to the end of the log."""
+    """Yield the rows of one attempt. Lines have no times: they are spread from the launch to the end of the log."""
     for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         end_s = log.stat().st_mtime
-        begin_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
+        began_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
         for at, line in enumerate(lines, 1):
             if line.startswith(OF_RANK_0):
-                time_s = begin_s + (end_s - begin_s) * at / len(lines)
+                time_s = began_s + (end_s - began_s) * at / len(lines)
                 yield from pattern_lines.in_line(line.removeprefix(OF_RANK_0), time_s)
 
 

@@ -1,10 +1,11 @@
 """Scalars of TensorBoard's event files, read as they grow.
 
-A file is a row of records: length (uint64, little endian), masked crc32c of the length, the bytes, masked crc32c of
+A file is a sequence of records: length (uint64, little endian), masked crc32c of the length, the bytes, masked crc32c
+of
 them (the TFRecord format, tensorflow.org/tutorials/load_data/tfrecord). Each holds an ``Event`` of event.proto, whose
-``summary`` is one of summary.proto; a value is a ``simple_value`` or a ``TensorProto`` of one element. The field
-numbers below are those of these published files. The crc of the length is checked: lengths decide where the next record
-begins.
+``summary`` is defined in summary.proto; a value is a ``simple_value`` or a ``TensorProto`` of one element. The field
+numbers below are those of these published files. Only the crc of the length is checked, because lengths decide where
+the next record begins.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HEADER_BYTES, _CRC_BYTES = 12, 4
-_LARGEST_BYTES = 16 << 20  # what is larger holds images or audio
+_LARGEST_BYTES = 16 << 20  # a larger record holds images or audio
 _SCALARS = {1: "f", 2: "d", 3: "i", 9: "q", 19: "e"}  # DataType of types.proto → struct's letter
 _VALUES = {5: "f", 6: "d"}  # float_val, double_val; int_val (7) and int64_val (10) are varints
 
@@ -31,14 +32,14 @@ class Scalar:
 
 
 class EventFile:
-    """One growing file. ``damage`` says why nothing more is read of it."""
+    """One growing file. ``damage`` says why it isn't read further."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage = path, ""
         self._offset = 0
 
     def scalars(self) -> Iterator[Scalar]:
-        """What whole records came since the last call; nothing of a file that was removed."""
+        """Yield the values in complete records since the last call; nothing of a file that was removed."""
         if self.damage:
             return
         try:
@@ -101,7 +102,7 @@ def _value_of(message: bytes) -> tuple[str, float] | None:
 
 
 def _element(tensor: bytes) -> float | None:
-    """The only element of a TensorProto of numbers; None for any other tensor."""
+    """Return the only element of a TensorProto of numbers; None for any other tensor."""
     kind = 0
     values: list[float] = []
     for number, value in fields(tensor):
@@ -132,9 +133,9 @@ def _varints(data: bytes) -> list[int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a protobuf message: a varint as int, all else as its bytes.
+    """Yield (number, value) of each field of a protobuf message: a varint as int, others as their bytes.
 
-    Source: protobuf.dev/programming-guides/encoding. Raises ValueError, IndexError where it is none.
+    Source: protobuf.dev/programming-guides/encoding. Raises ValueError, IndexError: it is no such message.
     """
     at = 0
     while at < len(message):
@@ -157,7 +158,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint at a place, and where it ends. Raises IndexError."""
+    """Return the varint at a position, and the position behind it. Raises IndexError."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -168,7 +169,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Castagnoli's crc, rotated and shifted as TFRecord has it (bit by bit: it is asked for 8 bytes)."""
+    """Return Castagnoli's crc, rotated and shifted as in TFRecord (bit by bit, because it serves 8 bytes)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

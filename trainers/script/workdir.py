@@ -1,8 +1,9 @@
 """The working directory of a script on one host: laid out from the snapshot, and kept between attempts.
 
-``given.json`` names what was laid out there, with sizes and times, so all else was written by the script. One that goes
-on from a checkpoint finds what it had written beside the snapshot; one that begins anew finds the snapshot alone, and
-what earlier attempts left is set aside. Standard library only: the controller does the same with what hosts sent it.
+``given.json`` names the files that were laid out, with sizes and times; the script wrote all others. A script that
+resumes from a checkpoint gets its own files next to the snapshot. One that starts anew gets the snapshot alone, and the
+files of earlier attempts are moved away. Standard library only, because the controller does the same with the files
+that hosts sent.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Stamps = Mapping[str, Sequence[int]]
 
 
 def folder_of(run_dir: Path, node_rank: int) -> Path:
-    """What a script's attempts have on one host: its copy of the snapshot (``copy_of``), files of Paceline's own."""
+    """Return the folder of a script's attempts on one host: its copy of the snapshot and Paceline's own files."""
     return run_dir / run_folder.WORK / f"node{node_rank}"
 
 
 def copy_of(run_dir: Path, node_rank: int) -> Path:
-    """The script's copy of the project."""
+    """Return the script's copy of the project."""
     return folder_of(run_dir, node_rank) / run_folder.WORK_COPY
 
 
 def given(run_dir: Path, node_rank: int) -> Stamps:
-    """What was laid out there; nothing where all that lies there was written by the script (a host sent it here)."""
+    """Return the stamps of the files that were laid out; empty in a folder that a host sent here."""
     try:
         value: dict[str, list[int]] = json.loads(
             (folder_of(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
@@ -48,13 +49,13 @@ def given(run_dir: Path, node_rank: int) -> Stamps:
 
 
 def written_by_script(run_dir: Path, node_rank: int) -> list[Path]:
-    """The files in its copy of the project, and above it, that were not laid out there, or were altered since."""
+    """Return the files in its copy of the project, and above it, that were not laid out or were changed since."""
     above = folder_of(run_dir, node_rank) / run_folder.ABOVE
     return [*written(above, run_dir, given(run_dir, node_rank))]
 
 
 def written(top: Path, run_dir: Path, known: Stamps) -> Iterator[Path]:
-    """The files below a folder that were not laid out there, or were altered since. Links are none."""
+    """Yield the files below a folder that were not laid out or were changed since, without links."""
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
@@ -65,7 +66,7 @@ def written(top: Path, run_dir: Path, known: Stamps) -> Iterator[Path]:
 
 
 def is_given(path: Path, run_dir: Path, known: Stamps) -> bool:
-    """Whether a file lies there as it was laid out. Raises OSError."""
+    """Whether a file is unchanged since it was laid out. Raises OSError."""
     return list(known.get(path.relative_to(run_dir).as_posix(), ())) == _stamp(path)
 
 
@@ -75,9 +76,9 @@ def _stamp(path: Path) -> list[int]:
 
 
 def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Path]:
-    """Placeholder ({resume}, {resume:GLOB}) → the checkpoint that it stands for; those without one are left out.
+    """Return placeholder ({resume}, {resume:GLOB}) → its checkpoint; placeholders without one are missing.
 
-    They lie in {checkpoints}, or, where no argument names that folder, in the working directory of the first node.
+    Checkpoints lie in {checkpoints} or, if no argument names that folder, in the working directory of the first node.
     """
     work, known = copy_of(run_dir, 0), given(run_dir, 0)
     chosen_for: dict[str, Path] = {}
@@ -93,18 +94,18 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
-    """Which checkpoints ``checkpoints_to_resume`` chooses, and when they were written; '' without any."""
+    """Return the checkpoints of ``checkpoints_to_resume`` and their times; '' without any."""
     chosen = checkpoints_to_resume(settings, run_dir).values()
     return " ".join(f"{path.relative_to(run_dir)} {whole_since(path)}" for path in chosen)
 
 
 def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> Path:
-    """Put the snapshot where the script runs, under what it has written there before; that folder.
+    """Put the snapshot where the script runs, without touching the script's own files; return that folder.
 
-    Safe to be ended at any moment: a file that is neither in ``given.json`` nor altered does not come into being.
+    It may be killed at any moment: no file appears that is neither in ``given.json`` nor changed by the script.
 
     Args:
-        besides: what else was given to this host, for ``given.json``.
+        besides: other files that this host was given, for ``given.json``.
 
     Raises:
         OSError: it can't be written.
@@ -132,10 +133,11 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 
 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
-    """Move what earlier attempts wrote on a host out of the way of one that begins anew; their paths below ``to``.
+    """Move the files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
 
-    Of the first node also {run} and what other hosts sent, and ``with_checkpoints`` what no attempt can go on from;
-    its metrics that aren't recorded stay (``keep_unrecorded``). Raises OSError.
+    On the first node these are also {run} and the files that other hosts sent and, ``with_checkpoints``, checkpoints
+    that no
+    attempt can resume from. Metrics that are not recorded stay (``keep_unrecorded``). Raises OSError.
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)
@@ -160,13 +162,15 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
 
 
 def take_carried(run_dir: Path, node_rank: int) -> Stamps:
-    """On a host with a run folder of its own: put what this node had saved before where the script looks for it.
+    """Move the files that this node saved before to where the script looks for them.
+
+    For hosts with a run folder of their own.
 
     Returns:
-        What of {checkpoints} is the first node's, which this one doesn't have to send back.
+        The first node's files in {checkpoints}, which this node needn't send back.
 
     Raises:
-        OSError: it can't be moved.
+        OSError: a file can't be moved.
     """
     carried = run_dir / run_folder.CARRIED / str(node_rank)
     checkpoints = run_dir / run_folder.CHECKPOINTS
@@ -185,23 +189,23 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
 
 
 def below(path: Path, workdir: Path) -> str:
-    """Its path from the working directory; ``up/`` stands for a folder above."""
+    """Return the path from the working directory; ``up/`` stands for a folder above."""
     return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
 
 
 def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:
-    """``results.csv, logs/a.txt and 3 more``, with their size."""
+    """Return ``results.csv, logs/a.txt and 3 more``, with their size."""
     shown = ", ".join(map(printed, names[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
     return shown if size_bytes is None else f"{shown} ({size(size_bytes)})"
 
 
 def printed(name: str) -> str:
-    """A file's name as a line can hold it: what isn't UTF-8, or ends a line, is written out."""
+    """Return a file's name that fits into a line: bytes that aren't UTF-8, and line ends, are escaped."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 def size(count_bytes: int) -> str:
-    """``1.5 GiB``, as limits are told."""
+    """Return ``1.5 GiB``, in the units of limits."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count_bytes >= factor:
             return f"{count_bytes / factor:.1f} {unit}"

@@ -98,8 +98,9 @@ class Tail:
 
 
 def in_pieces(line: bytes) -> list[str]:
-    """Split a complete line as a terminal shows it (the text behind a progress bar's last carriage return) into pieces
-    of bounded length.
+    """Split a complete line into pieces of bounded length.
+
+    Of a progress bar only the text behind its last carriage return counts, as a terminal shows it.
     """
     cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
     return [*cut, as_text(rest)]

@@ -40,8 +40,9 @@ def address_towards(names: list[str]) -> str | None:
 
 
 def identity(request: Json) -> str:
-    """Return a text equal for two names of one node: host name, ssh server's address and port, user id; a batch job has
-    its own.
+    """Return a text that is equal for two names of one node.
+
+    That is host name, ssh server's address and port, and user id; a batch job has its own text.
     """
     if "identity" in request:
         return str(request["identity"])
@@ -50,10 +51,9 @@ def identity(request: Json) -> str:
 
 
 def machine() -> str | None:
-    """Return a text equal for all ways to one machine: its boot, its machine id, and the namespaces that distinguish
-    its containers.
+    """Return a text that is equal for all ways to one machine; None if the system doesn't tell (not Linux).
 
-    None if the system doesn't tell (not Linux).
+    That is its boot, its machine id, and the namespaces that distinguish its containers.
     """
     parts = []
     try:
@@ -68,9 +68,7 @@ def machine() -> str | None:
 
 
 def sha256(data: bytes) -> str:
-    """Return a hexadecimal digest; with Python's own code if it has some, because hashlib loads OpenSSL, which takes
-    longer.
-    """
+    """Return a hexadecimal digest, by Python's own code if it has some: hashlib loads OpenSSL, which takes longer."""
     for name in ("_sha2", "_sha256"):  # since Python 3.12; before
         with contextlib.suppress(ImportError):
             return str(import_module(name).sha256(data).hexdigest())
@@ -92,10 +90,11 @@ def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
 
 
 def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
-    """Return this process's variables that match ``patterns`` and none of ``but``: names, or beginnings of names with
-    ``*``.
+    """Return this process's variables that match ``patterns`` and none of ``but``.
 
-    fnmatch would compile a regular expression per pattern: ten milliseconds for all.
+    A pattern is a name, or the beginning of names with ``*``. fnmatch would compile a regular expression per pattern,
+    which
+    takes ten milliseconds for all.
     """
 
     def among(name: str, wanted: list[str]) -> bool:

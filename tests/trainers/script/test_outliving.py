@@ -83,7 +83,7 @@ def test_who_stops_the_run_meanwhile_waits_for_nothing(run: ScriptRun) -> None:
 
 def test_a_child_that_never_ends_is_ended_after_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(outliving, "WAIT_S", 1.5)
-    monkeypatch.setattr(outliving, "SAID_AFTER_S", 0.5)
+    monkeypatch.setattr(outliving, "REPORT_AFTER_S", 0.5)
     marks, looks, said = {"MARK_OF_TEST": str(tmp_path)}, list[int](), list[str]()
     with subprocess.Popen([sys.executable, "-c", COMPUTES], env={**os.environ, **marks}) as child:
         ended = outliving.wait_and_end(marks, look=lambda: looks.append(1), say=said.append, is_stopped=lambda: False)

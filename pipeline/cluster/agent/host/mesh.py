@@ -317,8 +317,9 @@ def remove_lines(name: str, ours: list[str]) -> int:
 
 
 def is_our_line(line: str, other: str, *, with_options: bool) -> bool:
-    """Whether ``other`` is a line added here, even if an editor changed its end or somebody put options before the key:
-    it still admits the same key.
+    """Whether ``other`` is a line that was added here, or still admits the same key.
+
+    An editor may have changed its end, or a user may have put options before the key.
     """
     if other.rstrip() == line.rstrip():
         return True

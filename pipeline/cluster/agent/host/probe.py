@@ -158,8 +158,11 @@ def version_of_module(name: str, path: list[str]) -> str:
 
 
 def numa(system: str = "/sys") -> bool:
-    """Whether torchrun can bind each rank to the cores near its GPU: numactl exists, the system knows the NUMA node of
-    each NVIDIA device, and this process may use cores of all these nodes.
+    """Whether torchrun can bind each rank to the cores near its GPU.
+
+    It can if numactl exists, the system knows the NUMA node of each NVIDIA device, and this process may use cores of
+    all
+    these nodes.
     """
     if shutil.which("numactl") is None:
         return False
@@ -185,8 +188,9 @@ def cores_of(ranges: str) -> set[int]:
 
 
 def login(request: Json) -> Json:
-    """Return the machine behind this login, its TLS files, the variables that decide where ranks run, and relevant
-    variables that don't reach the ranks.
+    """Return the machine behind this login, its TLS files, and its variables.
+
+    ``env``: variables that decide where ranks run. ``left_behind``: relevant variables that don't reach the ranks.
     """
     return {
         "machine": machine(),

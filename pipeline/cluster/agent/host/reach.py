@@ -358,8 +358,10 @@ def unresolved(error: Exception) -> str:
 
 
 def open_listeners(address: str, port: int) -> list[socket.socket]:
-    """Listen at the node's address; at all addresses if it is not one of its own interfaces (behind a NAT) or doesn't
-    resolve, which connecting nodes will report. Raises OSError: the port is taken.
+    """Listen at the node's address. Raises OSError: the port is taken.
+
+    Listens at all addresses if it is not one of its own interfaces (behind a NAT) or doesn't resolve, which connecting
+    nodes will report.
     """
     try:
         return bind_listeners(address, port)

@@ -22,8 +22,7 @@ def who() -> tuple[str, int, int]:
 
 
 def secrets(request: Json) -> Json:
-    """Return the ranks' secret variables, and the rules that mask them in their output: they travel in the job's
-    environment.
+    """Return the ranks' secret variables and the rules that mask them in the output, from the job's environment.
 
     Raises SystemExit: they didn't arrive, and ranks would take the *** in the request for their values.
     """
