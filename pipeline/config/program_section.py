@@ -169,12 +169,7 @@ def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, A
 
 
 def with_script(
-    resolved: Mapping[str, Any],
-    words: Iterable[str],
-    root: Path,
-    *,
-    must_exist: bool = True,
-    has_step: bool = False,
+    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, must_exist: bool = True, has_step: bool = False
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """Return the configuration with the section for config.json, and the script's files; for the classifier neither.
 

@@ -260,10 +260,7 @@ def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: b
             f"dataset={name} has no test images of its own and dataset.holdout=0",
             hint=share if most > 0 else f"a source with test images, or with more than {counted(count, 'image')}",
         )
-    for field, size, left in (
-        ("dataset.holdout", holdout, count),
-        ("dataset.val_size", val_size, count - holdout),
-    ):
+    for field, size, left in (("dataset.holdout", holdout, count), ("dataset.val_size", val_size, count - holdout)):
         if size >= left:
             needs_one = field == "dataset.holdout" and not has_test
             less, larger = max(left // 10, int(needs_one)), counted(left, "image")

@@ -149,11 +149,7 @@ class _Conductor:
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
         self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
-            sweep.source,
-            slots=max(1, len(sweep.slots)),
-            retries=sweep.retries,
-            settled=self._settled,
-            most=sweep.most,
+            sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled, most=sweep.most
         )
         self._noted: list[TrialEntry] = []
 
@@ -376,12 +372,7 @@ class _Conductor:
         try:
             end_leftovers(run, say)
             folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
-            training.train(
-                run,
-                argv=self.sweep.argv,
-                say=say,
-                services=self._services(run, start, on_trained),
-            )
+            training.train(run, argv=self.sweep.argv, say=say, services=self._services(run, start, on_trained))
         except Pruned as error:
             return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error)))
         except Killed as error:

@@ -29,15 +29,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, metrics_file
 from pipeline.runs.result import nonfinite
-from pipeline.sweep.search_plan import (
-    STUDY,
-    Objective,
-    SearchPlan,
-    fetch,
-    has_value_each_epoch,
-    make_step,
-    objectives,
-)
+from pipeline.sweep.search_plan import STUDY, Objective, SearchPlan, fetch, has_value_each_epoch, make_step, objectives
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.contract import run_folder
 

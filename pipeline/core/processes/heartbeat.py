@@ -30,11 +30,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self,
-        say: Callable[[str], None],
-        every_s: float = EVERY_S,
-        *,
-        on_wait: Callable[[Waiting], None] | None = None,
+        self, say: Callable[[str], None], every_s: float = EVERY_S, *, on_wait: Callable[[Waiting], None] | None = None
     ) -> None:
         self._say, self._every_s, self._on_wait = say, every_s, on_wait
         self._what: Callable[[], str] = lambda: "working"

@@ -210,11 +210,7 @@ def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def attached(
-    argv: Sequence[str],
-    *,
-    cwd: Path,
-    env: Mapping[str, str],
-    meanwhile: Callable[[int], None] | None = None,
+    argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], meanwhile: Callable[[int], None] | None = None
 ) -> int:
     """Run ``argv`` in ``cwd`` with this process's own output streams, and return its exit code.
 
@@ -271,12 +267,7 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     with _start_errors_explained(argv):
         return subprocess.Popen(
-            list(argv),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
+            list(argv), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env, start_new_session=True
         )
 
 

@@ -117,9 +117,7 @@ def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded:
         )
 
     return Part(
-        count=count,
-        blocks=lambda: (block for block, _ in blocks()),
-        encoded_blocks=blocks if encoded else None,
+        count=count, blocks=lambda: (block for block, _ in blocks()), encoded_blocks=blocks if encoded else None
     )
 
 

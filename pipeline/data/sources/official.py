@@ -141,8 +141,7 @@ def _verify(file: OfficialFile, path: Path) -> None:
     digest = sha256_file(path)
     if digest != file.sha256:
         raise DataError(
-            f"{path} is altered: expected sha256 {file.sha256}, seen {digest}",
-            hint="copy it again from its origin",
+            f"{path} is altered: expected sha256 {file.sha256}, seen {digest}", hint="copy it again from its origin"
         )
 
 
