@@ -27,7 +27,7 @@ from pipeline.keys import ABSENT
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Installed, InstalledModule
 from pipeline.keys.readings import Reading, Readings
-from trainers.core.installer import install
+from trainers.core.errors import install
 
 LARGEST_BYTES = 1 << 20
 _MOST = 200  # files in one folder of a package; a folder with more is a data set

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.test_checkpoint import OWNER, checkpoint
-from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
-from trainers.checkpoint.files import read_verified, step_files
+from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder, read_verified, step_files
 
 
 class KilledError(BaseException):

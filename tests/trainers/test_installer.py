@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainers.core import installer
+from trainers.core import errors
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from trainers.core import installer
 )
 def test_pip_where_the_environment_has_it_else_uv(monkeypatch: pytest.MonkeyPatch, has_pip: bool, said: str) -> None:
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
-    monkeypatch.setattr(installer, "_has_pip", lambda: has_pip)
-    assert installer.install("torch") == said
+    monkeypatch.setattr(errors, "_has_pip", lambda: has_pip)
+    assert errors.install("torch") == said

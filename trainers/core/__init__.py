@@ -1,1 +1,1 @@
-"""Configuration, options, errors and files of the node half: standard library only, the controller reads it too."""
+"""Configuration, options, errors and files of the node half. The controller reads it too: only files imports torch."""

@@ -61,7 +61,7 @@ class HashingFile:
         return self._digest.hexdigest()
 
 
-def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_bytes: int = 0) -> str:
+def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_bytes: int = 0) -> str:
     """Let ``write`` fill a temporary file in the folder of ``path``, fsync it and rename it. Returns the sha256.
 
     The folder must exist: if the user removed a run folder, a write by the still running process must not recreate it.
@@ -106,17 +106,13 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_bytes(path: Path, data: bytes) -> str:
     """Write bytes from memory with ``write_atomic``."""
-    return write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
+    return write_atomic(path, lambda file: file.write(data), needed_bytes=len(data))
 
 
 def remove_temporaries(folder: Path) -> None:
     """Delete the temporary files of killed ``write_atomic`` calls from a folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
-
-
-def _ignore(_: int) -> None:
-    return None
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.core.errors import TrainerError
-from trainers.core.installer import install
+from trainers.core.errors import TrainerError, install
 from trainers.data.gather import Gatherer, RowReader, Rows, Wanted
 
 _DECODER = "encoded"

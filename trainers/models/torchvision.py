@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.core.config import ConfigError, ModelConfig
-from trainers.core.installer import install
+from trainers.core.errors import install
 from trainers.models import ImageShape
 
 _BUILDER = r"^@register_model\((?:name=)?[\"']?(\w*)[\"']?\)\n(?:@.*\n)*def (\w+)"

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ class Row:
     metrics: dict[str, float] = field(default_factory=dict)
     epoch: int | None = None
     of_end: bool = False
+
+    def as_json(self, attempt: str) -> dict[str, Any]:
+        """Return the row of metrics.jsonl, without values that aren't finite."""
+        metrics = {name: number for name, number in self.metrics.items() if math.isfinite(number)}
+        position = {"t": round(self.time_s, 6), "step": self.step, "epoch": self.epoch}
+        return {**position, "metrics": metrics, "attempt": attempt, "doing": "training"}
 
 
 @dataclass
@@ -93,10 +99,10 @@ class MetricsFile:
             if not math.isfinite(number):
                 self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
         self._replace(row, named.keys())
-        metrics = {name: number for name, number in named.items() if math.isfinite(number)}
-        if not metrics:
-            return
-        self._remember(self._written(row, metrics, self._attempt))
+        value = replace(row, metrics=named).as_json(self._attempt)
+        if value["metrics"]:
+            self._append(value)
+            self._remember(value)
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Add rows that an earlier attempt logged but could not record before its end. Raises OSError."""
@@ -104,24 +110,18 @@ class MetricsFile:
         recorded = {(value["t"], *value["metrics"]) for value in known}
         attempt = known[-1]["attempt"] if known else self._attempt
         for row in rows:
-            metrics = {name: number for name, number in _named(row.metrics).items() if math.isfinite(number)}
-            if metrics and _is_kept(row.step) and (round(row.time_s, 6), *metrics) not in recorded:
-                value = self._written(row, metrics, attempt)
+            value = replace(row, metrics=_named(row.metrics)).as_json(attempt)
+            if value["metrics"] and _is_kept(row.step) and (value["t"], *value["metrics"]) not in recorded:
+                self._append(value)
                 self._earlier.append((row.step, json.dumps(value) + "\n"))
                 self._remember(value)
 
-    def _written(self, row: Row, metrics: dict[str, float], attempt: str) -> dict[str, Any]:
-        place = {"t": round(row.time_s, 6), "step": row.step, "epoch": row.epoch}
-        value: dict[str, Any] = {**place, "metrics": metrics, "attempt": attempt, "doing": "training"}
-        self._append(json.dumps(value, allow_nan=False) + "\n")
-        return value
-
-    def _append(self, line: str) -> None:
+    def _append(self, value: Mapping[str, Any]) -> None:
         file = os.open(
             self._path, os.O_WRONLY | os.O_APPEND
         )  # without O_CREAT, so that a removed run folder isn't created again
         try:
-            os.write(file, line.encode())
+            os.write(file, (json.dumps(value, allow_nan=False) + "\n").encode())
         finally:
             os.close(file)
 

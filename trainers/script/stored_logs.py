@@ -7,7 +7,6 @@ removes the metrics of the earlier pattern. Standard library only.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ def main(run_dir: Path, pattern: str, earlier: str = "") -> None:
     names = {*re.compile(pattern).groupindex, *(re.compile(earlier).groupindex if earlier else ())}
     old = [row for line in metrics.read_text(encoding="utf-8").splitlines() if (row := _without(line, names))]
     attempt = old[-1]["attempt"] if old else _run_id(run_dir)
-    parsed = [_as_json(row, attempt) for row in _rows(run_dir, pattern)]
+    parsed = [row.as_json(attempt) for row in _rows(run_dir, pattern)]
     new = [row for row in parsed if row["metrics"]]
     last = {name: value for row in (*old, *new) for name, value in row["metrics"].items()}
     steps = [row["step"] for row in (*old, *new)]
@@ -74,12 +73,6 @@ def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iter
 def _run_id(run_dir: Path) -> str:
     plan: Mapping[str, Any] = json.loads((run_dir / run_folder.PLAN).read_text(encoding="utf-8"))
     return str(plan.get("run_id", ""))
-
-
-def _as_json(row: Row, attempt: str) -> dict[str, Any]:
-    metrics = {name: number for name, number in row.metrics.items() if math.isfinite(number)}
-    place = {"t": round(row.time_s, 6), "step": row.step, "epoch": row.epoch}
-    return {**place, "metrics": metrics, "attempt": attempt, "doing": "training"}
 
 
 if __name__ == "__main__":

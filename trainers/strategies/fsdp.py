@@ -25,8 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
-from trainers.core.errors import TrainerError
-from trainers.core.installer import install
+from trainers.core.errors import TrainerError, install
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy
 from trainers.strategies.fsdp_files import (

@@ -11,8 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from trainers.core.errors import TrainerError
-from trainers.core.installer import install
+from trainers.core.errors import TrainerError, install
 
 _SEED = 20190531
 _PLAIN, _COMPRESSING = 0, 2  # values of PowerSGDState.iter; torch's start_powerSGD_iter must be at least 2

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainers.checkpoint import weights
-from trainers.checkpoint.files import sealed
+from trainers.checkpoint.checkpoint import sealed
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core import dependencies

@@ -30,13 +30,18 @@ def address_towards(names: list[str]) -> str | None:
     """Return this node's address towards another one of ``names``; None: there is none, or no name resolves."""
     for name in names:
         with contextlib.suppress(OSError):
-            family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe_socket:
-                probe_socket.connect(address)  # sends nothing
-                own = str(probe_socket.getsockname()[0])
-            if own != address[0]:
+            own, other = route_to(name)
+            if own != other:
                 return own
     return None
+
+
+def route_to(name: str) -> tuple[str, str]:
+    """Return this node's address towards another one, and the other's address. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe_socket:
+        probe_socket.connect(address)  # sends nothing
+        return str(probe_socket.getsockname()[0]), str(address[0])
 
 
 def identity(request: Json) -> str:

@@ -15,7 +15,7 @@ import urllib3
 
 from pipeline.core.errors import HostError, suggestion
 from pipeline.core.printable import printable
-from trainers.core.installer import install
+from trainers.core.errors import install
 
 Object = dict[str, Any]
 """A resource, as the API reads and writes it."""

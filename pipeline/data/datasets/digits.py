@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.core.errors import DataError
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
 from trainers.core.config import DatasetConfig
-from trainers.core.installer import install
+from trainers.core.errors import install
 
 SHAPE = (1, 8, 8)
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"  # of the unpacked table

@@ -16,7 +16,7 @@ from pipeline.core.processes import process
 from pipeline.data.base import ImageFilesConfig, Item, RawSet, Source, Workspace
 from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
-from trainers.core.installer import install
+from trainers.core.errors import install
 
 _READER = "trainers.data.torchvision_images"
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pipeline.core.errors import DataError
 from pipeline.core.redact import hide, of_environment
 from pipeline.data.sources.source import WEB, is_local, scheme, shown
-from trainers.core.installer import install
+from trainers.core.errors import install
 
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _S3 = "AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… (or AWS_PROFILE=…), AWS_ENDPOINT_URL=… unless it is Amazon's"

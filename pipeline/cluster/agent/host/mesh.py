@@ -117,21 +117,30 @@ def public_key() -> str:
 
 
 def run_keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        ["ssh-keygen", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-    )
+    done = run_program(["ssh-keygen", *words])
     if check and done.returncode:
         raise SystemExit(f"ssh-keygen there: {(done.stderr or done.stdout).strip()[-300:]}")
     return done
+
+
+def run_program(words: list[str], limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program without standard input. Raises OSError, subprocess.TimeoutExpired."""
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
 
 
 def host_keys(address: str, port: int) -> list[str]:
     """Return the keys of this node's ssh server, asked from the node itself, or else from its public files."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15, check=False
-        )
+        done = run_program(words, 15)
         scanned = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
         keys = sorted({match.group(0) for line in scanned if (match := _PUBLIC.match(line))})
         if keys:
@@ -389,37 +398,20 @@ def name_for_login(target: Json) -> str:
 
 def ssh_options_of(name: str) -> list[str]:
     """Return what this node's ssh configuration sets for a name."""
-    words = ["ssh", "-G", "--", name]
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LOGIN_S,
-            check=False,
-        )
+        return run_program(["ssh", "-G", "--", name], LOGIN_S).stdout.splitlines()
     except subprocess.TimeoutExpired:
         return []
-    return done.stdout.splitlines()
 
 
 def login_error(*words: str) -> str:
     """Return why ``ssh`` fails; '' if it works."""
     options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
     try:
-        done = subprocess.run(
-            ["ssh", "-T", *options, *words, "true"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=LOGIN_S,
-            check=False,
-        )
+        done = run_program(["ssh", "-T", *options, *words, "true"], LOGIN_S)
     except subprocess.TimeoutExpired:
         return f"no login within {LOGIN_S} s"
     if done.returncode != 255:
         return ""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = done.stderr.strip().splitlines()
     return lines[-1] if lines else "ssh ended with code 255"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 
 from trainers.contract import variables
 
+from ..node import route_to
 from ..wire import Json, refuse
 
 REQUEUES = True
@@ -46,10 +46,7 @@ def own_address() -> str:
     if other is None:
         return "127.0.0.1"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe_socket:
-            probe_socket.connect(address)  # sends nothing
-            return str(probe_socket.getsockname()[0])
+        return route_to(other)[0]
     except OSError as error:
         refuse(f"{own}: can't reach {other} by its name ({error}); set cluster.interface")
 
