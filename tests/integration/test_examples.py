@@ -124,7 +124,13 @@ def test_a_resume_is_proven_and_without_a_line_of_it_the_culprit_is_named(tmp_pa
     ):
         script.write_text("".join(part for part in whole.splitlines(True) if line not in part))
         lines = example.commands.replace("prove last", "prove last --kills 1 || true")
-        assert f"culprit  {culprit}" in example.typed(lines)
+        said = example.typed(lines)
+        if (
+            "it isn't deterministic" in said
+        ):  # torch aborts now and then when a process group ends: the run went on, too
+            shutil.rmtree(example.folder / "runs")
+            said = example.typed(lines)
+        assert f"culprit  {culprit}" in said
 
 
 @pytest.mark.ci
