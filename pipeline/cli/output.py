@@ -13,7 +13,7 @@ from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking
-from pipeline.core.printable import printable_lines, program_lines, takes_colours, without_host
+from pipeline.core.printable import inked_tracebacks, printable_lines, program_lines, takes_colours, without_host
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
@@ -35,9 +35,12 @@ _INKS = {
 
 
 def inked(text: str, stream: TextIO) -> str:
-    """Colour the first word if it is a state and the terminal shows colours."""
+    """Colour the first word if it is a state, and tracebacks, if the terminal shows colours."""
+    if not takes_colours(stream, os.environ):
+        return text
+    text = inked_tracebacks(text)
     word = next((word for word in _INKS if text.startswith(word)), None)
-    if word is None or not takes_colours(stream, os.environ):
+    if word is None:
         return text
     return f"\x1b[{_INKS[word]}m{word.rstrip()}\x1b[0m{text[len(word.rstrip()) :]}"
 
@@ -64,7 +67,8 @@ def say_log(text: str) -> None:
         answers.LINES.extend(text.splitlines())
         return
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
-    print(program_lines(without_host(text), terminal=is_terminal, colours=colours), flush=True)
+    text = program_lines(without_host(text), terminal=is_terminal, colours=colours)
+    print(inked_tracebacks(text) if colours else text, flush=True)
 
 
 def note(text: str) -> None:

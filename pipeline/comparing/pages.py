@@ -38,7 +38,7 @@ def _interface(node: Mapping[str, Any]) -> str:
     """Return the address of a node, and the network of its collectives if set."""
     env = node.get("env")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-    networks = [str(env[name]) for name in names if name in env] if isinstance(env, Mapping) else []
+    networks = [str(env[name]).lstrip("=") for name in names if name in env] if isinstance(env, Mapping) else []
     return " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
 
 

@@ -16,6 +16,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 """CSI sequences of progress bars: cursor movement, erasing."""
 _RESET = "\x1b[0m"
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r' *File "([^"]*)", line ')
+_OF_PACKAGE = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+_FAILED = re.compile(r"(?:ERROR: )?(?:trial +\d+ \| )?training failed on ")  # a message in front of its traceback
+_DIM, _RED = "\x1b[2m", "\x1b[1;31m"
 _HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
 
 
@@ -46,6 +51,31 @@ def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
     Output not meant for a terminal keeps its tabs.
     """
     return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
+
+
+def inked_tracebacks(text: str) -> str:
+    """Colour Python tracebacks: frames of installed packages are dim, and the exception is bold and red.
+
+    Lines may be indented and folded.
+    """
+    if _TRACEBACK not in text:
+        return text
+    lines: list[str] = []
+    ink, part, margin = "", "", 0  # margin: columns before the traceback
+    if _FAILED.match(text):
+        ink, part = _RED, "message"
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith(_TRACEBACK):
+            ink, part, margin = "", "frames", indent
+        elif part == "frames" and (frame := _FRAME.match(line)):
+            ink = _DIM if _OF_PACKAGE.search(frame[1]) else ""
+        elif part == "frames" and indent <= margin:
+            ink, part = (_RED, "exception") if line.strip() and indent == margin else ("", "")
+        elif part == "exception" and indent <= margin:
+            ink, part = "", ""
+        lines.append(f"{ink}{line}{_RESET}" if ink and line else line)
+    return "\n".join(lines)
 
 
 def without_host(text: str) -> str:

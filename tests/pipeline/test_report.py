@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from pipeline.comparing import report, tables
+from pipeline.comparing import pages, report, tables
 from pipeline.comparing.differing import compare
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
@@ -240,6 +240,11 @@ def test_a_trial_without_a_run_folder_is_shown_with_its_state(tmp_path: Path, re
     assert f"{folders[1].key} optimizer.lr=0.1 seed=1 FAILED no|data" in page
     said = json.loads((tmp_path / "reports" / "sweep-tuned.certificate.json").read_text())["others"]
     assert said == {folders[1].key: "FAILED", folders[3].key: "ALTERED"}
+
+
+def test_a_network_is_named_once_without_the_sign_that_nccl_wants() -> None:
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0"}
+    assert pages._interface({"address": "10.0.0.1", "env": env}) == "10.0.0.1 eth0 mlx5_0"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,14 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
                     f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
                 )
         refuse_impossible(overrides)
-        return [tuple(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
+        # Hydra escapes every colon and bracket of a value; a value that doesn't vary stays as it was typed
+        typed = {
+            f"{override.get_key_element()}={override.get_value_element_as_str()}": str(override.input_line)
+            for override in overrides
+            if not override.is_delete() and not override.is_sweep_override()
+        }
+        split = BasicSweeper.split_arguments(overrides, None)[0]
+        return [tuple(typed.get(word, word) for word in job) for job in split]
 
 
 def overrides(words: Sequence[str]) -> list[Override]:
