@@ -62,7 +62,14 @@ def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
     ("line", "hint"),
     [
         ("train --epochs=3", "doit train trainer.epochs=3"),
-        ("train --epochs 3 seed=1", "doit train trainer.epochs=3"),
+        ("train --epochs 3 seed=1", "doit train seed=1 trainer.epochs=3"),
+        (
+            "train --nproc_per_node=2 --lr 1 seed=1 force=1",
+            "doit train seed=1 force=1 cluster.nproc_per_node=2 optimizer.lr=1",
+        ),
+        ("train seed=1 --dryrun", "doit train seed=1 --dry-run"),
+        ("train --config conf/experiment/digits.yaml", "doit train experiment=digits"),
+        ("train seed=1 train.py --lr 0.1", "doit torchrun seed=1 train.py --lr 0.1"),
         ("train --batch-size=64", "doit train trainer.global_batch_size=64"),
         ("train --optimizer.lr", "doit train optimizer.lr=VALUE"),
         ("train --zzz=1", "doit help train"),
@@ -76,6 +83,21 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
     ) as refused:
         flags.check(argv, invocation.parse(argv), [])
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--json runs", "the options of doit runs stand behind it\n  try: doit runs --json"),
+        ("train --resume", "--resume is no option of doit train: the same doit train goes on where its run was"),
+        ("mcp --zzz", "--zzz is no option of doit mcp, which has none; overrides have no dashes"),
+    ],
+)
+def test_a_flag_that_is_no_override_is_answered_in_its_own_words(line: str, said: str) -> None:
+    argv = line.split()
+    with pytest.raises(UsageError) as refused:
+        flags.check(argv, invocation.parse(argv), [])
+    assert str(refused.value).startswith(said)
 
 
 @pytest.mark.slow

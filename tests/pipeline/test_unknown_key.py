@@ -32,6 +32,10 @@ def _said(word: str, verb: str = "train") -> str:
         ("fp16=true", "trainer.precision=fp16"),
         ("cluster.host=[a]", "'cluster.hosts=[a]'"),
         ("~epochs", "trainer.epochs"),
+        ("dataset.path=photos", "dataset.source=photos"),
+        ("cluster.user=me", "cluster.hosts='[USER@HOST]'"),
+        ("trainer.accelerator=gpu", "cluster.device=cuda"),
+        ("script=train.py", "program.script=train.py"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_right_one_and_its_value(word: str, meant: str) -> None:
@@ -43,6 +47,20 @@ def test_the_options_of_the_verb_are_among_the_words() -> None:
     assert "did you mean json=1? valid: cluster, dataset, experiment," in _said("jsn=1", "plan")
     assert _said("jsn=1", "plan").endswith("; of doit plan: format, json")
     assert "unknown key 'undo'; it is an option of doit accept, mesh; valid: " in _said("undo=1", "train")
+
+
+@pytest.mark.slow
+def test_a_field_of_another_option_names_the_one_that_every_option_has() -> None:
+    assert "did you mean cluster.nproc_per_node=2? cluster.gpus is a field of cluster=kubernetes; " in _said(
+        "cluster.gpus=2"
+    )
+    assert "did you mean tracking.server_port=5001? valid" in _said("port=5001", "server")
+
+
+@pytest.mark.slow
+def test_words_that_resume_elsewhere_are_answered_with_the_command_that_does_here() -> None:
+    for word in ("resume=true", "trainer.resume_from_checkpoint=last"):
+        assert "; the same doit train goes on where its run was, and init.weights=KEY begins another" in _said(word)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.verbs import VERBS
 from pipeline.cli.words import wrong_words
 from tests.integration import preloaded
 
@@ -31,11 +32,26 @@ from tests.integration import preloaded
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
         ("train optimizer.lr 0.1", "optimizer.lr", "a field is set by =: doit train optimizer.lr=0.1"),
         ("train my/net.py", "my/net.py", "a field is set by =: doit train program.script=my/net.py"),
+        ("train quickstart seed=1", "quickstart", "with its group: doit train experiment=quickstart seed=1"),
+        ("train optimizer.lr 0.1 seed=1", "optimizer.lr", "is set by =: doit train optimizer.lr=0.1 seed=1"),
+        ("experiment = quickstart", "experiment", "no blanks stand around =: doit experiment=quickstart"),
+        ("train seed=1 optimizer.lr = 0.1", "optimizer.lr", "around =: doit train seed=1 optimizer.lr=0.1"),
+        ("train optimizer.lr= 0.1", "0.1", "no blanks stand around =: doit train optimizer.lr=0.1"),
+        ("train optimizer.lr =0.1", "optimizer.lr", "no blanks stand around =: doit train optimizer.lr=0.1"),
+        ("train seed=1 optimizer.lr=0.1 0.2", "0.2", "optimizer.lr=0.1,0.2: doit sweep seed=1 optimizer.lr=0.1,0.2"),
+        ("train -a true", "true", "a switch such as --force has no value: leave the word out"),
+        ("train cf0848aa", "cf0848aa", "started with, not its key; doit triage cf0848aa shows those"),
+        ("logs nokey", "nokey", "no run has such a key; doit runs lists them"),
+        ("train.py --lr 1", "train.py", "did you mean doit run train.py --lr 1? with several ranks it is"),
+        ("repro", "repro", "did you mean doit train?"),
+        ("sbatch train.py", "sbatch", "did you mean doit train cluster=slurm?"),
+        ("scancel 7", "scancel", "did you mean doit stop?"),
+        ("init mine", "init", "did you mean paceline init my_project, in the folder that is to hold it?"),
     ],
 )  # fmt: skip
 def test_a_word_that_is_no_command_is_answered_with_what_was_meant(line: str, word: str, meant: str) -> None:
     argv = line.split()
-    verb = argv[0] if argv[0] in ("train", "plan") else None
+    verb = argv[0] if argv[0] in VERBS else None
     assert meant in (wrong_words.meant(word, argv, verb) or "")
 
 
@@ -62,7 +78,7 @@ def test_a_word_that_means_nothing_has_no_answer() -> None:
         (("sweep", "optimizer.lr=[0.1, 0.2]"), "the trials of a sweep are written optimizer.lr=0.1,0.2"),
         (("sweep", "seed=0..3"), "the trials of a sweep are written seed='range(0,4)'"),
         (("train", "lr=0.1"), "did you mean optimizer.lr=0.1?"),
-        (("train", "--epochs=3"), "try: doit train trainer.epochs=3"),
+        (("train", "--epochs=3"), " trainer.epochs=3\n"),
         (("status", "--wach"), "which has --run, --watch, --json"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
@@ -15,7 +15,7 @@ from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_o
 from pipeline.cli.verbs import VERBS
 from pipeline.cli.words import verb_flags
 from pipeline.config.overrides.words import NAME_A_SCRIPT
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, nearest
 from pipeline.core.processes import process
 
 _OF_HYDRA = (
@@ -79,24 +79,47 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
     known = {*_OF_HYDRA, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
         known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
+    refused = dict[str, str]()
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
         name, _, value = word.partition("=")
         if not name.startswith("--") or name in known or any(each.startswith(name) for each in known):
             continue
         if "=" not in word and after and after not in VERBS and not after.startswith("-") and "=" not in after:
             value = after
-        meant = _of_script(name, value, invocation) or _meant(name[2:].replace("-", "_"), value, invocation.verb)
-        hint = f"doit {invocation.verb} {meant}" if meant else f"doit help {invocation.verb}"
-        own = ", ".join(verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[invocation.verb].options.items())
-        what = f"{name} is no option of doit {invocation.verb}, which has {own}; overrides have no dashes"
-        raise UsageError(what, hint=hint)
+        refused[name] = value
+    if not refused:
+        return
+    from pipeline.config.errors import unknown_key  # the settings classes, for this error alone
+
+    verb, first = invocation.verb, next(iter(refused))
+    own = [verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items()]
+    if first in own:
+        raise UsageError(f"the options of doit {verb} stand behind it", hint=f"doit {verb} {first}")
+    if first[2:].replace("-", "_") in unknown_key.RESUMES:
+        raise UsageError(
+            f"{first} is no option of doit {verb}: {unknown_key.GOES_ON}, and init.weights=KEY begins another one with "
+            "its weights"
+        )
+    what = f"{first} is no option of doit {verb}, which has {', '.join(own) or 'none'}; overrides have no dashes"
+    raise UsageError(what, hint=_without_dashes(argv, refused, invocation))
 
 
-def _of_script(flag: str, value: str, invocation: Invocation) -> str | None:
-    """Return ``program.args.lr=0.1`` for a flag if a script is named; None without one."""
-    if not any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in invocation.overrides):
-        return None
-    return f"{' '.join(map(shlex.quote, invocation.overrides))} program.args.{flag[2:]}={value or 'true'}"
+def _without_dashes(argv: Sequence[str], refused: Mapping[str, str], invocation: Invocation) -> str:
+    """Return the whole command line with overrides in place of the refused flags; help if one is like no field."""
+    verb, words = invocation.verb or "", [*invocation.overrides]
+    script = next((at for at, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
+    if script is not None and verb == "train":
+        return f"doit torchrun {shlex.join([*words, *argv[script:]])}"
+    of_script = any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in words)
+    typed = [f"{name}={value}" for name, value in invocation.options.items()]
+    meant = list[str]()
+    for flag, value in refused.items():
+        name = flag[2:].replace("-", "_")
+        found = f"program.args.{flag[2:]}={value or 'true'}" if of_script else _meant(name, value, verb)
+        if found is None:
+            return f"doit help {verb}"
+        meant.append(found)
+    return " ".join([f"doit {verb}", *map(shlex.quote, [*words, *typed]), *meant])
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:
@@ -118,12 +141,16 @@ def _meant(name: str, value: str, verb: str) -> str | None:
     """Return the verb's option of that name, or the similar override; None if nothing is similar."""
     if name in VERBS[verb].options:
         return f"{name}={value or 1}"
-    if not VERBS[verb].composes:
-        return None
-    # Hydra, for this error alone
-    from pipeline.config import compose
+    from pipeline.config import compose  # Hydra and the settings classes, for this error alone
     from pipeline.config.errors import unknown_key
 
+    plain = {option.replace("_", ""): option for option in VERBS[verb].options}
+    if (close := nearest(name.replace("_", ""), plain, 0.8)) is not None and name not in unknown_key.MEANT:
+        return verb_flags.spelt(plain[close], VERBS[verb].options[plain[close]])
+    if not VERBS[verb].composes:
+        return None
+    if file := re.fullmatch(rf"(?:conf/)?{unknown_key.MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
+        value = file[1]
     word = f"{name}={value or 'VALUE'}"
     try:
         compose.compose_config([word])

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.cli.verbs import VERBS
 from pipeline.cli.words import flags
+from pipeline.config.errors.unknown_key import GOES_ON
 from pipeline.config.groups import groups
+from pipeline.core.errors import nearest
 
-_GOES_ON = "the same doit train goes on where its run was; doit attach takes over what still runs"
 _OF_AN_OLD_RUN = ("resume", "continue", "restart", "retry")
+_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?,?", re.IGNORECASE)
+_PYTHON = ("python", "python3")
 _MEANT = {
     **dict.fromkeys(("delete", "remove", "rm", "gc", "purge"), "doit clean"),
-    **dict.fromkeys(("ls", "list-runs", "history", "experiments"), "doit runs"),
+    **dict.fromkeys(("ls", "list-runs", "history", "experiments", "sacct"), "doit runs"),
     **dict.fromkeys(("show", "describe", "ps", "progress"), "doit status"),
     **dict.fromkeys(("watch", "follow", "top"), "doit status --watch"),
     **dict.fromkeys(("log", "tail", "output"), "doit logs"),
     **dict.fromkeys(("test", "eval", "validate"), "doit evaluate"),
-    **dict.fromkeys(("fit", "start", "launch", "execute"), "doit train"),
-    **dict.fromkeys(("cancel", "kill", "abort", "interrupt"), "doit stop"),
+    **dict.fromkeys(("fit", "start", "launch", "execute", "repro", "exp"), "doit train"),
+    **dict.fromkeys(("srun", "sbatch", "salloc"), "doit train cluster=slurm"),
+    **dict.fromkeys(("mpirun", "mpiexec"), "doit train cluster=mpi"),
+    **dict.fromkeys(("squeue", "sinfo"), "doit queue"),
+    **dict.fromkeys(("cancel", "kill", "abort", "interrupt", "scancel"), "doit stop"),
+    **dict.fromkeys(("init", "new", "create"), "paceline init my_project, in the folder that is to hold it"),
     **dict.fromkeys(("tune", "hpo", "search", "grid", "optimize", "multirun"), "doit sweep"),
     **dict.fromkeys(("diff",), "doit compare"),
     **dict.fromkeys(("graph",), "doit dag"),
@@ -29,7 +36,7 @@ _MEANT = {
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
     **dict.fromkeys(("register", "deploy"), "doit publish"),
     **dict.fromkeys(("accelerate", "deepspeed", "fabric"), "doit torchrun --nproc-per-node RANKS train.py"),
-    **dict.fromkeys(("python", "python3"), "doit run train.py"),
+    **dict.fromkeys(_PYTHON, "doit run train.py"),
     **dict.fromkeys(("dashboard", "mlflow", "web"), "doit ui"),
 }
 
@@ -42,7 +49,7 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         verb: the verb among them, if there is one.
     """
     at = next((number for number, typed in enumerate(argv) if typed == word), 0)
-    before = argv[at - 1] if at else ""
+    before, behind = argv[at - 1] if at else "", argv[at + 1] if at + 1 < len(argv) else ""
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):
         whole = before + word
         return f"a shell splits words at blanks: {shlex.quote(whole)}"
@@ -50,21 +57,75 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         field = before.partition("=")[0]
         whole = f"{field}='{path}'"
         return f'a shell splits words at blanks: "{whole}"'
+    if spaced := _around_equals(argv, at):
+        return f"no blanks stand around =: {spaced}"
     if verb is None:
-        return _another_verb(word)
+        return _script(word, argv[at:]) or _another_verb(word)
+    if word.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return "a switch such as --force has no value: leave the word out, and for false the switch too"
+    if "=" in before and _NUMBER.fullmatch(word) and _NUMBER.fullmatch(before.partition("=")[2]):
+        joined = f"{before.rstrip(',')},{word}"
+        several = ["sweep" if typed == verb else typed for typed in (*argv[: at - 1], joined, *argv[at + 1 :])]
+        return f"the trials of a sweep are written {joined}: {_line(several)}"
+    if named := _named_run(word, verb):
+        return named
     if VERBS[verb].composes and (chosen := _option(word)):
-        return f"a choice is written with its group: doit {verb} {' or '.join(chosen)}"
-    after = argv[at + 1] if at + 1 < len(argv) and "=" not in argv[at + 1] else ""
-    set_by = flags.without_equals(word, "" if after in VERBS else after, verb)
+        return f"a choice is written with its group: {_instead(argv, at, 1, ' or '.join(chosen))}"
+    after = "" if "=" in behind or behind in VERBS else behind
+    set_by = flags.without_equals(word, after, verb)
     if set_by is None:
         return _another_verb(word)
-    return f"a field is set by =: doit {verb} {set_by}"
+    takes_next = bool(after) and not word.endswith(".py") and ":" not in word.rstrip(":")
+    return f"a field is set by =: {_instead(argv, at, 2 if takes_next else 1, set_by)}"
+
+
+def _instead(argv: Sequence[str], at: int, count: int, word: str) -> str:
+    """Return the command line with ``word``, which is quoted for a shell, instead of ``count`` words."""
+    return f"{_line(argv[:at])} {word} {_line(argv[at + count :])[5:]}".rstrip()
+
+
+def _line(words: Iterable[str]) -> str:
+    return shlex.join(["doit", *words])
 
 
 def _another_verb(word: str) -> str | None:
     if word in _OF_AN_OLD_RUN:
-        return _GOES_ON
+        return f"{GOES_ON}; doit attach takes over what still runs"
     return f"did you mean {_MEANT[word]}?" if word in _MEANT else None
+
+
+def _around_equals(argv: Sequence[str], at: int) -> str | None:
+    """Return the line with ``optimizer.lr=0.1`` for ``optimizer.lr = 0.1``, ``optimizer.lr= 0.1`` and
+    ``optimizer.lr =0.1``; None if it has no such word.
+    """
+    behind = [*argv[at + 1 : at + 3]]
+    if at and argv[at - 1].endswith("=") and len(argv[at - 1]) > 1:
+        return _instead(argv, at - 1, 2, shlex.quote(argv[at - 1] + argv[at]))
+    if not behind or not behind[0].startswith("="):
+        return None
+    count = 2 if behind[0] == "=" else 1
+    return _instead(argv, at, 1 + count, shlex.quote(argv[at] + "".join(behind[:count])))
+
+
+def _script(word: str, rest: Sequence[str]) -> str | None:
+    """Return how a script is started for ``train.py --lr 0.1`` and ``python train.py --lr 0.1``, without a verb."""
+    line = rest[1:] if word in _PYTHON else rest
+    if not line or not line[0].endswith(".py"):
+        return None
+    words = shlex.join(line)
+    return f"did you mean doit run {words}? with several ranks it is doit torchrun --nproc-per-node RANKS {words}"
+
+
+def _named_run(word: str, verb: str) -> str | None:
+    """Return what to do with the key of a run where a verb takes none, and with a word that is no key where it does."""
+    if "run" in VERBS[verb].options:
+        return None if nearest(word, VERBS, 0.7) else "no run has such a key; doit runs lists them"
+    if re.fullmatch(r"[0-9a-f]{6,32}|last", word) is None:
+        return None
+    return (
+        f"doit {verb} takes the words that the run was started with, not its key; doit triage {word} shows those of a "
+        f"run to go on with, and doit reproduce {word} repeats a finished one"
+    )
 
 
 def _with_blanks(argv: Sequence[str], at: int) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import ROOT, conf_dirs
@@ -42,6 +43,8 @@ _ELSEWHERE = {
     "schedule": "scheduler lr_scheduler sched",
     "dataset": "data ds",
     "experiment": "exp config recipe preset",
+    "dataset.source": "dataset.path dataset.root dataset.dir dataset.folder dataset.data_dir",
+    "cluster.hosts='[USER@HOST]'": "cluster.user cluster.username",
     "seed": "random_seed manual_seed",
     "paths.data": "data_dir data_path data_root",
     "paths.runs": "output_dir out_dir log_dir save_dir",
@@ -49,6 +52,9 @@ _ELSEWHERE = {
 }
 MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 """Names in torchrun, Lightning, Accelerate, transformers and beginners' scripts → names here."""
+RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
+"""What asks other tools to continue a run."""
+GOES_ON = "the same doit train goes on where its run was"
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 _OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
 
@@ -127,8 +133,15 @@ def group_names() -> list[str]:
 
 def _text(key: str, value: str | None, names: Names) -> str:
     start = f"unknown key {key!r}; "
+    if _parts(key)[-1] in RESUMES:
+        return f"{start}{GOES_ON}, and init.weights=KEY begins another one with its weights; {_valid(key, names)}"
     for name in names.unchosen:
         if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
+            if name in NAME_A_SCRIPT:
+                return f"{start}did you mean {_word(key, name, value)}? {_valid(key, names)}"
+            everywhere = MEANT.get(_parts(key)[-1])
+            if everywhere in names.fields:
+                start += f"did you mean {_word(key, everywhere, value)}? "
             return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
     match = known_as(key, names)
     if match is None and (verbs := (names.other_options or {}).get(key)):
@@ -142,6 +155,8 @@ def _word(key: str, match: str, value: str | None) -> str:
     """Return the corrected word, quoted for the shell if necessary."""
     if value is None or "=" in match or is_secret_name(key):
         return match
+    if match == "cluster.device" and value in ("gpu", "gpus", "true"):  # as Lightning calls it
+        value = "cuda"
     return shlex.quote(f"{match}={hide(value)}")
 
 
@@ -151,10 +166,11 @@ def known_as(key: str, names: Names) -> str | None:
     The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
     """
     short = _parts(key)[-1]
-    if name := MEANT.get(short):
+    if name := MEANT.get(".".join(_parts(key))) or MEANT.get(short):
         return name
+    own = (short, f"{names.verb}_{short}")  # doit server port=5001: tracking.server_port
     return next(
-        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] == short), None
+        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] in own), None
     )
 
 
