@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.core import documents
 from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
 
 VERSION = 1
@@ -119,17 +120,10 @@ def read(folder: Path) -> Pack | None:
     Hashes only files whose stamps differ from those recorded when the files were last verified.
     """
     try:
-        manifest = parse(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        manifest = parse(documents.read(folder / MANIFEST))
         if manifest is None or not _unaltered(folder, manifest):
             return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # absent, truncated, or of another structure
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, truncated, or of another structure
         return None
     return Pack(folder, manifest)
 
@@ -149,11 +143,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
 
 
 def _stamps(folder: Path) -> dict[str, Any]:
-    try:
-        noted = json.loads((folder / STAMPS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return noted if isinstance(noted, dict) else {}
+    return documents.read_or_none(folder / STAMPS) or {}
 
 
 def origin_of(folder: Path) -> Path | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import documents
 from pipeline.core.files import write_json
 from pipeline.data.sources.source import shown
 
@@ -41,12 +41,9 @@ class Part:
 
     def resumable(self, url: str) -> tuple[int, str]:
         """Return (existing bytes, validator for If-Range); (0, "") if the download must start again."""
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            if note["url"] == shown(url) and note["validator"]:
-                return self.path.stat().st_size, str(note["validator"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return 0, ""
+        note = documents.read_or_none(self._note) or {}
+        if note.get("url") == shown(url) and note.get("validator") and self.path.is_file():
+            return self.path.stat().st_size, str(note["validator"])
         return 0, ""
 
     def begin(self, url: str, headers: Any) -> None:
