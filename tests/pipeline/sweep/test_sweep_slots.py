@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.commands.sweep import run_trials
 from pipeline.cluster.plan import environment
+from pipeline.config.compose import compose_config, resolve
 from pipeline.config.schema import NotifyConfig, SweepConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -54,6 +55,13 @@ def test_nodes_cuts_the_hosts_into_groups_and_a_command_names_the_group() -> Non
         "cluster.hostfile=null",
         "cluster.hosts=[{name: 'c', nproc_per_node: 1, port: 2200}, {name: 'd', nproc_per_node: 1, port: 2200}]",
     )
+
+
+def test_the_command_of_a_trial_gives_its_hosts_the_same_variables_again() -> None:
+    values = {"FOLDER": r"C:\\data\x", "QUOTED": "it's", "LITERAL": "${HOME}"}
+    whole = cluster(*(Host(name=name, env=values) for name in "ab"))
+    composed = resolve(compose_config(["cluster=pssh", *words(whole, slots(whole, SweepConfig(nodes=1), [])[0])]))
+    assert [host["env"] for host in composed["cluster"]["hosts"]] == [values]
 
 
 def test_gpus_of_this_computer_are_shared_by_as_many_trials_as_they_suffice_for() -> None:
