@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -92,7 +92,8 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
         pack = request.intact(target)
         if pack is not None:
             return pack
-        with _only_one(data_dir / f".{dataset.name}.lock", report):
+        lock = data_dir / f".{dataset.name}.lock"  # one per data set, so that two packs of one set share a download
+        with held(lock, meanwhile=lambda: report(f"waiting for another process that holds {lock}", 0, None)):
             wanted = request.request(inputs(dataset), data_dir)  # its inputs may have changed during the wait
             target = data_dir / wanted.name
             return request.intact(target) or _make(dataset, module, target, wanted, report)
@@ -109,11 +110,6 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
         of_source = local is not None and failed is not None and failed.is_relative_to(local) and not of_pack
         hint = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
         raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", hint=hint) from error
-
-
-def _only_one(path: Path, report: OnProgress) -> AbstractContextManager[None]:
-    """Lock per data set, so that two packs of one set share a download."""
-    return held(path, meanwhile=lambda: report(f"waiting for another process that holds {path}", 0, None))
 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:

@@ -50,9 +50,10 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
         HostError: a host can't take part.
         Killed: the step was stopped.
     """
-    cluster = _one_each(build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus()))
-    if making.step.on == "first":
-        cluster = dataclasses.replace(cluster, hosts=cluster.hosts[:1])
+    cluster = build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus())
+    hosts = cluster.hosts[:1] if making.step.on == "first" else cluster.hosts
+    once = tuple(dataclasses.replace(host, nproc_per_node=1) for host in hosts)  # whatever the ranks of a training
+    cluster = dataclasses.replace(cluster, hosts=once, min_nodes=0)
     spec = _laid_out(making, cluster)
     if not _ended_well(making, cluster, spec):
         return 1
@@ -102,12 +103,6 @@ def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
             log.write(masking.shown("\n".join([*lines, ""])))
             return False
     return True
-
-
-def _one_each(cluster: Cluster) -> Cluster:
-    """Run once on each host, regardless of the number of ranks of a training."""
-    hosts = tuple(dataclasses.replace(host, nproc_per_node=1) for host in cluster.hosts)
-    return dataclasses.replace(cluster, hosts=hosts, min_nodes=0)
 
 
 def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:

@@ -144,7 +144,7 @@ def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
     chosen = [name for name in made.files if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
     chosen = chosen or [name for name in made.files if fnmatchcase(name, path)]
     if not chosen:
-        raise StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+        raise _no_such_output(step, made, path)
     return [(f"{PREFIX}{step.name}/{name}", made.out / name) for name in sorted(chosen)]
 
 
@@ -156,6 +156,10 @@ def as_source(step: Step, made: Made, path: str) -> Path:
     """
     if path:
         if not (made.out / path).exists():
-            raise StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+            raise _no_such_output(step, made, path)
         return made.out / path
     return made.out / next(iter(made.files)) if len(made.files) == 1 else made.out
+
+
+def _no_such_output(step: Step, made: Made, path: str) -> StepError:
+    return StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
