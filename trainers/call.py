@@ -13,7 +13,7 @@ from typing import Any
 
 
 def main(text: str) -> None:
-    """``function(inputs=[Path, …], out=Path, **args)``; whatever it raises ends the process with a traceback."""
+    """Call ``function(inputs=[Path, …], out=Path, **args)``; an exception ends the process with a traceback."""
     request: dict[str, Any] = json.loads(text)
     module, _, name = str(request["function"]).partition(":")
     function = getattr(import_module(module), name)

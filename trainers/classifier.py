@@ -15,17 +15,17 @@ from trainers.entry import leave, start
 
 
 def main() -> None:
-    """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
+    """Run the command line. A user's error is printed once per node as one line on stderr, with exit code 1."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS; read once by CUDA
     start("trainers.classifier", _run, "Train an image classifier.")
 
 
 def _run(path: Path) -> None:
-    # not before: torch, only once the arguments hold and the import path is settled
+    # torch only now: the arguments are checked, and the import path is set
     from trainers.training.session import run
 
     ranks = read_ranks()
-    seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a model of one's own is imported
+    seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a user's model is imported
     run(path, seen)
 
 

@@ -34,16 +34,16 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
 
 
 def run_entry(run: Callable[[], None]) -> None:
-    """Call ``run`` in this rank. An error that a user can fix is one line, once a node, with exit code 1."""
+    """Call ``run`` in this rank. An error that a user can fix is one line, once per node, with exit code 1."""
     leave_snapshot_and_installed()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
     pause_garbage_collection()
-    # not before: torch, only once the arguments hold and the import path is settled
+    # torch only now: the arguments are checked, and the import path is set
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    ranks = read_ranks()  # before anybody's model may change the environment
+    ranks = read_ranks()  # before a user's model may change the environment
     try:
-        # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
+        # writes an error to TORCHELASTIC_ERROR_FILE, for the agent
         record(_with_recordable_errors(run))()
     except (ConfigError, TrainerError) as error:
         if ranks.local_rank == 0:
@@ -55,25 +55,32 @@ def run_entry(run: Callable[[], None]) -> None:
 
 
 def marked(text: str, rank: int) -> str:
-    """Each line with the rank, as torch marks those of an exception that nobody catches: an exception's text may have
-    thousands of lines, and who shows the output as it comes knows by the mark that they belong together."""
+    """Put the rank in front of each line, as torch does for uncaught exceptions.
+
+    An exception's text may have thousands of lines, and the mark shows readers of the output that they belong together.
+    """
     return "\n".join(f"[rank{rank}]: {line}" for line in text.rstrip("\n").split("\n"))
 
 
 def _note_running() -> Path | None:
-    """A file beside the one for this rank's error. The agent knows by it that the run was not over when the process
-    ended, whatever its exit code."""
+    """Create a file next to the one for this rank's error, which is removed at a good end.
+
+    It shows the agent that the run was not over when the process ended, whatever its exit code.
+    """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None:
         return None
     path = Path(error_file).with_name(f"{RUNNING}{os.getpid()}")
-    with suppress(OSError):  # a full disk is told of by what has to be written there
+    with suppress(OSError):  # other writes report a full disk
         path.touch()
     return path
 
 
 def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
-    """torch's ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text."""
+    """Return ``run`` with errors that torch's ``record`` handles.
+
+    ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text.
+    """
 
     def recorded() -> None:
         try:
@@ -88,7 +95,7 @@ def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def recordable(error: BaseException) -> Exception:
-    """``error`` itself if it is an Exception with a text, else one of the same name that says what it can."""
+    """Return ``error`` if it is an Exception with a text, else one of the same name with a text."""
     try:
         text = str(error)
     except BaseException as reason:
@@ -102,10 +109,11 @@ def recordable(error: BaseException) -> Exception:
 
 
 def leave(code: int = 0) -> None:
-    """End the process now: all results are on the disk, or the error is said.
+    """End the process now: all results are on the disk, or the error is printed.
 
-    Unloading torch would take every rank another half second, and now and then a thread of gloo's aborts a process
-    that ends in order, so that what has succeeded would count as failed.
+    Unloading torch would take every rank another half second, and sometimes a thread of gloo aborts a process that ends
+    in
+    order, so that a success would count as a failure.
     """
     sys.stdout.flush()
     sys.stderr.flush()

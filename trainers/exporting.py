@@ -1,8 +1,9 @@
 """A finished run's network as one file that torch loads without any of this code.
 
-``python -P trainers/exporting.py RUN_DIR FOLDER`` with the run's own code first on PYTHONPATH, which is why it is
-started as a file: the network is built by what has trained it, whatever stands in the checkout now. FOLDER gets
-``model.pt2`` (torch.export: uint8 images in, logits out) and ``about.json``.
+``python -P trainers/exporting.py RUN_DIR FOLDER``, with the run's own code first on PYTHONPATH. It is started as a
+file,
+so that the network is built by the code that trained it, whatever the checkout contains now. FOLDER gets ``model.pt2``
+(torch.export: uint8 images in, logits out) and ``about.json``.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from trainers.training.evaluation import views
 
 MODEL, ABOUT = "model.pt2", "about.json"
 _CHECKED_IMAGES = 100
-_MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, an image between two classes may change sides
+_MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may get another class
 _CPU = torch.device("cpu")
 
 
 class Classifier(nn.Module):
-    """What the evaluation of a run does with images: normalise them, show the views, average the logits."""
+    """The evaluation of a run as a module: normalise images, compute the logits of their views, average them."""
 
     def __init__(self, network: nn.Module, normalise: Normaliser, tta: str) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Classifier(nn.Module):
         self.register_buffer("shift", normalise.shift)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [n, C, H, W] → float32 logits [n, classes]."""
+        """Convert uint8 [n, C, H, W] to float32 logits [n, classes]."""
         normalise = Normaliser(scale=self.scale, shift=self.shift)  # type: ignore[arg-type]  # nn.Module's buffers
         logits = torch.zeros((), device=images.device)
         for weight, view in views(images, self.tta):
@@ -52,7 +53,7 @@ class Classifier(nn.Module):
 
 
 def main(argv: list[str]) -> int:
-    """0: done; 1: not possible, with the reason on stderr."""
+    """Run the command line; return 0, or 1 with the reason on stderr."""
     run_dir, folder = map(Path, argv)
     try:
         about = export(run_dir, folder)
@@ -64,11 +65,14 @@ def main(argv: list[str]) -> int:
 
 
 def export(run_dir: Path, folder: Path) -> dict[str, Any]:
-    """Write ``folder``/model.pt2; what is known of it: the example (an image, uint8 [1, C, H, W]), the number of
-    classes, and of how many test images as many were checked and came out as in the run's evaluation.
+    """Write ``folder``/model.pt2 and return its description.
+
+    It has an example (an image, uint8 [1, C, H, W]), the number of classes, the number of test images that were
+    checked, and
+    how many of them have the class of the run's evaluation.
 
     Raises:
-        ConfigError, TrainerError: the network can't be made or exported, or isn't what the run has evaluated.
+        ConfigError, TrainerError: the network can't be built or exported, or isn't the one that the run evaluated.
     """
     config = load(run_dir / run_folder.CONFIG)
     pack = place(open_pack(run_dir / "data"), _CPU)
@@ -93,7 +97,7 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
 
 
 def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifier:
-    """The network with the run's final weights. Raises ConfigError, TrainerError."""
+    """Return the network with the run's final weights. Raises ConfigError, TrainerError."""
     shape = models.ImageShape(
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
     )
@@ -110,20 +114,23 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifi
 
 
 def _save(classifier: Classifier, images: Tensor, path: Path, name: str) -> None:
-    """Raises TrainerError: torch.export can't follow what the network does."""
+    """Export the network to a file. Raises TrainerError: torch.export can't follow it."""
     example = images[:2] if len(images) > 1 else images.expand(2, -1, -1, -1)
     try:
         with torch.no_grad():
             batch = {0: torch.export.Dim("batch")}
             exported = torch.export.export(classifier, (example.contiguous(),), dynamic_shapes=(batch,))
         torch.export.save(exported, path)
-    except Exception as error:  # of many classes, and of whatever a network of one's own raises
+    except Exception as error:  # torch has many classes of errors, and a user's network may raise any
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainerError(f"torch.export can't take model={name}: {type(error).__name__}: {reason}") from error
 
 
 def _agreed(path: Path, images: Tensor, run_dir: Path) -> int:
-    """Of how many images the saved model says what the run's evaluation did. Raises TrainerError: of too few."""
+    """Return for how many images the saved model gives the class of the run's evaluation.
+
+    Raises TrainerError: for too few.
+    """
     evaluated = json.loads((run_dir / run_folder.PREDICTIONS).read_text(encoding="utf-8"))["predictions"][: len(images)]
     with torch.no_grad():
         predicted = torch.export.load(path).module()(images).argmax(1).tolist()

@@ -19,7 +19,7 @@ from trainers.data.image_files import BrokenImageError, Geometry, pixels
 
 
 def main() -> None:
-    """Answer the request. Raises what torch.export.load raises: the file is no exported network."""
+    """Answer the request. Raises the errors of torch.export.load: the file is no exported network."""
     request: dict[str, Any] = json.load(sys.stdin)
     network = torch.export.load(request["model"]).module()
     geometry = Geometry(**{name: request[name] for name in ("height", "width", "channels", "resize")})
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def classified(network: nn.Module, path: str, geometry: Geometry, top: int) -> dict[str, Any]:
-    """The most probable classes of one image, the best first; or why it can't be read."""
+    """Return the most probable classes of one image, best first, or why it can't be read."""
     try:
         with Path(path).open("rb") as file:
             data = bytearray(pixels(file, geometry))

@@ -1,17 +1,18 @@
-"""The warm parent of ranks: imports torch once on a node, before anybody knows what it is to run, and forks.
+"""The warm parent of ranks: imports torch once on a node, before a launch is known, and then forks.
 
-The node agent starts this text with the environment that ranks will have (cluster/agent/running/warm.py). Each launch
-comes over a socket and becomes a fork that does what torchrun does: torchrun's own parsed configuration, given to
-torch's ``elastic_launch`` with ``start_method="fork"``; so launcher and ranks begin with torch loaded. One parent
-serves first starts, restarts and the trials of a sweep. It ends once it has been idle for a while, never runs anything
+The node agent starts this text with the environment of the ranks (cluster/agent/running/warm.py). Each launch comes
+over
+a socket and becomes a fork that does torchrun's work: it passes torchrun's own parsed configuration to torch's
+``elastic_launch`` with ``start_method="fork"``, so launcher and ranks begin with torch loaded. One parent serves first
+starts, restarts and the trials of a sweep. It ends after it has been idle for a while, runs no code of a project
 itself, and never touches a GPU.
 
-A launch is one line of JSON: ``argv`` (the torchrun command that it equals), ``env``, ``cwd``, ``mark``; with it come
-descriptors for stdout and stderr. The fork answers ``{"pid": …}`` and waits for ``go``, so nobody is left behind who
-isn't known to an agent; the parent says ``{"exit": …}`` at the end. Standard library, torch, Linux.
+A launch is one line of JSON: ``argv`` (the equivalent torchrun command), ``env``, ``cwd``, ``mark``; descriptors for
+stdout and stderr come with it. The fork answers ``{"pid": …}`` and waits for ``go``, so that the agent knows every
+process; the parent sends ``{"exit": …}`` at the end. Standard library, torch, Linux.
 """
 
-# Runs before anything of a project can be imported, with much about descriptors: os.path all the way.
+# Runs before modules of the project can be imported.
 # ruff: noqa: PTH110, PTH118, PTH123, PTH208
 from __future__ import annotations
 
@@ -34,23 +35,25 @@ if TYPE_CHECKING:
 
 IMPORTS = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.api")
 MARKED = "paceline-node="
-"""Name of a memory file that each process of a launch holds, with the launch's mark behind it: a fork's environment, as
-the system shows it, is that of the parent."""
+"""Name of a memory file that each process of a launch holds, followed by the launch's mark. The environment can't hold
+the mark, because the system shows a fork with the environment of its parent."""
 _OF_SITE = ("sitecustomize", "usercustomize")
 _GO_S = 60.0
 
 
 def main() -> None:
-    """``NAME FIRST_S IDLE_S ROOM``: an abstract socket's name, how long to wait for the first launch, and for a further
-    one, room for ``show_as``."""
+    """Run ``NAME FIRST_S IDLE_S ROOM``.
+
+    NAME of the socket, idle limits before the first launch and later, and room for ``show_as``.
+    """
     del sys.path[0]  # where this text came from
     name, first_s, idle_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal that closes ends nothing here
+    for number in (signal.SIGINT, signal.SIGHUP):  # the end of a terminal must not end it
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"\0{name}")
-    except OSError:  # another one was faster
+    except OSError:  # another parent was faster
         return
     listener.listen(64)  # launches wait here while torch is imported
     for module in IMPORTS:
@@ -59,7 +62,7 @@ def main() -> None:
 
 
 def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
-    """Fork for each launch, and tell each agent how its launch ended."""
+    """Fork for each launch, and report to each agent how its launch ended."""
     launches: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()  # an end of a child (SIGCHLD) wakes the select below
     wakes.setblocking(False)
@@ -82,7 +85,7 @@ def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
 
 
 def _ended() -> list[tuple[int, int]]:
-    """Process ids and exit codes (negative: the signal) of the launches that have ended."""
+    """Return process ids and exit codes (negative: the signal) of the launches that have ended."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
@@ -91,13 +94,13 @@ def _ended() -> list[tuple[int, int]]:
 
 
 def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
-    """Fork for the launch that is next; its process id and the agent's connection. Raises OSError, ValueError."""
+    """Fork for the next launch; return its process id and the agent's connection. Raises OSError, ValueError."""
     connection, _ = listener.accept()
     connection.settimeout(_GO_S)
     uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
     if uid != os.getuid():
         connection.close()
-        raise OSError("somebody else's")
+        raise OSError("a launch of another user")
     launch, streams = receive(connection)
     pid = os.fork()
     if pid == 0:
@@ -111,9 +114,11 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
 
 
 def show_as(words: list[str]) -> None:
-    """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals: where the system keeps the
-    words that the parent was started with, there is room for it."""
-    with contextlib.suppress(Exception):  # it is worth no error
+    """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals.
+
+    Overwrites the words with which the parent was started, which have room for it.
+    """
+    with contextlib.suppress(Exception):  # not worth an error
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces
             begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
@@ -121,7 +126,7 @@ def show_as(words: list[str]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """One launch, and the descriptors that came with it. Raises OSError, ValueError: it was cut."""
+    """Return one launch, and the descriptors that came with it. Raises OSError, ValueError: it was cut."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 16)
@@ -132,7 +137,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(launch: dict[str, Any], streams: list[int], connection: socket.socket) -> NoReturn:
-    """In the fork: be this launch, to its end."""
+    """Run this launch in the fork, to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -149,14 +154,14 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
     os.chdir(launch["cwd"])
     argv, env = launch["argv"], launch["env"]
     folders = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    if shadowed(folders):  # it would have imported others than those that are imported
+    if shadowed(folders):  # other modules than those that are imported already
         os.execve(argv[0], argv, env)
-    # variables that imports have set stay; those of the parent's start make way
+    # keep variables that imports have set, replace those of the parent's start
     imports_set = {name: value for name, value in os.environ.items() if name not in _given}
     os.environ.clear()
     os.environ.update({**imports_set, **env})
     sys.path[:0] = folders
-    for name in _OF_SITE:  # what PYTHONPATH has for every start of Python
+    for name in _OF_SITE:  # Python imports them from PYTHONPATH at each start
         if importlib.machinery.PathFinder.find_spec(name, folders) is not None:
             sys.modules.pop(name, None)
             importlib.import_module(name)
@@ -177,7 +182,7 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
 
 
 def shadowed(folders: list[str]) -> list[str]:
-    """Modules that are imported already, and that these folders would have given instead."""
+    """Return the modules in these folders that would have been imported instead of ones that are imported already."""
     imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_OF_SITE)}
     paths = []
     for folder in folders:
@@ -190,7 +195,7 @@ def shadowed(folders: list[str]) -> list[str]:
     return paths
 
 
-_given = dict(os.environ)  # before anything is imported that sets variables
+_given = dict(os.environ)  # before imports that set variables
 
 if __name__ == "__main__":
     main()

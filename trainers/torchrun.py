@@ -1,10 +1,10 @@
-"""torchrun, whose store listens only where its ranks meet; ``python trainers/torchrun.py`` takes torchrun's options.
+"""torchrun with a store that listens only at the run's address: ``python trainers/torchrun.py OPTIONS…``.
 
-torch's store listens on all interfaces of the first host, and has no login: whoever reaches the port reads and writes
-what torchrun and the ranks tell each other. With a store of the same port in the process already, torchrun takes that
-one (``multi_tenant``), so a socket that is bound to the run's address is opened first: to 127.0.0.1 on one host.
+torch's store listens on all interfaces of the first host, and has no login: whoever reaches the port can read and write
+the messages of torchrun and the ranks. If the process already has a store of the same port, torchrun takes that one
+(``multi_tenant``), so a socket that is bound to the run's address (127.0.0.1 on one host) is opened first.
 
-A file that is run by its path: no module of the working directory can stand in its place, as with ``python -m``.
+The file is run by its path, so that no module of the working directory can replace it, as with ``python -m``.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 _BACKLOG = 4096
-_JOIN = timedelta(minutes=10)  # torchrun's own patience with the other hosts
-_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With 1, torch counts GPUs by NVML. A process that has asked CUDA's runtime can't use a GPU in its forks (torch's
+_JOIN = timedelta(minutes=10)  # torchrun's own limit for the other hosts to join
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With 1, torch counts GPUs by NVML. Forks of a process that has initialised CUDA's runtime can't use a GPU (torch's
 multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """As ``python -m torch.distributed.run``, without a folder of this file's on the import path.
+    """Do the work of ``python -m torch.distributed.run``, without this file's folder on the import path.
 
     Args:
-        show_as: given by a process that has imported torch (trainers/ranks.py): its ranks are forks of it that call
-            their module's ``main``, instead of new processes that import torch again. It names them in ``ps``.
+        show_as: names a rank in ``ps``; given by a process that has imported torch (trainers/ranks.py). Its ranks are
+        forks
+            that call their module's ``main``, instead of new processes that import torch again.
     """
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
         del sys.path[0]
-    from torch.distributed import run as torchrun  # not before: this file's folder would be searched for modules
+    from torch.distributed import run as torchrun  # only now: before, this file's folder would be searched for modules
 
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
-        of_ranks = os.environ.get(_ASK_NVML)
-        os.environ[_ASK_NVML] = "1"  # torchrun asks whether there are GPUs, too
+        of_ranks = os.environ.get(_COUNT_BY_NVML)
+        os.environ[_COUNT_BY_NVML] = "1"  # torchrun counts GPUs, too
         if forks_lose_gpus():
-            _put_back(of_ranks)
+            _restore_variable(of_ranks)
             os.execv(sys.executable, [sys.executable, *sys.argv])
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
@@ -62,11 +63,11 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     own_pid = os.getpid()
 
     def rank(module: str, arguments: Sequence[str]) -> None:
-        _put_back(of_ranks)
+        _restore_variable(of_ranks)
         show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
-        # torch makes the rank wait here until torchrun has read its result: for good, if torchrun was killed
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # sent by the system when torchrun ends: torch asks for that
+        # torch makes the rank wait here until torchrun has read its result, for ever if torchrun was killed
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system sends it when torchrun ends, as torch requests
         if os.getppid() != own_pid:
             sys.stdout.flush()
             os._exit(0)
@@ -79,8 +80,10 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
 
 
 def forks_lose_gpus() -> bool:
-    """Whether there are GPUs that no fork of this process could use: CUDA's runtime was asked here, by an import or for
-    want of NVML (torch.cuda.is_available)."""
+    """Whether there are GPUs that no fork of this process could use.
+
+    An import, or ``torch.cuda.is_available`` without NVML, has then initialised CUDA's runtime here.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -91,16 +94,16 @@ def forks_lose_gpus() -> bool:
     return os.waitpid(pid, 0)[1] != 0
 
 
-def _put_back(asks_nvml: str | None) -> None:
-    """The variable as ranks are to have it."""
-    if asks_nvml is None:
-        del os.environ[_ASK_NVML]
+def _restore_variable(value: str | None) -> None:
+    """Restore the variable to the value that ranks should have."""
+    if value is None:
+        del os.environ[_COUNT_BY_NVML]
     else:
-        os.environ[_ASK_NVML] = asks_nvml
+        os.environ[_COUNT_BY_NVML] = value
 
 
 def run_rank(module: str, arguments: Sequence[str]) -> None:
-    """In a fork that is a rank: what ``python -m MODULE ARGUMENTS`` does."""
+    """Do the work of ``python -m MODULE ARGUMENTS`` in a fork that is a rank."""
     for number in (signal.SIGTERM, signal.SIGQUIT):  # not torchrun's handlers, which end its ranks
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGHUP):  # as the node agent has them for each rank
@@ -116,8 +119,9 @@ def _with_port(arguments: list[str], port: int) -> list[str]:
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """The store of this process, at this address alone. None: no interface here has the address (behind a NAT), and
-    torchrun's own listens on all of them. ``port`` 0: any.
+    """Return this process's store, listening at this address alone; ``port`` 0: any port.
+
+    None if no interface here has the address (behind a NAT): then torchrun's own store listens on all interfaces.
 
     Raises:
         OSError: another program has the port.
@@ -149,8 +153,10 @@ def listen(address: str, port: int) -> TCPStore | None:
 
 
 def bound(address: str, port: int) -> socket.socket:
-    """Listening at the address, of a name at the first that it stands for, IPv4 before IPv6, as gloo does. Raises
-    OSError."""
+    """Return a socket that listens at the address, or at a name's first address, IPv4 before IPv6, as gloo does.
+
+    Raises OSError.
+    """
     places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, kind, number, _, place = min(places, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, number)

@@ -1,6 +1,6 @@
 """Read torchrun's options with torch's own parser, for ``pipeline.config.overrides.torchrun_line``.
 
-It runs the text of this file in a process of its own, because the controller doesn't import torch.
+That module runs the text of this file in another process, because the controller doesn't import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ def answer(words: list[str]) -> dict[str, Any]:
     """Sort the words behind ``torchrun``.
 
     Returns:
-        ``error``: what torch's parser refuses. Else ``options``: those that differ from torchrun's defaults, by their
-        names in the parser; ``overrides``: Hydra overrides that stand before the script; ``cluster`` and ``sweep``:
-        Paceline's own options; ``script`` and ``args``.
+        ``error``: the message of torch's parser. Else ``options``: options that differ from torchrun's defaults, by
+        their
+        names in the parser; ``overrides``: Hydra overrides in front of the script; ``cluster`` and ``sweep``:
+        Paceline's
+        own options; ``script`` and ``args``.
     """
     parser = get_args_parser()
     parser.prog = "torchrun"
@@ -29,12 +31,12 @@ def answer(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--sweep", action="append", default=[])
     overrides: list[str] = []
     while True:
-        said = io.StringIO()
+        stderr = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(stderr):
                 parsed = vars(parser.parse_args(words))
         except SystemExit:
-            return {"error": said.getvalue().strip().rpartition("error: ")[2]}
+            return {"error": stderr.getvalue().strip().rpartition("error: ")[2]}
         script, args = parsed.pop("training_script"), parsed.pop("training_script_args")
         if not _OVERRIDE.match(script):
             break

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-# What a run is made of; written by the controller before the first launch.
+# Inputs of a run; written by the controller before the first launch.
 KEY = "key.json"  # the parts of the content key
 CONFIG = "config.json"  # the resolved configuration
-CONFIG_YAML = "config.yaml"  # the same, to be read by people
+CONFIG_YAML = "config.yaml"  # the same for users
 PROVENANCE = "provenance.json"  # commit, command line, environment of each host
-CHANGES = "changes.patch"  # what the working tree has beyond the commit
+CHANGES = "changes.patch"  # from the commit to the working tree
 CODE = "code"  # the snapshot that ranks import
 SCRIPT_OUTSIDE = "_script"  # in the snapshot: the files of a script that lies outside of the project
 DATA = "data"  # a link to the data pack
 
-# How it goes; written by the controller.
+# Progress; written by the controller.
 PLAN = "plan.json"  # commands, environments and hosts of the last attempt
 JOURNAL = "journal.jsonl"  # state changes
 ATTEMPTS = "attempts"  # a folder for each attempt: logs and exit codes
@@ -20,11 +20,11 @@ SYSTEM_METRICS = "system_metrics.jsonl"  # processors, memory, GPUs, network
 RESULT = "result.json"  # written last: the end of a good run
 TRACKING = "tracking.json"  # ids of the run in MLflow and other trackers
 
-# What rank 0 writes.
+# Written by rank 0.
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"  # written last by rank 0: figures of the whole run
-DEPENDENCIES = "dependencies.json"  # what the ranks have read and imported
+DEPENDENCIES = "dependencies.json"  # files that the ranks have read, and modules that they have imported
 
 # A training by the classifier.
 PREDICTIONS = "predictions.json"  # of the test images
@@ -33,21 +33,21 @@ FINAL_WEIGHTS_NOTES = "checkpoints/final.json"  # sha256, step, epoch, …
 EVALUATION = "evaluation"
 REPORT = "evaluation/report.json"
 CONFUSION_MATRIX = "evaluation/confusion_matrix.png"
-INITIAL_WEIGHTS = "init.pt"  # what a run starts from that doesn't start afresh
-INITIAL_WEIGHTS_NOTES = "init.json"  # where they are from
+INITIAL_WEIGHTS = "init.pt"  # of a run that continues from other weights
+INITIAL_WEIGHTS_NOTES = "init.json"  # their origin
 
 # A script.
-OUTPUTS = "outputs"  # what it leaves besides checkpoints
+OUTPUTS = "outputs"  # results besides checkpoints
 OUTPUT_DIGESTS = "outputs.json"  # file → sha256
 WORK = "work"  # working directories, of each host in node0, node1, …
-ABOVE = "above"  # in work/nodeN: a script's copy of the project, and what it wrote above that
-WORK_COPY = "above/above/code"  # in work/nodeN: the copy, so deep that ../x and ../../x are files of the script's own
-GIVEN = "given.json"  # in work/nodeN: what was laid out there before the script began
-LOGGED = "logged.jsonl"  # in work/node0: what paceline.log wrote; all of it is in metrics.jsonl at a good end
-EARLIER = "earlier.json"  # in work/node0: which files of metrics lay there before the attempt, with their sizes
+ABOVE = "above"  # in work/nodeN: a script's copy of the project, and files that it wrote above that
+WORK_COPY = "above/above/code"  # in work/nodeN: the copy, so deep that ../x and ../../x stay in work/nodeN
+GIVEN = "given.json"  # in work/nodeN: files that were laid out before the script began
+LOGGED = "logged.jsonl"  # in work/node0: rows of paceline.log; metrics.jsonl has all of them at a good end
+EARLIER = "earlier.json"  # in work/node0: files of metrics before the attempt, with their sizes
 PRINTED = "printed.jsonl"  # in work/node0: lines with metrics that earlier attempts printed
-CARRIED = "carried"  # what a host had saved in an earlier attempt, as it is sent there
-NODES = "nodes"  # what hosts other than the first leave, by node rank
+CARRIED = "carried"  # files that a host saved in an earlier attempt, when they are sent there
+NODES = "nodes"  # results of hosts other than the first, by node rank
 
 # Requests between the controller and rank 0.
 PRUNE = "prune"  # the controller wants the run to end at the next epoch
@@ -55,7 +55,7 @@ PRUNED = "pruned.json"  # rank 0 has ended it
 STOP = "stop"  # `doit stop` has ended the run: nothing is started again
 ATTEMPT_IDS = "attempts.json"  # ids of all attempts, the newest last: a rank of an older one stops writing
 
-# Answers of diagnostics, beside the files of a run.
+# Answers of diagnostics, next to the files of a run.
 ALLREDUCE = "allreduce.json"
 HOST_SPEED = "host_speed.json"
 PROFILE = "profile.json"

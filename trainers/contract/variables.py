@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 # Set by the plan, for every rank.
-PROJECT = "PACELINE_PROJECT"  # the folder that the run's words were typed in
+PROJECT = "PACELINE_PROJECT"  # the folder in which the run's words were typed
 DEVICE = "PACELINE_DEVICE"  # cpu or cuda
 NODE_RANK = "PACELINE_NODE_RANK"
 NNODES = "PACELINE_NNODES"
 FIRST_RANK = "PACELINE_FIRST_RANK"  # the lowest rank of this node
 WORLD_SIZE = "PACELINE_WORLD_SIZE"
-RENDEZVOUS_FILE = "PACELINE_RENDEZVOUS_FILE"  # where the ranks of one host meet without a port
+RENDEZVOUS_FILE = "PACELINE_RENDEZVOUS_FILE"  # for a rendezvous without a port
 COLLECTIVE_TIMEOUT_S = "PACELINE_COLLECTIVE_TIMEOUT_S"
 
 # Set by the agent.
 NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
-RESERVE = "PACELINE_RESERVE"  # a file that takes up the room of a last message; removed on a full disk
+RESERVE = "PACELINE_RESERVE"  # a file that is removed on a full disk, to make room for a last message
 RANKS = "PACELINE_RANKS"  # name of the warm parent that this process is, or is a fork of
 SECRETS = "PACELINE_SECRETS"  # a Slurm job's secret variables
 POD_IP = "PACELINE_POD_IP"
 POD_NAME = "PACELINE_POD_NAME"
 
-MARK_FILE = "paceline-node="  # a memory file that forks of a warm parent hold: the mark stands behind its name
+MARK_FILE = "paceline-node="  # name of a memory file that forks of a warm parent hold, followed by the mark
 
-# Set for a script; paceline.py, which is used without this package, spells them for itself.
+# Set for a script; paceline.py repeats them, because it is used without this package.
 LOG = "PACELINE_LOG"  # where paceline.log writes
 RUN_DIR = "PACELINE_RUN_DIR"
 OUTPUTS = "PACELINE_OUTPUTS"  # the folder for results

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-TYPE_CHECKING = False  # that of typing, without importing it: four of the milliseconds that a command takes
+TYPE_CHECKING = False  # importing it from typing would take a command four milliseconds
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -19,11 +19,11 @@ else:
 SAYS = "paceline: "
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 token = ""
-"""That of the request which is being answered: random, so what anybody else prints is never taken for an answer."""
+"""The token of the request, in front of each answer: random, so no other output is taken for an answer."""
 
 
 def say(**fields: Any) -> None:
-    """Print one answer line for the controller. Raises OSError: nobody reads any more.
+    """Print one answer line for the controller. Raises OSError: the connection is closed.
 
     It begins with a newline in the same write, because earlier output may lack one.
     """

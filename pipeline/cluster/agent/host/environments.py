@@ -58,7 +58,9 @@ def make_environment(request: Json) -> None:
     with environment_lock(f"{place}.lock"):
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
-            with open(lock, "w", encoding="utf-8") as file:  # not before: another maker's installer may be reading it
+            with open(
+                lock, "w", encoding="utf-8"
+            ) as file:  # only with the lock: another installer may have been reading it
                 file.write(request["lock"])
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
@@ -85,7 +87,7 @@ def environment_lock(path: str) -> Iterator[None]:
 
 
 def remove_unfinished(place: str) -> None:
-    """Remove what dead makers left, because nobody else holds the lock; also links to nothing."""
+    """Remove folders and dangling links of killed processes; the caller holds the lock."""
     if os.path.islink(place):
         os.unlink(place)
     for left in glob.glob(f"{glob.escape(place)}.*"):
@@ -116,7 +118,7 @@ def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
 
 
 def run_commands(steps: list[list[str]], folder: str) -> str:
-    """Run the commands; return why one failed, with its last lines, or ''. Ending this ends the command."""
+    """Run the commands; return why one failed, with its last lines, or ''. An exception ends the command, too."""
     with tempfile.TemporaryFile() as output:
         for argv in steps:
             child = subprocess.Popen(
@@ -140,7 +142,7 @@ def run_commands(steps: list[list[str]], folder: str) -> str:
 
 
 def wait_for(child: subprocess.Popen[bytes], folder: str) -> int:
-    """Wait for the exit code. Raises OSError: nobody listens any more."""
+    """Wait for the exit code, and report the progress. Raises OSError: the connection is closed."""
     while True:
         try:
             return child.wait(_REPORT_S)

@@ -137,7 +137,7 @@ def run_program(words: list[str], limit_s: float | None = None) -> subprocess.Co
 
 
 def host_keys(address: str, port: int) -> list[str]:
-    """Return the keys of this node's ssh server, asked from the node itself, or else from its public files."""
+    """Return the keys of this node's ssh server, from the server itself, or else from its public files."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
         done = run_program(words, 15)
@@ -385,7 +385,7 @@ def login_errors(target: Json) -> tuple[str, str]:
 
 
 def name_for_login(target: Json) -> str:
-    """Return the name by which this node calls the other one: that of cluster.hosts if it resolves here."""
+    """Return the name by which this node calls the other one: its name in cluster.hosts, if it resolves here."""
     for line in ssh_options_of(target["name"]):
         if line.startswith("hostname "):
             try:

@@ -23,7 +23,7 @@ _OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs visible to CUDA: those of ``CUDA_VISIBLE_DEVICES``, unless there is none at all."""
+    """Return the number of GPUs visible to CUDA: those in ``CUDA_VISIBLE_DEVICES``, or 0 if the host has none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return _gpus_present()

@@ -46,7 +46,7 @@ def reach(request: Json) -> None:
 
 
 def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
-    """Listen on this node's ports and connect to those of all others at once.
+    """Listen on this node's ports, and connect to the ports of all others at once.
 
     Args:
         hello: the greeting of a node.
@@ -65,12 +65,14 @@ class ReachCheck:
 
     def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
         self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
-        self.others = [*range(me + 1, len(nodes)), *range(me)]  # or all would ask the first one at once
-        self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # nobody came yet
+        self.others = [*range(me + 1, len(nodes)), *range(me)]  # each node starts with another one
+        self.awaited = {
+            (other, port) for other in self.others for port in nodes[me]["ports"]
+        }  # connections that haven't arrived yet
         self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
         self.names = Resolver()
         self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
-        self.greeted: set[socket.socket] = set()  # others that close the connection in a moment
+        self.greeted: set[socket.socket] = set()  # connections that the other side will close
         self.active: list[Dial] = []
 
     def run(self) -> Json:
@@ -86,8 +88,10 @@ class ReachCheck:
             over = [dial for dial in self.active if dial.over]
             self.active = [dial for dial in self.active if not dial.over]
             failed += [{"node": dial.node, "port": dial.port, "why": dial.why} for dial in over if dial.why]
-        self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # a late one may be refused by nobody
-        self.step_while(lambda: bool(self.greeted), CONNECT_S + 5 * RETRY_S)  # the other closes first: the port is free
+        self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # nodes that start late can still connect
+        self.step_while(
+            lambda: bool(self.greeted), CONNECT_S + 5 * RETRY_S
+        )  # the other side closes first, so that the port is free at once
         own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
         failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
         return {"taken": taken, "failed": failed}
@@ -123,7 +127,7 @@ class ReachCheck:
         return taken
 
     def accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has left again
+        with contextlib.suppress(OSError):  # the other side has closed it
             connection, _ = listener.accept()
             connection.setblocking(False)
             received = bytearray()
@@ -238,7 +242,7 @@ class Dial:
 
     def unconnected(self, code: int) -> None:
         self.hang_up()
-        self.refused |= code == errno.ECONNREFUSED  # it may listen in a moment, whatever its other addresses say
+        self.refused |= code == errno.ECONNREFUSED  # it may listen soon, whatever its other addresses answer
         if self.places:
             self.connect()
         elif self.refused:
@@ -279,7 +283,7 @@ class Dial:
         elif self.large:
             self.sent_at = time.monotonic()
             received.clear()
-            with contextlib.suppress(OSError):  # it has left again
+            with contextlib.suppress(OSError):  # the other side has closed it
                 self.socket.send(LARGE)
         else:
             self.ended("")

@@ -29,7 +29,7 @@ _MODE = 0o1777  # all users make claims there, and remove only their own
 _MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
 _FIRST = "000000000"  # earlier versions let lower numbers go first, and respect a claim with the lowest
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
-_MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
+_MUTEX_S = 5.0  # the lock is held for some milliseconds
 _MOST_BYTES = 4096
 _LATEST = 1e11  # unix seconds; later ones have no date
 
@@ -69,9 +69,9 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
         except PermissionError as error:
             raise OSError(error.errno, unusable(place), folder) from error
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else can have opened it yet
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
         os.write(descriptor, json.dumps({**request, "since": time.time()}).encode()[:_MOST_BYTES])
-        os.fchmod(descriptor, 0o644)  # whatever the umask says, others have to read it
+        os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
     return Claim(os.path.join(folder, name), descriptor)
 
 
@@ -80,7 +80,7 @@ def opened(folder: str) -> Iterator[int]:
     """Return a descriptor of the folder. Raises OSError: it doesn't exist, or a link or a file is in its place."""
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (NotADirectoryError, PermissionError) as error:  # the first also where it is a link
+    except (NotADirectoryError, PermissionError) as error:  # NotADirectoryError: also for a link
         owner = user_name(os.lstat(folder).st_uid)
         closed = isinstance(error, PermissionError)
         what = "has closed it" if closed else "has put a link or a file where a folder of claims should be"
@@ -115,7 +115,7 @@ def holder(descriptor: int) -> str:
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
         for line in table:
             fields = line.split()
-            if place in fields and fields[1:2] == ["FLOCK"]:  # "->" stands there for those who wait
+            if place in fields and fields[1:2] == ["FLOCK"]:  # "->" precedes processes that wait
                 return process_words(fields[4])
     return "somebody (lsof shows who)"
 

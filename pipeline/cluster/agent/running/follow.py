@@ -36,7 +36,7 @@ def follow(request: Json) -> None:
     in_thread(leave_after_heartbeat_timeout, last_heartbeat, on_error=leave)
     try:
         send_news(request, node, looks)
-    except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
+    except OSError as error:  # the connection is closed, or a file can't be read: a new stream may succeed
         leave(str(error))
 
 

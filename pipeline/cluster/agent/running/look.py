@@ -226,7 +226,7 @@ def read_beats(node: Json) -> list[tuple[str, RankBeat]]:
 
 
 def newest_checkpoint(run_dir: str) -> int:
-    """Return the step of the newest complete checkpoint, 0 without one: the .json beside it is written last."""
+    """Return the step of the newest complete checkpoint, whose .json is written last; 0 without one."""
     sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
     matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
     return max((int(name[1]) for name in matches if name), default=0)

@@ -339,7 +339,7 @@ def send(
 ) -> None:
     """Add a folder or a file to the tar; note files that can't be opened.
 
-    Raises OSError: nobody reads, or the file was cut.
+    Raises OSError: the connection is closed, or the file was cut.
     """
     path = os.path.join(run_dir, name)
     if kind == "folder":

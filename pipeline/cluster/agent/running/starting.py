@@ -50,7 +50,7 @@ def start(request: Json) -> None:
 
 
 def refuse_doubtful(request: Json) -> None:
-    """Refuse to start while a doubtful process lives, which would write beside the new attempt. Raises SystemExit."""
+    """Raise SystemExit while a doubtful process lives, which might write into the folder of the new attempt."""
     for _, entry in own_entries(request):
         if commands := doubtful(entry):
             pids = " ".join(map(str, commands))

@@ -33,7 +33,7 @@ _BIND_S = 5.0  # limit until a new parent accepts connections; Python takes a te
 _PID_S = 120.0  # limit until it has forked, because it may import torch from a slow disk first
 _SET_AT_LAUNCH = (
     *("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "PYTHONPATH"),
-    "CUDA_VISIBLE_DEVICES",  # read when the first device is asked for
+    "CUDA_VISIBLE_DEVICES",  # read at the first use of a device
     *("*_TOKEN", "*_API_KEY", "*_ACCESS_KEY", "*_ACCESS_KEY_ID", "*_SECRET", "*_PASSWORD"),
     *("AWS_*", "HF_*", "MLFLOW_*", "WANDB_*", "XDG_*", "KRB5*"),
 )

@@ -26,7 +26,7 @@ class Silence:
     """The seconds for which a file has not changed, as seen by this process.
 
     Only changes count, neither the system's clock (which may be set) nor the file's time stamp. Times in which this
-    process, its machine or its container was stopped don't count, because nobody could be heard then.
+    process, its machine or its container was stopped don't count, because it could see no change then.
     """
 
     def __init__(self, path: str) -> None:
