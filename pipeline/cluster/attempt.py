@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.running.claims import BUSY
-from pipeline.cluster.earlier import clear_left
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken, seen_of_lost
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -121,7 +120,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
     if spec.outputs.resume:
         earlier.take_over(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        for note in clear_left(hosts.launcher, facts, spec.run_dir.parent):
+        for note in earlier.clear_left(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)
     for port in hosts.ports():
         signals.check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.launchers.base import AttemptSpec, Place, place
@@ -16,12 +16,9 @@ from pipeline.cluster.networks import tls_variables
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
-from pipeline.core.specs import LaunchPlan, NodePlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
 from pipeline.keys import rank_environment
 from trainers.contract import variables
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import Cluster, Host, NodeFacts
 
 LOOPBACK = "127.0.0.1"
 _NUMA_TORCH = (2, 9)  # the first release whose torchrun has --numa-binding

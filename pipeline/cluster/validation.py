@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.cluster import networks
 from pipeline.cluster.networks import refuse_tls_over_nccl, tls_problems
 from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import Cluster, Host, NodeFacts
 
 OLDEST_PYTHON = (3, 11)  # for trainers/
 
