@@ -146,24 +146,29 @@ def take_over(
                 routes = _routes(launcher, facts, start, run_dir, stack, is_restart=is_restart)
             except PacelineError as error:  # such as a start by another launcher
                 here = {node.host: fact.host for node in start.plan.nodes if (fact := _host_now(node, facts))}
-                routes, failures = [], {node.host: error.what for node in start.plan.nodes if node.host not in here}
+                failures = {node.host: error.what for node in start.plan.nodes if node.host not in here}
                 for node in start.plan.nodes:
                     if node.host in here:
                         say(_ended_by_start(start, node, here[node.host]))
             else:
                 failures = {host: why for route in routes for host, why in route.stop(run_dir).items()}
-            if routes and routes[0].plan.nodes[0].host not in failures and _collected(routes[0], run_dir):
-                for route in routes:
-                    for note in route.launcher.notes():
-                        say(f"WARNING: {note}")
-                    route.launcher.clean(route.plan)
-                nothing_is_left(start.plan, run_dir)
-                if routes[0].launcher is not launcher:
-                    where = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
-                    say(f"{where}: it is ended there, and what it had saved is here")
+                if routes and routes[0].plan.nodes[0].host not in failures and _collected(routes[0], run_dir):
+                    _clear(routes, start, run_dir, say)
+                    if routes[0].launcher is not launcher:
+                        where = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
+                        say(f"{where}: it is ended there, and what it had saved is here")
         if not is_restart:
             for host, why in failures.items():
                 say(_unreached(start, host, why))
+
+
+def _clear(routes: Sequence[_Route], start: Start, run_dir: Path, say: Callable[[str], None]) -> None:
+    """Clear the hosts of a start whose outputs are here."""
+    for route in routes:
+        for note in route.launcher.notes():
+            say(f"WARNING: {note}")
+        route.launcher.clean(route.plan)
+    nothing_is_left(start.plan, run_dir)
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:

@@ -77,7 +77,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Closer:
+class _DeepAnswers:
     """The results of a deep examination: nvidia-smi's answers, clocks over a shorter round trip, further checks."""
 
     gpus: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
@@ -85,9 +85,9 @@ class _Closer:
     checks: Sequence[Check] = ()
 
 
-def judge(cluster: Cluster, facts: Sequence[NodeFacts], closer: _Closer | None = None) -> list[Check]:
+def judge(cluster: Cluster, facts: Sequence[NodeFacts], deep: _DeepAnswers | None = None) -> list[Check]:
     """Return all checks of the answers. Pure."""
-    known = closer or _Closer()
+    known = deep or _DeepAnswers()
     gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
     return [
         *versions.checks(cluster, facts),
@@ -145,8 +145,8 @@ def examine(
             facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
-        closer = _look_closer(cluster, launcher, runs_dir) if deep else None
-    checks = [*judge(cluster, facts, closer), *occupation.checks(cluster, facts)]
+        deep_answers = _examine_deeply(cluster, launcher, runs_dir) if deep else None
+    checks = [*judge(cluster, facts, deep_answers), *occupation.checks(cluster, facts)]
     return Report(facts=facts, checks=checks, refusals=refusals)
 
 
@@ -176,7 +176,7 @@ def _rehearsed(launcher: GrantedLauncher) -> Report:
     return Report(facts=(), checks=checks)
 
 
-def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _Closer:
+def _examine_deeply(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _DeepAnswers:
     requested = time.time()
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()
@@ -195,7 +195,7 @@ def _look_closer(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | Non
     checks = [*silent, *gpus.unanswered(cluster, gpus_by_host, _GPU_S)]
     for folder in shared_folders(cluster, launcher, runs_dir):
         checks += shared_folder_checks(cluster, launcher.ask, folder)
-    return _Closer(gpus=gpus_by_host, clocks=clocks, checks=checks)
+    return _DeepAnswers(gpus=gpus_by_host, clocks=clocks, checks=checks)
 
 
 # ------------------------------------------------------------------------------------------ folders shared by all hosts

@@ -42,13 +42,13 @@ def times(fact: NodeFacts) -> dict[str, float] | None:
     return {**{name: float(fact.extra[name]) for name in ("asked", "answered", "began")}, "said": fact.unix_time}
 
 
-def checks(facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
+def checks(facts: Sequence[NodeFacts], shorter: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
     """Check the clock of each host, or of this computer where all hosts differ from it by the same.
 
     Args:
-        closer: host → times of a shorter round trip than the probe's, where there was one.
+        shorter: host → times of a shorter round trip than the probe's, where there was one.
     """
-    times_by_host = {fact.host: round_trip for fact in facts if (round_trip := closer.get(fact.host) or times(fact))}
+    times_by_host = {fact.host: round_trip for fact in facts if (round_trip := shorter.get(fact.host) or times(fact))}
     offsets = {host: offset(round_trip) for host, round_trip in times_by_host.items()}
     if len(offsets) > 1 and _here_is_wrong(list(offsets.values())):
         # all hosts agree, so their median says how far this computer is off
