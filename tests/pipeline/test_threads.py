@@ -174,7 +174,7 @@ def test_a_mistake_in_the_thread_of_the_beats_is_a_message(monkeypatch: pytest.M
     def fails(*_: Any) -> None:
         raise RuntimeError("can't")
 
-    monkeypatch.setattr(streams._Stream, "tell", fails)
+    monkeypatch.setattr(streams._Stream, "send", fails)
     (lost,) = hear("import time; time.sleep(60)")
     assert isinstance(lost, NodeLost)
     assert lost.reason.startswith("can no longer be followed from here: RuntimeError: can't")

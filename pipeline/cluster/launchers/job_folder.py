@@ -189,7 +189,7 @@ class JobFollower:
         standing: Callable[[], str] = lambda: "",
     ) -> None:
         self._plan, self._folder, self._restart, self._gone, self._emit = plan, folder, restart, gone, emit
-        self._standing, self._said = standing, ""
+        self._standing, self._reported = standing, ""
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
@@ -226,7 +226,7 @@ class JobFollower:
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
-            self._say_standing()
+            self._report_standing()
             if all(whys):  # by the second answer the nodes' last reports have arrived
                 for node in alive.values():
                     self._emit(NodeLost(host=node.host, reason=whys[1]))
@@ -238,11 +238,11 @@ class JobFollower:
         while not self._closing.wait(_ASK_S):
             self._whys = (self._whys[1], self._gone())
 
-    def _say_standing(self) -> None:
+    def _report_standing(self) -> None:
         """Emit a warning once when the ranks begin to stand still."""
-        before, self._said = self._said, self._standing()
-        if self._said and self._said != before:
-            self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._said}"))
+        before, self._reported = self._reported, self._standing()
+        if self._reported and self._reported != before:
+            self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._reported}"))
 
     def _look(self, node: NodePlan) -> bool:
         """Emit what a node has written since the last read. True: its part has ended."""
@@ -262,13 +262,13 @@ class JobFollower:
         beat = self._folder.beats(node.node_rank, self._plan.run_id)
         if beat is not None and beat.get("beat") != self._beats.get(node.node_rank):
             self._beats[node.node_rank] = beat["beat"]
-            self._tell(NodeBeat.of, node, beat)
+            self._emit_parsed(NodeBeat.of, node, beat)
         looks = self._folder.looks(node.node_rank, self._plan.run_id)
         for look in looks[self._looks[node.node_rank] :]:
-            self._tell(NodeLook.of, node, look)
+            self._emit_parsed(NodeLook.of, node, look)
         self._looks[node.node_rank] = len(looks)
 
-    def _tell(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:
+    def _emit_parsed(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged file
             self._emit(read(node.host, value))
 

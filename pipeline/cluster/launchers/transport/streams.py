@@ -87,9 +87,9 @@ class Streams:
         looked = time.monotonic()
         while not self._closing.is_set():
             word = b"prune\n" if self._pruning else b"beat\n"
-            self._tell(b"stop\n" if self._stopping.is_set() else word)
+            self._send_to_all(b"stop\n" if self._stopping.is_set() else word)
             now = time.monotonic()
-            for stream in self._streams:  # at most: this process may have been stopped itself
+            for stream in self._streams:  # capped, as this process may have been stopped itself
                 stream.add_silence(min(now - looked, 2 * BEAT_S))
             looked = now
             if not self._stopping.wait(BEAT_S):
@@ -100,21 +100,21 @@ class Streams:
         for stream in self._streams:
             stream.failed(why)
 
-    def _tell(self, word: bytes) -> None:
+    def _send_to_all(self, word: bytes) -> None:
         for stream in self._streams:
-            stream.tell(word)
+            stream.send(word)
 
     def prune(self) -> None:
         """Ask rank 0 to end the run, with a checkpoint, at the next end of an epoch."""
         self._pruning = True
-        self._tell(b"prune\n")
+        self._send_to_all(b"prune\n")
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
         """Ask every node for the state of its ranks, or with ``peers`` whether it reaches these ssh servers.
 
         ``None``: the ranks without stacks. NodeLook events follow.
         """
-        self._tell(b"look " + json.dumps(peers).encode() + b"\n")
+        self._send_to_all(b"look " + json.dumps(peers).encode() + b"\n")
 
     def stop(self) -> None:
         """Ask every node that still answers to end its part. Returns at once; NodeExit events follow."""
@@ -149,7 +149,7 @@ class _Stream:
         self._ever_answered = False
         self._silence_reported = False
         self._silent_s = self._lost_s = 0.0  # silence of this connection, and of the node
-        self._said = ""
+        self._why_broken = ""
 
     def read(self) -> None:
         """Read until the node's end is known; reconnect where the stream breaks while its ranks may live."""
@@ -158,7 +158,7 @@ class _Stream:
                 if self._follow():
                     return
             except Exception as error:  # another connection may work
-                self._said = threads.described(error)
+                self._why_broken = threads.described(error)
             finally:
                 self._hang_up()
             limit_s = max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s)
@@ -174,7 +174,7 @@ class _Stream:
 
     @property
     def _silence(self) -> str:
-        return f"no longer answers: {self._said or 'the connection ended'}"
+        return f"no longer answers: {self._why_broken or 'the connection ended'}"
 
     @property
     def _slow_s(self) -> float:
@@ -192,11 +192,13 @@ class _Stream:
             answer = parse_stream(line, self._token, self.label, time.time())
             if answer is None:
                 if line.strip() and not self._answered:
-                    self._said = f"it says {hide(line[:200].decode(errors='replace').strip())!r}, which is no answer"
+                    self._why_broken = (
+                        f"it says {hide(line[:200].decode(errors='replace').strip())!r}, which is no answer"
+                    )
                 continue
             if not self._answered:
                 self._answered = self._ever_answered = True
-                self._said = ""  # text of a login script doesn't explain a later end
+                self._why_broken = ""  # text of a login script doesn't explain a later end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
                 return False  # lines are missing: the next connection brings them
             if self._silence_reported:
@@ -225,21 +227,21 @@ class _Stream:
         child = self._child = process.stream(self._argv)
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a stream has pipes")
-        threads.start(self._listen, child, name=f"stderr of {self.label}", on_error=self._note)
+        threads.start(self._read_stderr, child, name=f"stderr of {self.label}", on_error=self._note_failure)
         with contextlib.suppress(OSError):  # stderr says why it ended
             child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
             child.stdin.flush()
             self._opened = True
         yield from _lines_of(child, child.stdout)
 
-    def _listen(self, child: Popen[bytes]) -> None:
+    def _read_stderr(self, child: Popen[bytes]) -> None:
         """Keep the last line of stderr, which says why a connection ended."""
         if child.stderr is not None:
             for line in child.stderr:
-                self._said = line.decode(errors="replace").strip() or self._said
+                self._why_broken = line.decode(errors="replace").strip() or self._why_broken
 
-    def _note(self, why: str) -> None:
-        self._said = self._said or why
+    def _note_failure(self, why: str) -> None:
+        self._why_broken = self._why_broken or why
 
     def add_silence(self, passed_s: float) -> None:
         """Add ``passed_s`` seconds of silence, and end a connection that has been silent for too long."""
@@ -250,10 +252,10 @@ class _Stream:
         if not self._answered:
             limit_s = max(limit_s, self._slow_s)
         if self._silent_s > limit_s and child is not None:
-            self._said = self._said or f"nothing was heard for {limit_s:.0f} s"
+            self._why_broken = self._why_broken or f"nothing was heard for {limit_s:.0f} s"
             child.kill()  # also ends one that is stopped
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         """Send a word unless the connection is stuck: waiting for one host must not let the others' leases end."""
         child = self._child
         if child is None or child.stdin is None or not self._opened:
