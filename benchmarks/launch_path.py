@@ -20,11 +20,7 @@ from measure import ROOT
 sys.path.insert(0, str(ROOT))
 MOST_LOADED, MOST_FILES, MOST_RETURNS = 150, 35, 8
 NODE = (  # the order in which a start passes them
-    *(
-        "pipeline/cluster/agent/loader.py",
-        "pipeline/cluster/agent/main.py",
-        "pipeline/cluster/agent/running/starting.py",
-    ),
+    *("pipeline/cluster/agent/loader.py", "pipeline/cluster/agent/main.py"),
     *("pipeline/cluster/agent/running/supervisor.py", "pipeline/cluster/agent/running/warm.py"),
     *("trainers/ranks.py", "trainers/torchrun.py"),
 )

@@ -9,7 +9,7 @@ import pytest
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.contract import run_folder
 from trainers.core.errors import TrainerError
-from trainers.distributed.attempt import read_attempt
+from trainers.distributed.ranks import read_attempt
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 

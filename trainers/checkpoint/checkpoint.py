@@ -26,7 +26,7 @@ from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import make_folder, remove_temporaries, sha256_file, write_atomic, write_json
 from trainers.distributed import node_info
-from trainers.distributed.attempt import read_attempt
+from trainers.distributed.ranks import read_attempt
 
 _BAD = ".bad"
 _NOT_COMPARED = {

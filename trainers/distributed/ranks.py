@@ -1,12 +1,19 @@
-"""Read this rank's identity from the environment. Imports no torch; no other module reads RANK."""
+"""The identity of this process: its rank, and its attempt of the run. Imports no torch; no other module reads RANK.
+
+A rank may outlive its controller, its agent and its torchrun. Its run folder may then be removed, or used by a later
+attempt, and this rank must not write to it any more.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from trainers.contract import variables
+from trainers.contract import run_folder, variables
+from trainers.core.errors import TrainerError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +56,51 @@ def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
         nnodes=number("GROUP_WORLD_SIZE", 1),
         node_rank=number("GROUP_RANK", 0),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """``id`` is torchrun's run id ('' without one); ``known`` holds all valid ids (None: the folder has no list)."""
+
+    run_dir: Path
+    id: str
+    known: frozenset[str] | None
+
+    def refuse(self, other: object) -> None:
+        """Raise ValueError if files that attempt ``other`` wrote must not be used."""
+        if self.known is not None and other not in self.known:
+            raise ValueError(
+                f"it was written by attempt {other or '?'}, which {run_folder.ATTEMPT_IDS} doesn't name as one of this "
+                "run's"
+            )
+
+    def check(self) -> None:
+        """Raise TrainerError if the folder was removed or belongs to another attempt by now."""
+        if not self.run_dir.is_dir():
+            raise TrainerError(f"the run folder {self.run_dir} was removed while the run was going on")
+        if self.known is None or not self.id:
+            return
+        ids = _read(self.run_dir)
+        if not ids or ids[-1] != self.id:
+            what = (
+                f"belongs to attempt {ids[-1]} by now" if ids else f"has no readable {run_folder.ATTEMPT_IDS} any more"
+            )
+            raise TrainerError(f"the run folder {self.run_dir} {what}; attempt {self.id} ends")
+
+
+def read_attempt(run_dir: Path) -> Attempt:
+    """Return this process's attempt, from torchrun's environment and the run folder."""
+    ids = _read(run_dir)
+    known = None if ids is None else frozenset(ids)
+    return Attempt(run_dir=run_dir, id=os.environ.get("TORCHELASTIC_RUN_ID", ""), known=known)
+
+
+def _read(run_dir: Path) -> list[str] | None:
+    """Return the attempt ids of a run folder: None if the file is missing, [] if it is damaged."""
+    try:
+        ids = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
+        return [str(item) for item in ids]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []

@@ -22,10 +22,10 @@ from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
-from trainers.distributed.attempt import read_attempt
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
+from trainers.distributed.ranks import read_attempt
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
 from trainers.training import initial_weights, loss

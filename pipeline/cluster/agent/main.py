@@ -27,7 +27,7 @@ COMMANDS = {
     "examine": "host.checks",
     "shared": "host.checks",
     "reach": "host.reach",
-    "start": "running.starting",
+    "start": "running.supervisor",
     "job": "running.job",
     "follow": "running.follow",
     "stop": "running.registry",

@@ -28,8 +28,7 @@ from ..wire import Json, in_thread, read_json, refuse
 from .look import Beats, look
 from .processes import Orphans
 from .registry import end_attempts
-from .starting import lay_out
-from .supervisor import Supervisor
+from .supervisor import Supervisor, lay_out
 from .watches import Silence
 
 POLL_S = 0.1

@@ -402,19 +402,19 @@ def kind_of(mode: int) -> str:
     return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
-def stamp_of(path: str) -> list[int]:
-    """Return size and time of the last write (ns), as trainers/script/workdir.py notes them."""
-    state = os.stat(path)
-    return [state.st_size, state.st_mtime_ns]
-
-
 def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
-    """Return the bytes below a folder in files that are new or altered."""
+    """Return the bytes below a folder in files that are new or altered.
+
+    Args:
+        stamps: path in the run folder → size and time of the last write (ns), as trainers/script/workdir.py notes them.
+    """
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp_of(path):
-                    total += os.path.getsize(path)
+                state = os.stat(path)
+                stamp = [state.st_size, state.st_mtime_ns]
+                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp:
+                    total += state.st_size
     return total

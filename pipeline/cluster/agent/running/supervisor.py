@@ -1,4 +1,4 @@
-"""The process that stays on a node as long as a run: it owns torchrun."""
+"""The start of an attempt on a node, and the process that stays as long as its ranks: it owns torchrun."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from trainers.contract import variables
 
 from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
-from ..node import from_environment, peers_of
-from ..reasons import FULL, full_disk, reason
-from ..wire import REMOVED, Json, in_thread, touch, write_json
+from ..node import from_environment, own_node, peers_of
+from ..reasons import FULL, THERE, full_disk, reason
+from ..wire import REMOVED, Json, in_thread, say, touch, write_json
 from . import warm
+from .claims import Claim, claim_for_run
 from .processes import POLL_S, TERM_GRACE_S, Orphans, command_of, end_tree, find_processes, start_time
 from .rank_errors import describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
-from .registry import tombstone_path
-from .staging import free_bytes, no_inodes, room_in
+from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
+from .staging import free_bytes, no_inodes, remove_left, remove_ours, room_in, settle_pack, unpack
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
 
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
@@ -42,6 +43,80 @@ _SCRIPT_ENDED = re.compile(
     r"paceline: error: .* ended with exit code (\d+)"
 )  # by trainers.script.start, without torchrun
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # by trainers.script.start
+
+
+def start(request: Json) -> None:
+    """Stage the run, end leftovers of the same key, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request)
+    remove_outdated(request)
+    before = own_entries(request)
+    left = end_attempts(request)
+    if left:
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    refuse_doubtful(request)
+    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
+    for _, entry in before:
+        remove_ours(entry["remove"])
+    if request["stage"]:
+        remove_left(request, node)
+        unpack(sys.stdin.buffer, node["run_dir"])
+    if request["pack_digest"]:  # a diagnosis may need no data
+        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    lay_out(node)
+    read_fd, answer_fd = os.pipe()
+    # forked twice: the supervisor leads no session, so it never gets a terminal, and init waits for its end
+    if os.fork() == 0:
+        os.close(read_fd)
+        os.setsid()
+        if os.fork() == 0:
+            supervise_forever(request, node, answer_fd, claim)
+        os._exit(0)
+    os.close(answer_fd)
+    os.wait()
+    with os.fdopen(read_fd, "r", encoding="utf-8") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def refuse_doubtful(request: Json) -> None:
+    """Raise SystemExit while a doubtful process lives, which might write into the folder of the new attempt."""
+    for _, entry in own_entries(request):
+        if commands := doubtful(entry):
+            pids = " ".join(map(str, commands))
+            raise SystemExit(
+                f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
+                f"mark of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
+            )
+
+
+def lay_out(node: Json) -> None:
+    """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
+
+
+def supervise_forever(request: Json, node: Json, answer_fd: int, claim: Claim | None) -> None:
+    """Run the daemon to its end; never returns into the caller's stack."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Orphans.adopt()
+        Supervisor(request, node).run(answer_fd)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        if claim is not None:
+            claim.release()
+        os._exit(code)
 
 
 class Supervisor:
@@ -71,10 +146,6 @@ class Supervisor:
         self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
         self.stops = Stops()
         self.memory = OutOfMemory()
-
-    def hide(self, text: str) -> str:
-        """Mask secrets in a line of a rank or of torchrun."""
-        return self.rules.hide(text)
 
     def ended_process(self, code: int) -> str:
         """Name the process that ended with ``code``: torchrun, or the parent of a script.
@@ -110,7 +181,7 @@ class Supervisor:
                     self.pump()
                 self.lines_before_kill = self.last_lines
             if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
-                escaped = self.hide(described(find_processes(self.mark)))
+                escaped = self.rules.hide(described(find_processes(self.mark)))
                 self.escaped = f"{escaped}; not waited for" if escaped else ""
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
@@ -343,7 +414,7 @@ class Supervisor:
             if error is None and (local_rank in failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
             if error is not None:
-                explained = self.memory.explain(masked_and_cut(error, self.hide))
+                explained = self.memory.explain(masked_and_cut(error, self.rules.hide))
                 by_rank[local_rank] = {"rank": self.node["first_rank"] + local_rank, **explained}
         return sorted(by_rank.values(), key=lambda error: float(error["unix_time"]))
 
