@@ -14,10 +14,10 @@ from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
 from pipeline.config.errors.unknown_key import unknown_key
 from pipeline.config.own_targets import check_targets
-from pipeline.config.program_section import check_script, says_something, with_ranks, with_script
+from pipeline.config.program_section import check_script, describes_script, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_words
-from pipeline.config.values import refuse_endless, refuse_unprintable, typed
+from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core import web_address
 from pipeline.core.errors import UsageError
@@ -152,8 +152,8 @@ def build(
         tracking=tracking_config(resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
-        resolved=of_the_run(resolved, secrets),
-        overrides=words_of_the_run(overrides, resolved, secrets),
+        resolved=stored_config(resolved, secrets),
+        overrides=stored_overrides(overrides, resolved, secrets),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
         notify=notify_config(resolved.get("notify") or {}),
@@ -203,7 +203,7 @@ def _check_together(
     resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
 ) -> None:
     """Check the run against the hosts that it will use. Raises UsageError."""
-    refuse_endless(resolved)
+    refuse_non_finite(resolved)
     if not programs.of(resolved).is_ours:
         return check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
     check_targets(train, root, cluster.python_path)
@@ -280,14 +280,14 @@ def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
     return config
 
 
-def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
+def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
     """Return a resolved configuration without the settings of sweeps and without ``secrets``.
 
     Raises:
         UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ["sweep", "search", "notify", *([] if says_something(resolved) else [programs.SECTION])]
+    outside = ["sweep", "search", "notify", *([] if describes_script(resolved) else [programs.SECTION])]
     if not resolved.get("step"):
         outside.append("step")
     shown = without_secrets({name: value for name, value in resolved.items() if name not in outside}, secrets)
@@ -295,7 +295,7 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
     return with_sorted_arguments(shown)
 
 
-def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
+def stored_overrides(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
     """Return the overrides with placeholders for secrets and without those of ``notify``."""
     kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
     return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)

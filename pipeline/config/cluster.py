@@ -316,7 +316,7 @@ def _host(
         **_environment(raw["env"], "cluster.env"),
         **_environment(entry.get("env") or {}, f"{field} {entry['name']}: env"),
     }
-    _refuse_no_import_folder(env.get("PYTHONPATH", ""), root)
+    _refuse_missing_import_folders(env.get("PYTHONPATH", ""), root)
     shown, secret = split(env, secrets, raw.get("secrets") or ())
     return Host(
         name=entry["name"],
@@ -331,7 +331,7 @@ def _host(
     )
 
 
-def _refuse_no_import_folder(path: str, root: Path) -> None:
+def _refuse_missing_import_folders(path: str, root: Path) -> None:
     """Refuse relative entries of PYTHONPATH that are no folders of the project. Raises UsageError."""
     for entry in filter(None, path.split(":")):
         if not (root / entry).is_dir() and not entry.startswith("/"):  # an absolute one may be there on hosts alone

@@ -103,7 +103,7 @@ def tracked(args: Any, data: Sequence[DataPath], untracked: Sequence[str], root:
     """Turn paths in ``program.args`` into data, after the paths in ``program.data``."""
     data_arguments = DataArguments(args=args, data=[*data], untracked=untracked, root=root)
     if isinstance(args, Mapping):
-        data_arguments.args = {name: _of_option(data_arguments, str(name), value) for name, value in args.items()}
+        data_arguments.args = {name: _option_value(data_arguments, str(name), value) for name, value in args.items()}
     elif isinstance(args, list):
         flags = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
         data_arguments.args = [
@@ -112,7 +112,7 @@ def tracked(args: Any, data: Sequence[DataPath], untracked: Sequence[str], root:
     return data_arguments
 
 
-def _of_option(data_arguments: DataArguments, name: str, value: Any) -> Any:
+def _option_value(data_arguments: DataArguments, name: str, value: Any) -> Any:
     words = [
         data_arguments.word(name, f"program.args.{name}", word)
         for word in (value if isinstance(value, list) else [value])
@@ -120,10 +120,10 @@ def _of_option(data_arguments: DataArguments, name: str, value: Any) -> Any:
     return words if isinstance(value, list) else words[0]
 
 
-_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
+_CLASSIFIER_SECTIONS = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
 
 
-def says_something(resolved: Mapping[str, Any]) -> bool:
+def describes_script(resolved: Mapping[str, Any]) -> bool:
     """Whether the section describes a script: the one to run, or those whose runs are looked up."""
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
@@ -217,14 +217,14 @@ def with_script(
     files = files._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
     shown_data = [shown(one.path, root) for one in files.data]
     data = {"args": arguments.args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
-    run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
+    run = {name: value for name, value in resolved.items() if name not in _CLASSIFIER_SECTIONS}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
 
 
 def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
     for word in words:
         name = word.lstrip("+~").partition("=")[0]
-        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
+        if name.partition(".")[0].partition("@")[0] in _CLASSIFIER_SECTIONS:
             field = name.partition(".")[2] or "NAME"
             raise UsageError(
                 f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "

@@ -52,7 +52,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
         encodable(field, value)
 
 
-def refuse_endless(resolved: Mapping[str, Any]) -> None:
+def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
     """Refuse inf and NaN: no key can be computed from them. Raises UsageError."""
     for field, value in _values(resolved, ""):
         if isinstance(value, float) and not math.isfinite(value):

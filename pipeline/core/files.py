@@ -209,7 +209,7 @@ def system_temporary_prefix(kind: str) -> str:
 
 def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     """Remove temporary files of ended processes from these folders (not recursively); return the removed paths."""
-    left = [path for folder in folders for path in _of_mine(folder) if not _is_in_use(path)]
+    left = [path for folder in folders for path in _temporary_files(folder) if not _is_in_use(path)]
     for path in left:
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -221,7 +221,7 @@ def remove_system_leftovers() -> list[Path]:
     return remove_leftovers({Path(tempfile.gettempdir()), Path("/tmp")})
 
 
-def _of_mine(folder: Path) -> Iterator[Path]:
+def _temporary_files(folder: Path) -> Iterator[Path]:
     """Yield this user's temporary files."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

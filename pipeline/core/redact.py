@@ -57,10 +57,10 @@ def restored(word: str, values: Mapping[str, str]) -> str:
     if "{" not in value:
         return f"{key}={values.get(key.rpartition('.')[2], value)}"
 
-    def anew(pair: re.Match[str]) -> str:
+    def with_value(pair: re.Match[str]) -> str:
         return pair[1] + pair[2] + (values.get(pair[1], pair[3]) if HIDDEN in pair[3] else pair[3])
 
-    return f"{key}={_PAIR.sub(anew, value)}"
+    return f"{key}={_PAIR.sub(with_value, value)}"
 
 
 def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:

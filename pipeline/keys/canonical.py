@@ -113,12 +113,12 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     trainer = kept.get("trainer")
     if isinstance(trainer, dict) and isinstance(trainer.get("freeze"), list):
         trainer["freeze"] = sorted(set(trainer["freeze"]))  # the order of the patterns doesn't affect the run
-    if (init := _of_initial_weights(kept.pop("init", None))) is not None:
+    if (init := _initial_weights(kept.pop("init", None))) is not None:
         kept["init"] = init
     if isinstance(kept.get("program"), dict):
         if not names_seed(kept["program"]):  # the script never receives the seed
             kept.pop("seed", None)
-        kept["program"] = _of_script(kept["program"])
+        kept["program"] = _script_fields(kept["program"])
     if order := order_in(kept):
         kept[ORDER] = order
     return kept
@@ -129,7 +129,7 @@ def names_seed(script: Mapping[str, Any]) -> bool:
     return "seed" in names(json.dumps([script.get("args"), script.get("env")]))
 
 
-def _of_initial_weights(section: Any) -> dict[str, Any] | None:
+def _initial_weights(section: Any) -> dict[str, Any] | None:
     """Return the weights' digest if known, else the fields that name them; None for a fresh initialization."""
     given = {name: value for name, value in (section or {}).items() if value is not None}
     if not given.keys() & {"weights", "run"}:
@@ -137,7 +137,7 @@ def _of_initial_weights(section: Any) -> dict[str, Any] | None:
     return {"sha256": given["sha256"]} if "sha256" in given else given
 
 
-def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
+def _script_fields(section: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the fields of a script that don't count; a script outside the project counts by its file name alone."""
     script = str(section.get("script") or "")
     kept = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}

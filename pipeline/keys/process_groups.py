@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _CODE = re.compile(
 _TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
 _WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs")
-_NEVER_OURS = tuple(f"{name}/" for name in MODULES)
+_PACELINE = tuple(f"{name}/" for name in MODULES)
 
 
 def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
@@ -48,20 +48,20 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
             name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
         }
         files = script_files.find(root=root, data=None, module=section.get("module"), **paths)
-        return files.file is not None and _in_code(files.closure([*filter(None, python_path)]).sources.items())
+        return files.file is not None and _code_uses_process_group(files.closure([*filter(None, python_path)]).sources)
     except (UsageError, ConfigError, OSError):  # the start of the run reports it
         return False
 
 
-def _in_code(sources: Iterable[tuple[str, Path]]) -> bool:
+def _code_uses_process_group(sources: Mapping[str, Path]) -> bool:
     return any(
-        _asks(path)
-        for name, path in sources
-        if name.endswith(".py") and not name.startswith((*_NEVER_OURS, "paceline.py"))
+        _names_process_group_in(path)
+        for name, path in sources.items()
+        if name.endswith(".py") and not name.startswith((*_PACELINE, "paceline.py"))
     )
 
 
-def _asks(path: Path) -> bool:
+def _names_process_group_in(path: Path) -> bool:
     text = path.read_text(encoding="utf-8", errors="replace")
     return _names_process_group(text) and _names_process_group(_without_comments(text))
 

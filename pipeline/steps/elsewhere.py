@@ -87,7 +87,7 @@ def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
     """Run the attempt to its end, with every line in the log and on the terminal. Raises HostError, Killed."""
     with making.log.open("a", encoding="utf-8") as log:
 
-        def heard(line: LogLine) -> None:
+        def log_line(line: LogLine) -> None:
             if _NO_METRIC in line.text:  # steps don't log metrics
                 return
             text = masking.shown(f"{line.host} | {line.text}")
@@ -96,7 +96,7 @@ def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
             making.say(f"{making.step.name} | {text}")
 
         try:
-            run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=heard, on_note=making.say), making.stop)
+            run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=log_line, on_note=making.say), making.stop)
         except TrainingError as error:
             # The run folder is removed, so drop lines that refer to it.
             lines = [line for line in str(error).splitlines() if str(spec.run_dir) not in line]

@@ -144,7 +144,7 @@ class _Conductor:
         self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
         entries = self._read_journal()
-        self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
+        self._before, self._last_entries = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
         self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
@@ -205,7 +205,7 @@ class _Conductor:
         again = self.schedule.finished(start, outcome, event.cause)
         self._note(start, outcome.state, event.cause, outcome.detail)
         self._write_noted()
-        self._tell_end(start.trial, outcome, again=again)
+        self._report_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
             before = self._failures.setdefault(without_place(outcome.detail), self._label(start))
@@ -283,17 +283,17 @@ class _Conductor:
         Its missing MLflow records are written at the end.
         """
         try:
-            ended = self._standing(trial)
+            ended = self._known_result(trial)
         except UsageError as error:  # a newer Paceline wrote its folder; the other trials continue
-            self._note_before(trial, State.FAILED, detail=error.what)
+            self._note_known(trial, State.FAILED, detail=error.what)
             return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
         if ended is not None:
-            self._tell_end(trial, ended.outcome, again=False)
+            self._report_end(trial, ended.outcome, again=False)
         if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
             self._missed[trial.run.key.short] = trial.run
         return ended
 
-    def _tell_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
+    def _report_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
         self.sweep.on_event(
             TrialEnded(
                 number=trial.number,
@@ -305,7 +305,7 @@ class _Conductor:
             )
         )
 
-    def _standing(self, trial: Trial) -> Ended | None:
+    def _known_result(self, trial: Trial) -> Ended | None:
         """Return the result of a finished, pruned or permanently failed trial; None: start it.
 
         A search may choose a configuration again. That is the same run, so its earlier result holds.
@@ -314,28 +314,28 @@ class _Conductor:
         key = trial.run.key.short
         known = self._before.get(key)
         if trial.run.reason is None:
-            self._note_before(trial, State.FINISHED, detail="was finished before")
+            self._note_known(trial, State.FINISHED, detail="was finished before")
             if known is None:
                 self._adopt(trial)
             return Ended(trial=trial, outcome=finished(trial.run), before=True)
         decided = self._decided.get(key)
         if decided is not None:
             outcome, cause = decided.outcome, decided.cause
-            self._note_before(trial, outcome.state, cause, f"the same run as trial {decided.trial.number}")
+            self._note_known(trial, outcome.state, cause, f"the same run as trial {decided.trial.number}")
             return Ended(trial=trial, outcome=outcome, cause=cause, before=True)
         if known is not None and (known.state is State.PRUNED or was_pruned(trial.run)):
-            self._note_before(trial, State.PRUNED, detail="was pruned before")
+            self._note_known(trial, State.PRUNED, detail="was pruned before")
             return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
         if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
-            self._note_before(trial, State.FAILED, known.cause, known.detail)
+            self._note_known(trial, State.FAILED, known.cause, known.detail)
             outcome = Outcome(state=State.FAILED, detail=known.detail)
             return Ended(trial=trial, outcome=outcome, cause=known.cause, before=True)
         return None
 
-    def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
+    def _note_known(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
         """Record a trial that needs no start, unless an earlier call already has."""
-        stood = self._stood.get(trial.number)
-        if stood is None or (stood.key, stood.state) != (trial.key, state):
+        entry = self._last_entries.get(trial.number)
+        if entry is None or (entry.key, entry.state) != (trial.key, state):
             self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
 
     def _record_missed(self) -> None:

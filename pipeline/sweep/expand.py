@@ -15,7 +15,7 @@ from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words, with_step, with_words
-from pipeline.config.values import refuse_endless, refuse_unprintable
+from pipeline.config.values import refuse_non_finite, refuse_unprintable
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
@@ -89,7 +89,7 @@ def configuration_digest(config: RunConfig) -> str:
     return sha256_text(canonical_json([config.canonical, config.topology]))
 
 
-def _without_data(config: RunConfig) -> str:
+def _identity_without_data(config: RunConfig) -> str:
     """Identify a trial whose data is missing: by its configuration and the inputs of its data."""
     section = dict(config.resolved.get("program") or config.resolved["dataset"])
     source = [section.get("source"), section.get("data"), config.resolved.get("step")]
@@ -122,7 +122,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
         for job in combinations:
             chosen = tuple(word for word in job if word not in common)
             trial = factory.trial(len(trials), chosen, job)
-            identity = trial.run.key.digest if trial.run is not None else _without_data(trial.config)
+            identity = trial.run.key.digest if trial.run is not None else _identity_without_data(trial.config)
             if identity not in seen:
                 seen.add(identity)
                 trials.append(trial)
@@ -189,7 +189,7 @@ class TrialFactory:
         resolved, step = with_step(requested, self._step_source)
         refuse_idle_words(requested, step)
         refuse_unprintable(resolved)
-        refuse_endless(resolved)
+        refuse_non_finite(resolved)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
@@ -198,15 +198,16 @@ class TrialFactory:
         if script is None:
             build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(run_of)
-        shown = build.of_the_run(run_of, secrets)
+        shown = build.stored_config(run_of, secrets)
         section = placing.raw_cluster(shown["cluster"], whole.cluster, part)
+        stored = build.stored_overrides(words, resolved, secrets)
         config = dataclasses.replace(
             whole,
             train=train,
             script=script,
             cluster=part,
             resolved={**shown, "cluster": section},
-            overrides=_of_the_run(build.words_of_the_run(words, resolved, secrets), placing.words(whole.cluster, part)),
+            overrides=_without_sweep_words(stored, placing.words(whole.cluster, part)),
             step=step,
             secrets=secrets,
             parent=self._parent(train, words),
@@ -217,7 +218,7 @@ class TrialFactory:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
-        chosen = build.words_of_the_run(chosen, resolved, secrets)
+        chosen = build.stored_overrides(chosen, resolved, secrets)
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
@@ -266,7 +267,7 @@ def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, python_p
         raise UsageError(f"{where}{error}") from error
 
 
-def _of_the_run(words: Overrides, hosts: Overrides) -> Overrides:
+def _without_sweep_words(words: Overrides, hosts: Overrides) -> Overrides:
     """Drop overrides that only control the sweep; ``hosts`` replaces overrides of the hosts."""
     replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
     words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)

@@ -113,7 +113,7 @@ def _wait(answer: queue.SimpleQueue[Answer], timeout_s: float) -> Answer:
         return None
 
 
-def _came(answer: queue.SimpleQueue[Answer], timeout_s: float) -> bool:
+def _has_arrived(answer: queue.SimpleQueue[Answer], timeout_s: float) -> bool:
     try:
         answer.get(timeout=timeout_s)
     except queue.Empty:
@@ -206,6 +206,6 @@ class _SharedRecorder(DestinationRecorder):
         if self._answer is None and not self.is_recorded():
             self.start()
         if self._answer is not None:
-            patient(self._worker.pid, partial(_came, self._answer))
+            patient(self._worker.pid, partial(_has_arrived, self._answer))
         if self._says_nothing():
             super().finish()  # the worker has ended, so start a separate process

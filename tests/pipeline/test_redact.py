@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.build import RunConfig, build, of_the_run
+from pipeline.config.build import RunConfig, build, stored_config
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
@@ -151,7 +151,7 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
     resolved = resolve(compose_config(["experiment=quickstart"]))
     resolved["model"] = {**resolved["model"], "hub_token": "abcdefgh"}
     with pytest.raises(UsageError, match=r"model\.hub_token is secret by its name or form"):
-        of_the_run(resolved, redact.secret_values(resolved))
+        stored_config(resolved, redact.secret_values(resolved))
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
     worker = workers.WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
     came = worker.ask(run_dir="x")
     try:
-        assert client.patient(worker.pid, lambda within_s: workers._came(came, within_s)) == works
+        assert client.patient(worker.pid, lambda within_s: workers._has_arrived(came, within_s)) == works
     finally:
         os.kill(worker.pid, signal.SIGKILL)
         worker.close()

@@ -71,7 +71,8 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     culprit = _word_of_field(text, overrides) or _culprit(overrides, composed)
     if culprit.lstrip("+~").startswith("="):
         return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
-    if of_file := files.entry_error(text, culprit, group_names()) or _in_a_file(text, culprit, error, composed):
+    of_entry = files.entry_error(text, culprit, group_names())
+    if of_file := of_entry or _wrong_field_of_file(text, culprit, error, composed):
         return of_file
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
@@ -85,7 +86,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         field = culprit.partition("=")[0].lstrip("+")
         in_entry = f"{culprit}, in an entry of cluster.hosts or cluster.spares"
         return not_of_a_host(match[1], field if field.startswith("cluster.") else in_entry)
-    if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
+    if _NO_HOSTS.search(text) and (_is_of_hosts(culprit) or HostConfig.__name__ in text):
         return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
     if match := _NO_TEXT.search(text):
         kind = "list" if match[1] == "list" else "mapping"
@@ -109,7 +110,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
 
 
-def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
+def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
     """Explain an unknown field of a file, or a wrong value of one; None if the error isn't about a file."""
     field_of_file = files.field_error(text, culprit)
     if field_of_file is None:
@@ -119,7 +120,7 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
         return UsageError(f"{place}: {field}: {files.value_reason(error)}")
     group, _, name = field.rpartition(".")
     if group == SECTION:
-        return _of_program(place, name, settings)
+        return _unknown_program_field(place, name, settings)
     options = OPTIONS.get(group)
     of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
     if of_option:
@@ -131,7 +132,7 @@ def _in_a_file(text: str, culprit: str, error: Exception, composed: Composer) ->
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
 
 
-def _of_program(place: str, name: str, settings: str) -> UsageError:
+def _unknown_program_field(place: str, name: str, settings: str) -> UsageError:
     """Explain a field of ``program`` in a file that the settings class lacks: program=script has it, or nothing has."""
     names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
     if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
@@ -161,7 +162,7 @@ def _other_form(culprit: str, text: str) -> str:
     )
 
 
-def _of_hosts(culprit: str) -> bool:
+def _is_of_hosts(culprit: str) -> bool:
     return culprit.lstrip("+").startswith(("cluster.hosts", "cluster.spares"))
 
 
@@ -265,7 +266,7 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
 
 def missing(field: str) -> UsageError:
     """Return the error for a field without a value."""
-    if _of_hosts(field):
+    if _is_of_hosts(field):
         return UsageError(f"{field} is missing: every host has a name; {_HOSTS_ARE}")
     return UsageError(f"{field} is missing: it was deleted or set to ???; choose an option with {field}=…")
 

@@ -139,7 +139,7 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
         if name in groups and (name != match[1] or match.re is _TWICE):
             chosen = written.partition(":")[2].strip()
             return UsageError(
-                f"{file.at(line)}: {written!r} would " + _would(name, group, match),
+                f"{file.at(line)}: {written!r} would " + _effect_of_entry(name, group, match),
                 hint=f"- override /{name}: {chosen}",
             )
         if match.re is _NO_OVERRIDE:
@@ -147,7 +147,7 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
     return None
 
 
-def _would(name: str, group: str, match: re.Match[str]) -> str:
+def _effect_of_entry(name: str, group: str, match: re.Match[str]) -> str:
     if match.re is _TWICE:
         return f"choose {name} a second time, beside conf/config.yaml's"
     return f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"

@@ -136,7 +136,7 @@ class SearchSpace:
     fixed: tuple[str, ...]
 
     @property
-    def endless(self) -> list[str]:
+    def infinite(self) -> list[str]:
         """The keys with infinitely many values."""
         return [name for name, item in self.dimensions.items() if item.values is None]
 

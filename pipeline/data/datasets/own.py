@@ -109,7 +109,7 @@ def _made(config: OwnDatasetConfig, root: Path) -> Any:
         raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error, root)}") from error
     finally:
         if os.getpid() != caller:
-            _tell_and_end(config.target)
+            _warn_and_exit(config.target)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _exit_raises() -> Iterator[None]:
         os._exit = leave
 
 
-def _tell_and_end(target: str) -> NoReturn:
+def _warn_and_exit(target: str) -> NoReturn:
     what = "forked, and the copy came back from it: it ends here (with os._exit(0) in it nothing is said)"
     print(f"WARNING: {target} {what}", file=sys.stderr, flush=True)
     os._exit(1)

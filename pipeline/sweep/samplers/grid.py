@@ -21,8 +21,8 @@ class GridConfig(SearchConfig):
 
     def check(self, space: SearchSpace) -> None:
         """Require a finite list of values for each dimension."""
-        if space.endless:
-            name = space.endless[0]
+        if space.infinite:
+            name = space.infinite[0]
             raise UsageError(
                 f"search=grid can't list {name}: an interval has no end of values; "
                 f"write {name}='range(a,b,step)' or single values, or take search=tpe"
