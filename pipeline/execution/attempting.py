@@ -19,6 +19,7 @@ from pipeline.core.files import write_json
 from pipeline.core.specs import (
     SCRIPT_OUTPUTS,
     TRAINING_OUTPUTS,
+    UNDER_WAY,
     Cluster,
     LaunchPlan,
     LogLine,
@@ -63,6 +64,23 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
         )
     hosts = tuple(known[node.host] for node in plan.nodes)
     return plan, replace(cluster, hosts=hosts, spares=tuple(host for host in cluster.spares if host not in hosts))
+
+
+def to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan, Cluster]:
+    """Return the newest attempt and its hosts, if it may still run. ``say`` takes how it ended, where it is over.
+
+    Raises:
+        UsageError: it is over, or on other hosts.
+        HostError: its command saw an end, and a host can't be asked whether that was the end of its ranks too.
+    """
+    plan, cluster = left_running(run)
+    last = journal.read(run.folder.journal)[-1:]
+    if last and last[0].state not in UNDER_WAY and not earlier.goes_on(cluster, plan, run.folder.path, say):
+        raise UsageError(
+            f"nothing of run {run.key.short} is under way: it is {last[0].state}, {last[0].first_line}",
+            hint=f"doit train with the same words starts {next_start(run)}",
+        )
+    return plan, cluster
 
 
 def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:

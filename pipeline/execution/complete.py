@@ -24,7 +24,7 @@ from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
-from pipeline.execution.attempting import attach, going_on, left_running, run_attempts
+from pipeline.execution.attempting import attach, going_on, run_attempts, to_attach
 from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.next_start import next_start
 from pipeline.execution.run import Run, prepare, start_of
@@ -143,7 +143,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     say=say,
                     services=services,
                     started=time.time(),
-                    attached=left_running(run) if attach else None,
+                    attached=to_attach(run, say) if attach else None,
                     mirror=_mirror(run, say),
                 )
             )

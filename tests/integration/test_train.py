@@ -111,6 +111,12 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     assert list(processes_of(project.folder)) == []
     assert project.states()[-1] == "KILLED"
     assert not (project.only_run() / "result.json").exists()
+    log = (project.only_run() / "attempts/1/localhost.log").read_bytes()
+    refused = project.doit("attach", project.only_run().name)  # there is nothing to follow, and nothing is touched
+    assert (refused.returncode, "is under way: it is KILLED, stopped by " in refused.stdout) == (3, True)
+    assert "try: doit train with the same words starts from the checkpoint of step " in refused.stdout
+    assert (project.only_run() / "attempts/1/localhost.log").read_bytes() == log
+    assert project.states()[-1] == "KILLED"
 
 
 def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(project: Project) -> None:
