@@ -155,6 +155,44 @@ def test_torchs_own_parser_reads_its_options(line: str, overrides: list[str], tm
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run my data/my train.py --lr 1", "there is no my: a shell splits words at blanks\n  try: doit run "
+         "'my data/my train.py' --lr 1"),
+        ("run --cluster x python train.py", "run starts Python by itself\n  try: doit run --cluster x train.py"),
+        ("run train.py --a 1 program.args.lr=0.1", "before the script\n  try: doit run train.py --a 1 --lr 0.1"),
+    ],
+)  # fmt: skip
+def test_a_line_that_starts_no_script_is_answered_with_the_one_that_does(line: str, said: str, folder: Path) -> None:
+    (folder / "my data").mkdir()
+    (folder / "my data/my train.py").touch()
+    with pytest.raises(UsageError) as refused:
+        translated(line, folder)
+    assert said in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("torchrun --nproc-per-node 2 --lr 0.1 train.py --b 3", "unrecognized arguments: --lr\n  try: doit "
+         "torchrun --nproc-per-node 2 train.py --b 3 --lr 0.1"),
+        ("torchrun --hostfile hosts train.py", "try: doit torchrun cluster=pssh cluster.hostfile=FILE …"),
+        ("torchrun --zzz", "try: torchrun --help"),
+    ],
+)  # fmt: skip
+def test_options_of_the_script_before_it_are_shown_behind_it(line: str, said: str, folder: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        translated(line, folder)
+    assert said in str(refused.value)
+
+
+def test_paceline_s_own_flags_stand_before_the_script(folder: Path) -> None:
+    assert translated("run --json --dry-run train.py --json", folder)[:3] == ["train", "--json", "--dry-run"]
+    assert "program.args.json=true" in translated("run train.py --json", folder)
+
+
 @pytest.mark.slow
 def test_what_a_run_does_not_need_is_noted(tmp_path: Path) -> None:
     line = ["torchrun", "--rdzv-backend", "c10d", "--node-rank=1", "--tee", "3", "train.py"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -44,6 +45,8 @@ _NOT_NEEDED = {
     **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
+_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach")
+_ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
 
@@ -97,11 +100,43 @@ def translated(
     at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), None)
     if at is None or not _is_translatable(argv[:at], argv[at], argv[at + 1 :]):
         return [*argv], []
-    line = _of_torchrun(argv[at + 1 :], root) if argv[at] == "torchrun" else _of_run(argv[at + 1 :])
+    own, typed = _own_flags(argv[at + 1 :])
+    line = _of_torchrun(typed, root) if argv[at] == "torchrun" else _of_run(typed)
+    _refuse_misplaced(line, [argv[at], *typed], folder, root)
     has_verb = any(word in verbs for word in argv[:at])
-    begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"])]
+    begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
+
+
+def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take Paceline's own flags out of the words before the script; return them and the rest."""
+    end = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
+    own = [word for word in typed[:end] if word in _OWN_FLAGS]
+    return own, [word for at, word in enumerate(typed) if at >= end or word not in _OWN_FLAGS]
+
+
+def _refuse_misplaced(line: _Line, typed: Sequence[str], folder: Path, root: Path) -> None:
+    """Refuse python as the script, a path that a shell has split at blanks, and overrides behind the script."""
+    if line.module or line.no_python:
+        return
+    begin = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
+    if line.script in ("python", "python3") and line.args:
+        raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{begin} {shlex.join(line.args)}")
+    for at, word in enumerate(line.args):
+        if match := _ARGUMENT.fullmatch(word):
+            args = [*line.args[:at], f"--{match[1]}", match[2], *line.args[at + 1 :]]
+            raise UsageError(
+                f"{word} stands behind the script, which would get it as it is: overrides stand before the script",
+                hint=f"{begin} {shlex.join([line.script, *args])}",
+            )
+    if any(os.path.exists(place / line.script) for place in (folder, root)):  # noqa: PTH110
+        return
+    for end in range(1, len(line.args) + 1):
+        path = " ".join([line.script, *line.args[:end]])
+        if any(os.path.isfile(place / path) for place in (folder, root)):  # noqa: PTH113  (no error for a long text)
+            words = shlex.join([path, *line.args[end:]])
+            raise UsageError(f"there is no {line.script}: a shell splits words at blanks", hint=f"{begin} {words}")
 
 
 def _is_translatable(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
@@ -116,7 +151,7 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
         raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
     parsed = _parsed(typed, root)
     if "error" in parsed:
-        raise UsageError(f"torchrun: {parsed['error']}", hint="torchrun --help")
+        raise UsageError(f"torchrun: {parsed['error']}", hint=_instead(typed, parsed["error"]))
     options: dict[str, Any] = parsed.pop("options")
     not_needed: dict[str, list[str]] = {}
     for name in options.keys() - set(_TRANSLATED):
@@ -126,6 +161,22 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
         not_needed.setdefault(_NOT_NEEDED[name], []).append(f"--{name.replace('_', '-')}")
     known = {name: value for name, value in options.items() if name in _TRANSLATED}
     return _Line(**parsed, **known, not_needed=not_needed)
+
+
+def _instead(typed: Sequence[str], error: str) -> str:
+    """Return the line with options that torchrun lacks behind the script, whose own they are as a rule."""
+    script = next((at for at, word in enumerate(typed) if word.endswith(".py")), None)
+    refused = error.removeprefix("unrecognized arguments: ").split()
+    if "--hostfile" in refused:
+        return "doit torchrun cluster=pssh cluster.hostfile=FILE …"
+    if script is None or refused == error.split():
+        return "torchrun --help"
+    before, of_script, previous = list[str](), list[str](), ""
+    for word in typed[:script]:
+        is_value = previous in refused and "=" not in previous and not word.startswith("-")
+        (of_script if word in refused or is_value else before).append(word)
+        previous = word
+    return f"doit torchrun {shlex.join([*before, *typed[script:], *of_script])}"
 
 
 def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
@@ -162,7 +213,9 @@ def _of_run(typed: Sequence[str]) -> _Line:
         elif word == "-m":
             is_module = True
         elif word.startswith("-"):
-            raise UsageError(f"run has no option {word}; it has -m, --cluster NAME and --sweep NAME=VALUES")
+            raise UsageError(
+                f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}"
+            )
         else:
             overrides.append(word)
     if not left:
