@@ -52,6 +52,9 @@ $(STAMP): requirements.lock
 	@# the project itself, importable from everywhere in this environment (doit loads its plug-ins before the working directory)
 	@# and doit looks for dodo.py in the folders above too, so that every verb works in a subfolder
 	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path.cwd()) + "\nimport os; os.environ.setdefault(\"DOIT_SEEK_FILE\", \"1\")\n")'
+	@# the command paceline, in the form of pip's own: the interpreter's path may have blanks
+	@printf '%s\n' '#!/bin/sh' "'''exec' \"$(CURDIR)/$(BIN)/python\" \"\$$0\" \"\$$@\"" "' '''" 'from pipeline.cli.main import main' 'raise SystemExit(main())' >$(BIN)/paceline
+	@chmod +x $(BIN)/paceline
 	@touch $@
 
 lock:  ## after a change of dependencies in pyproject.toml

@@ -3,6 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+if __name__ == "__main__":
+    raise SystemExit(
+        "ERROR: doit reads this file, which does nothing by itself\n  try: doit train experiment=quickstart"
+    )
+
 from pipeline.cli import project
 
 DOIT_CONFIG = project.DOIT_CONFIG

@@ -15,7 +15,13 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-import hydra  # noqa: E402
+try:
+    import hydra
+except ModuleNotFoundError as absent:
+    raise SystemExit(
+        f"ERROR: {sys.executable} has no module {absent.name}: it is another Python than the project's\n"
+        "  try: . .venv/bin/activate in the project's folder (make install makes it), then the same command"
+    ) from None
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402

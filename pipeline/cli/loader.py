@@ -98,7 +98,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                     answers.refuse(UsageError(str(error)), str(error))
                     raise
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
-                raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
+                wrong = UsageError(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
+                answers.refuse(wrong, str(wrong))
+                raise invalid(wrong.what)
             self._outlive()
             self._compose()
             signals.begin()

@@ -63,6 +63,11 @@ def test_make_install_makes_the_environment_alone_and_says_what_comes_next(tmp_p
     comes_next = "the environment is .venv; next: . .venv/bin/activate, then doit list, or make train, or make test\n"
     assert said == [f"installing\n{comes_next}", comes_next]
     assert [*tmp_path.glob(".venv/lib/python3*/site-packages/paceline.pth")]
+    (tmp_path / "pipeline/cli").mkdir(parents=True)
+    (tmp_path / "pipeline/cli/main.py").write_text("import sys\ndef main():\n    print(sys.argv[1:])\n    return 3\n")
+    argv = [f"{tmp_path}/.venv/bin/paceline", "runs", "a b"]
+    done = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "['runs', 'a b']\n"), done.stderr
 
 
 def test_hosts_get_what_trainers_import_in_the_versions_of_the_developers_and_nothing_that_they_do_not_need() -> None:

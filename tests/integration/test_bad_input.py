@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -167,6 +168,35 @@ def test_a_lab_is_raised_or_removed_and_not_both() -> None:
     )
     assert done.returncode == 3
     assert "not both" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["-S", "-m", "pipeline", "seed=1"],  # without site-packages, as a Python of the system
+            f"ERROR: {sys.executable} has no module hydra: it is another Python than the project's\n"
+            "  try: . .venv/bin/activate in the project's folder (make install makes it), then the same command\n",
+        ),
+        (
+            ["dodo.py", "train"],
+            "ERROR: doit reads this file, which does nothing by itself\n  try: doit train experiment=quickstart\n",
+        ),
+    ],
+)
+def test_a_command_for_another_python_or_without_doit_is_told_what_to_type(words: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
+def test_the_json_of_a_host_without_an_answer_has_the_message_and_hint_of_the_text() -> None:
+    argv = [*DOIT, "preflight", "cluster=pssh", "cluster.hosts=[gpu1.invalid]", "--json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], answer["error"]["code"]) == (1, False, "hosts")
+    assert answer["error"]["message"].startswith("probe: 1 of 1 hosts can't take part\n  gpu1.invalid: unreachable: ")
+    assert answer["error"]["hint"] == "ssh gpu1.invalid true"
+    assert [check["host"] for check in answer["data"]["checks"]] == ["gpu1.invalid"]
 
 
 def test_a_source_that_fetch_refuses_is_refused_by_all_who_only_look(tmp_path: Path) -> None:

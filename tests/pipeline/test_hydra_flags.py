@@ -90,6 +90,10 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
     [
         ("--json runs", "the options of doit runs stand behind it\n  try: doit runs --json"),
         ("train --resume", "--resume is no option of doit train: the same doit train goes on where its run was"),
+        (
+            "train -m seed=1,2 json=1",
+            "-m is an option of Hydra's command line, which doit train doesn't take beside json=1",
+        ),
         ("mcp --zzz", "--zzz is no option of doit mcp, which has none; overrides have no dashes"),
     ],
 )

@@ -79,6 +79,7 @@ def test_a_word_that_means_nothing_has_no_answer() -> None:
         (("sweep", "seed=0..3"), "the trials of a sweep are written seed='range(0,4)'"),
         (("train", "lr=0.1"), "did you mean optimizer.lr=0.1?"),
         (("train", "--epochs=3"), " trainer.epochs=3\n"),
+        (("json=1",), '"message": "no command is named; doit train json=1, for example"'),
         (("status", "--wach"), "which has --run, --watch, --json"),
     ],
 )

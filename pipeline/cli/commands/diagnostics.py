@@ -40,6 +40,8 @@ def preflight() -> None:
             raise
         labels = [host.label for host in cluster.hosts]
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
+        answers.answer(checks.as_json(report), error=error)
+        raise PacelineError("") from error
     measures = saves or is_on(options, "measure")
     if measures and report.is_ok:
         report = _measured(report, saves=saves, say=hear)

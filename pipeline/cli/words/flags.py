@@ -51,12 +51,15 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
         of_hydra = word.partition("=")[0] in _OF_HYDRA or after in _SHORT.get(word, ())
         if not of_hydra or invocation.verb is None:
             continue
-        if invocation.verb == "train":
+        if invocation.verb == "train" and not invocation.options:
             process.replace([sys.executable, "-m", "pipeline", *(item for item in argv if item != "train")])
-        hint = f"doit sweep {words}" if word in ("--multirun", "-m") else f"doit config {words}, or doit train {word} …"
-        raise UsageError(
-            f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take", hint=hint
-        )
+        options = " ".join(shlex.quote(f"{name}={value}") for name, value in invocation.options.items())
+        hint = f"doit config {words}, or doit train {word} …"
+        if word in ("--multirun", "-m"):
+            hint = f"doit sweep {words} {options}".rstrip()
+        beside = f" beside {options}" if invocation.verb == "train" else ""
+        what = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{beside}"
+        raise UsageError(what, hint=hint)
     _refuse_unknown(argv, invocation.verb, loader_options)
 
 
