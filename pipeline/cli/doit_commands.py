@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from doit import reporter
@@ -118,6 +119,11 @@ class Clean(Run):
         for word in args:
             if not invocation.is_override(word):
                 options = [f"{name}=" for name in VERBS["clean"].options]
+                if re.fullmatch(r"[0-9a-f]{6,32}|last", word):
+                    raise InvalidCommand(
+                        f"{command()} clean chooses runs by rules and takes no key; one run alone is deleted with its "
+                        "folder: rm -r runs/KEY"
+                    )
                 raise InvalidCommand(f"{command()} clean takes no {word!r}; {suggestion(word, options)}")
         return super().execute(params, ["clean"])
 

@@ -63,11 +63,13 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
         return
     below = global_batch_size // parts * parts
     nearest = " or ".join(str(size) for size in (below, below + parts) if size)
+    is_small = world_size > global_batch_size and not shards
     whose = f"{counted(shards, 'part')} (trainer.shards)" if shards else counted(world_size, "rank")
     micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
     raise UsageError(
         f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {whose}{micro};"
         f" nearest that can: {nearest}"
+        + (f", or at most {counted(global_batch_size, 'rank')} (cluster.nproc_per_node)" if is_small else "")
     )
 
 

@@ -132,9 +132,13 @@ def _versions(value: Any) -> dict[str, str]:
     return {str(name): str(version) for name, version in value.items()}
 
 
+_OTHERS_DEVICES = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # as other tools call them
+
+
 def _one_of(name: str, value: str, options: Sequence[str]) -> str:
     if value not in options:
-        raise UsageError(f"cluster.{name}={value!r} is not an option; {suggestion(value, options)}")
+        meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
+        raise UsageError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
     return value
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,10 +92,25 @@ def find(runs_dir: Path, named: str) -> RunFolder:
         shown = first_of(matches, _MOST_NAMED)
         raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}", hint="doit runs")
     if not matches:
+        _refuse_renamed(runs_dir, named)
         raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_nearest(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
+
+
+def _refuse_renamed(runs_dir: Path, named: str) -> None:
+    """Refuse a run whose folder has another name than its key, by which no command finds it. Raises UsageError."""
+    if not runs_dir.is_dir() or named not in os.listdir(runs_dir):  # noqa: PTH208
+        return
+    folder, key = runs_dir / named, ""
+    with suppress(DamagedError, OSError):
+        key = str((RunFolder(folder).read_json(run_folder.KEY) or {}).get("key", ""))
+    if key and key != named:
+        raise UsageError(
+            f"{named} is the folder of run {key} under another name, and runs are found by their keys",
+            hint=f"mv {shlex.quote(str(folder))} {shlex.quote(str(runs_dir / key))}",
+        )
 
 
 def names_run(runs_dir: Path, word: str) -> bool:

@@ -121,7 +121,8 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             ["cluster.nproc_per_node=3", "trainer.global_batch_size=100"],
             "trainer.global_batch_size=100 can't be shared evenly by 3 ranks; nearest that can: 99 or 102",
         ),
-        (["trainer.global_batch_size=1"], "nearest that can: 2"),
+        (["trainer.global_batch_size=1"], "nearest that can: 2, or at most 1 rank (cluster.nproc_per_node)"),
+        (["cluster.device=gpu"], "cluster.device='gpu' is not an option; did you mean cuda? valid: auto, cpu, cuda"),
         (["trainer.accumulate_steps=3"], "2 ranks × 3 micro-batches (trainer.accumulate_steps); nearest that can: 126"),
         (
             ["trainer.shards=8", "cluster.nproc_per_node=3"],

@@ -276,6 +276,7 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Printed, words: tuple[str
             "clean train",
             "doit clean takes no 'train'; valid: by=, checkpoints=, hosts=, json=, keep_best=",
         ),
+        ("clean cf0848", "doit clean chooses runs by rules and takes no key; one run alone is deleted with its folder"),
         ("clean state", "doit clean takes no 'state'; did you mean state=?"),
     ],
 )

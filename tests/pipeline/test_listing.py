@@ -15,6 +15,7 @@ from pipeline.cli.commands.runs import differences, matches
 from pipeline.comparing.listing import Listed, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
+from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.core.tables import cut
 from pipeline.runs import index, journal
@@ -170,6 +171,15 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
 
 
 @pytest.mark.slow
+def test_a_run_whose_folder_was_renamed_is_told_with_the_command_that_names_it_back(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    folder.path.rename(tmp_path / "my best")
+    with pytest.raises(UsageError) as refused:
+        index.find(tmp_path, "my best")
+    assert f"my best is the folder of run {folder.key} under another name" in str(refused.value)
+    assert f"try: mv '{tmp_path}/my best' {folder.path}" in str(refused.value)
+
+
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
     assert typed(runs_dir, "seed=77") == (0, f"no run under {runs_dir} matches these values\n")
 

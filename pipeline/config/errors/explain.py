@@ -99,9 +99,11 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
             return unseen
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
-            "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "
+            f"write {_as_list(culprit)} for a list, {_in_quotes(culprit)} for a text with a comma, "
             f"or train them all: {shell_line(['doit', 'sweep', *overrides])}"
         )
+    if "Multiple values for " in text and culprit.startswith("+"):
+        return UsageError(f"{culprit}: {culprit[1:].partition('=')[0]} is chosen already", hint=shell_word(culprit[1:]))
     for pattern in _UNKNOWN:
         if match := pattern.search(text):
             return _unknown_key(match.group(1), culprit, [item for item in overrides if item != culprit], composed)
@@ -202,6 +204,11 @@ def _in_quotes(override: str) -> str:
     """Return the override with its value quoted as one text, for a shell."""
     key, _, value = override.partition("=")
     return shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
+
+
+def _as_list(override: str) -> str:
+    key, _, value = override.partition("=")
+    return shell_word(f"{key}=[{value}]")
 
 
 def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageError | None:
@@ -318,6 +325,14 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
         several = culprit.partition("=[")[2].rstrip("]").replace(" ", "")
         return UsageError(
             f"{culprit}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
+        )
+    name, _, value = culprit.lstrip("+").partition("=")
+    if name == "program" and value.endswith(".py"):
+        return UsageError(f"{culprit}: a script is no option of program", hint=f"program.script={shell_word(value)}")
+    if name == "dataset" and Path(value).exists():
+        return UsageError(
+            f"{culprit}: a folder or file is no option of dataset; one with a folder for each class is dataset=folder",
+            hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
     place = files.place_of_entry(str(error), culprit, group, option) or culprit
     return UsageError(
