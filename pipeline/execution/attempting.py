@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -40,6 +41,7 @@ from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
 _ABSENT = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
 _MOST_SHOWN = 2000  # characters of a line on the terminal
 
 
@@ -154,7 +156,9 @@ def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
         except HostError as error:
             raise _or_without_it(error, work.run) from error
         except TrainingError as error:
-            _start_again(work, number, last, restarts, naming_inputs(error, work.run))
+            _start_again(
+                work, number, last, restarts, naming_inputs(naming_python(error, work.run.config.cluster), work.run)
+            )
         except Killed as error:
             raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
 
@@ -167,6 +171,21 @@ def _keep_printed(run: Run) -> None:
     begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
     with suppress(OSError):  # a full disk is told elsewhere
         printed.keep(run.folder.path, begun)
+
+
+def naming_python(error: TrainingError, cluster: Cluster) -> TrainingError:
+    """Add the Python that lacks a module, because the pip of a shell may be another one's."""
+    match = _NO_MODULE.search(error.what)
+    if match is None or error.hint is not None:
+        return error
+    here = launchers.capabilities(cluster).is_this_computer
+    named = next((host.python for host in cluster.hosts if host.python), None)
+    python, where = named or (sys.executable if here else "python3"), "" if here else "on each host "
+    hint = (
+        f"{where}{python} -m pip install {match['module']} (or uv pip install --python {python} {match['module']}); "
+        "where it is code of yours, cluster.env.PYTHONPATH=<its folder>"
+    )
+    return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
 
 
 def naming_inputs(error: TrainingError, run: Run) -> TrainingError:

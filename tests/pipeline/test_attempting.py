@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -177,6 +178,20 @@ def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None
     with pytest.raises(DataError):
         attempting.run_attempts(work)
     assert doing == ["waiting for cluster.checkpoint_mirror=s3://models/a to answer"]
+
+
+def test_a_module_that_the_ranks_lack_is_told_with_the_python_that_wants_it() -> None:
+    error = TrainingError("training failed on a, rank 0: ModuleNotFoundError: No module named 'timm'")
+    here = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
+    assert (attempting.naming_python(error, here).hint or "").startswith(
+        f"{sys.executable} -m pip install timm (or uv "
+    )
+    there = replace(here, launcher="pssh", hosts=(Host(name="a", nproc_per_node=1, python="/opt/py"),))
+    hint = attempting.naming_python(error, there).hint or ""
+    assert hint.startswith(
+        "on each host /opt/py -m pip install timm (or uv pip install --python /opt/py timm); where it"
+    )
+    assert attempting.naming_python(other := TrainingError("rank 0: KeyError: 'timm'"), here) is other
 
 
 @pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
