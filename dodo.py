@@ -1,12 +1,14 @@
 """The task creator: doit's tasks are the verbs of pipeline/cli/verbs.py."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 if __name__ == "__main__":
-    raise SystemExit(
-        "ERROR: doit reads this file, which does nothing by itself\n  try: doit train experiment=quickstart"
+    sys.stderr.write(
+        "ERROR: doit reads this file, which does nothing by itself\n  try: doit train experiment=quickstart\n"
     )
+    raise SystemExit(3)
 
 from pipeline.cli import project
 

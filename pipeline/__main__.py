@@ -18,10 +18,11 @@ from pathlib import Path  # noqa: E402
 try:
     import hydra
 except ModuleNotFoundError as absent:
-    raise SystemExit(
+    sys.stderr.write(
         f"ERROR: {sys.executable} has no module {absent.name}: it is another Python than the project's\n"
-        "  try: . .venv/bin/activate in the project's folder (make install makes it), then the same command"
-    ) from None
+        "  try: . .venv/bin/activate in the project's folder (make install makes it), then the same command\n"
+    )
+    raise SystemExit(3) from None
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402

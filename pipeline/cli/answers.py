@@ -64,7 +64,7 @@ def refuse(error: BaseException, message: str) -> None:
 def _print(data: Any, error: Mapping[str, str | None] | None) -> None:
     if _answered:
         return
-    verb = next((word for word in sys.argv[1:] if word in VERBS), "doit")
+    verb = next((word for word in sys.argv[1:] if word in VERBS or word == "init"), "doit")
     _answered.append(verb)
     print(json.dumps(_finite(_envelope(verb, data, error)), indent=2, ensure_ascii=False), flush=True)
 

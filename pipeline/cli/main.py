@@ -18,7 +18,7 @@ from pathlib import Path  # noqa: E402
 
 from doit.doit_cmd import DoitMain  # noqa: E402
 
-from pipeline.cli import clone  # noqa: E402
+from pipeline.cli import answers, clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.output import TYPED, as_typed  # noqa: E402
@@ -41,7 +41,11 @@ def main() -> int:
     os.environ[TYPED] = "paceline"
     try:
         if words[:1] == ["init"]:
-            print(init(words[1:]), flush=True)
+            said = init(words[1:])
+            if answers.wanted():
+                answers.answer({"lines": said.splitlines()})
+            else:
+                print(said, flush=True)
             return 0
         here = places.enclosing(Path.cwd())
         if here is None:
@@ -77,7 +81,7 @@ def init(words: Sequence[str]) -> str:
         PacelineError: the folder can't be written.
     """
     without_git = [word for word in words if word in _WITHOUT_GIT]
-    words = [word for word in words if word not in _WITHOUT_GIT]
+    words = [word for word in words if word not in (*_WITHOUT_GIT, "--json", "json=1")]
     if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
     folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core import web_address
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded
 from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
@@ -248,7 +249,19 @@ def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:
     try:
         return node.parse(resolved, lambda group, name: OPTIONS[group].settings(name))
     except (node.ConfigError, TypeError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(_with_suggestion(str(error))) from error
+
+
+def _with_suggestion(text: str) -> str:
+    """Add the field that was probably meant to the node half's error about an added one (``+trainer.max_epochs=3``)."""
+    match = re.match(r"(?P<group>\w+)\.(?P<name>\w+) is not a field of [^;]*; it has: (?P<fields>.*)", text)
+    if match is None:
+        return text
+    from pipeline.config.errors.unknown_key import MEANT  # for this error alone
+
+    close = nearest(match["name"], match["fields"].split(", "), 0.7)
+    meant = MEANT.get(match["name"]) or (f"{match['group']}.{close}" if close else None)
+    return text.replace("; it has: ", f"; did you mean {meant}? it has: ", 1) if meant else text
 
 
 def search_config(resolved: Mapping[str, Any]) -> SearchConfig:

@@ -186,7 +186,7 @@ def test_a_lab_is_raised_or_removed_and_not_both() -> None:
 )
 def test_a_command_for_another_python_or_without_doit_is_told_what_to_type(words: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", said)
 
 
 def test_the_json_of_a_host_without_an_answer_has_the_message_and_hint_of_the_text() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +57,15 @@ def test_a_new_project_is_a_repository_unless_that_is_unwanted_or_it_lies_in_one
     assert [(tmp_path / name / ".git").is_dir() for name in ("with_it", "without")] == [True, False]
     main.init(["with_it/inside"])
     assert not (tmp_path / "with_it" / "inside" / ".git").exists()
+
+
+def test_a_new_project_answers_in_json(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "pipeline.cli.main", "init", "acme", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(places.HOME)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert (answer["schema"], answer["ok"]) == ("paceline.init/1", True)
+    assert answer["data"]["lines"][1:] == ["  cd acme", "  paceline train experiment=example", "  paceline ui"]
 
 
 def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
