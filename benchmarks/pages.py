@@ -5,7 +5,8 @@ and their pictures.
 
 A 3 × 3 sweep of a tiny training is run and `doit ui` started on its store. Then table, charts, comparison and the page
 of one run are opened by the addresses that `doit ui` prints, then the page of a model that `doit publish` makes of it,
-and that of `doit report`. Needs Debian's package chromium; nothing of it is patched.
+and that of `doit report`: light, dark and as wide as a phone, and its curves. Needs Debian's package chromium; nothing
+of it is patched.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from pathlib import Path
 from typing import Any
 
 import websocket  # websocket-client
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 DOIT = str(Path(sys.executable).parent / "doit")
-SWEEP = ("experiment=quickstart", "trainer.epochs=3", "optimizer.lr=0.1,0.03,0.01", "seed=range(3)")
+SWEEP = ("experiment=quickstart", "trainer.epochs=8", "optimizer.lr=0.1,0.03,0.01", "seed=range(3)")
 MODEL = ("name=digits", "alias=champion")
 NAMES = [f"lr={lr} seed={seed} · " for lr, seed in itertools.product(("0.1", "0.03", "0.01"), range(3))]
 WIDTH, HEIGHT = 1440, 900
+REPORT_VIEWS, REPORT_HEIGHT, GAP = {"light": 1200, "dark": 1200, "phone": 500}, 1080, 16
+CURVES = (1200, 440)  # which ends below the first row of charts
+MOST_BYTES = 300_000
 PATIENCE_S = 90.0
 CLOSE_ASSISTANT = "document.querySelector('[data-component-id=\"mlflow.assistant.chat_panel.close\"]')?.click()"
 
@@ -55,7 +60,7 @@ def main() -> int:
             with links(where) as all_runs:
                 columns = ["val/accuracy", "test/accuracy", "val/loss", "optimizer.lr", "seed", "Duration"]
                 look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.webp")
-                look(page, all_runs["charts"], [*NAMES, "curves (3)", "train/loss"], pictures / "charts.webp")
+                look(page, all_runs["charts"], [*NAMES, "curves", "train/loss"], pictures / "charts.webp")
             with links((*where, *keys[:2], "charts=val/accuracy")) as two:
                 look(page, two["charts"], ["val/accuracy"], pictures / "chosen.webp")
                 look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.webp")
@@ -71,8 +76,32 @@ def main() -> int:
             told = subprocess.run([DOIT, "report", *where], cwd=ROOT, check=True, capture_output=True, text=True)
             (report,) = re.findall(r"report +(\S+\.html)", told.stdout)
             wanted = ["9 of 9 runs finished, 3 configurations", "Against the best", "val/accuracy", "Provenance", *keys]
-            look(page, (ROOT / report).as_uri(), wanted, pictures / "report.webp")
-    return 0
+            look_at_report(page, (ROOT / report).as_uri(), wanted, pictures)
+    too_large = [picture.name for picture in pictures.iterdir() if picture.stat().st_size >= MOST_BYTES]
+    if too_large:
+        print(f"{', '.join(too_large)}: {MOST_BYTES:,} bytes or more", file=sys.stderr)
+    return 1 if too_large else 0
+
+
+def look_at_report(page: Page, address: str, wanted: list[str], pictures: Path) -> None:
+    """Take three views of the page beside each other, and one of its curves."""
+    shots = []
+    for name, width in REPORT_VIEWS.items():
+        page.resize(width, REPORT_HEIGHT)
+        scheme = "dark" if name == "dark" else "light"
+        page.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        look(page, address, wanted, pictures / f"report-{name}.webp")
+        with Image.open(pictures / f"report-{name}.webp") as shot:
+            shots.append(shot.convert("RGB"))
+        (pictures / f"report-{name}.webp").unlink()
+    whole = Image.new("RGB", (sum(shot.width + GAP for shot in shots) - GAP, REPORT_HEIGHT), "#8c959f")
+    at = 0
+    for shot in shots:
+        whole.paste(shot, (at, 0))
+        at += shot.width + GAP
+    whole.save(pictures / "report.webp", quality=70)
+    page.resize(*CURVES)
+    look(page, f"{address}#curves", wanted, pictures / "curves.webp")
 
 
 @contextlib.contextmanager
@@ -104,7 +133,10 @@ class Page:
         self._numbers = itertools.count(1)
         for name in ("Page.enable", "Runtime.enable"):
             self.ask(name)
-        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        self.resize(WIDTH, HEIGHT)
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -132,7 +164,14 @@ class Page:
 def browser(profile: Path) -> Iterator[Page]:
     program = shutil.which("chromium")
     assert program, "apt-get install chromium"
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run"]
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--remote-debugging-port=0",
+        "--no-first-run",
+    ]
     chromium = subprocess.Popen(
         [program, *flags, f"--user-data-dir={profile}", "about:blank"],
         stderr=subprocess.DEVNULL,

@@ -62,11 +62,13 @@ def test_every_block_names_its_language() -> None:
     assert [name for name, opened in fences.items() if any(fence.strip() == "```" for fence in opened)] == []
 
 
-def test_every_picture_is_shown_by_a_page() -> None:
+def test_every_picture_is_small_made_by_a_script_and_shown_by_a_page() -> None:
+    scripts = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     shown = "\n".join([*PAGES.values(), *READ_FIRST.values()])
     pictures = [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png", ".webp", ".gif")]
     assert len(pictures) > 5
     assert [path.name for path in pictures if f"{path.parent.name}/{path.name})" not in shown] == []
+    assert [path.name for path in pictures if path.name not in scripts or path.stat().st_size >= 300_000] == []
 
 
 def test_the_page_of_commands_is_current() -> None:
