@@ -35,7 +35,9 @@ _SOONER = (1.0, 0.7, 0.4)  # of that moment, where the repetition had ended befo
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
 )  # a date, a time of day, unix time
-_SETS_RANDOM = re.compile(r"set_rng_state|setstate|set_state\(|\b(?:transformers|accelerate|lightning)\b")
+_SETS_RANDOM = re.compile(
+    r"set_rng_state|setstate|set_state\(|^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE
+)
 
 
 class Culprit(Enum):
@@ -187,8 +189,10 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_rand
     if evidence.started_over:
         return Culprit.NOT_READ
     holds = frozenset.intersection(*(kill.holds for kill in saved))
-    at_once = evidence.differs_at is not None and evidence.differs_at in evidence.resumed_at
-    if saved_state.OPTIMIZER not in holds and not (is_dense and at_once):
+    behind = {evidence.differs_at - step for step in evidence.resumed_at} if evidence.differs_at is not None else set()
+    if is_dense and 1 in behind and 0 not in behind:
+        return Culprit.OPTIMIZER
+    if saved_state.OPTIMIZER not in holds and not (is_dense and 0 in behind):
         return Culprit.OPTIMIZER
     if saved_state.RANDOM not in holds or not restores_random:
         return Culprit.RANDOM

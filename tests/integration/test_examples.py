@@ -130,7 +130,7 @@ def test_a_resume_is_proven_and_without_a_line_of_it_the_culprit_is_named(tmp_pa
         ):  # torch aborts now and then when a process group ends: the run went on, too
             shutil.rmtree(example.folder / "runs")
             said = example.typed(lines)
-        assert f"culprit  {culprit}" in said
+        assert f"culprit  {culprit}" in said, said
 
 
 @pytest.mark.ci

@@ -46,6 +46,8 @@ def saved(*holds: str) -> Kill:
         (proof(saved()), Culprit.RANDOM),  # the loss of the first step knows nothing of the optimizer
         (proof(saved(saved_state.OPTIMIZER)), Culprit.RANDOM),
         (proof(saved(*ALL)), Culprit.ORDER),
+        (proof(saved(*ALL), differs_at=22), Culprit.OPTIMIZER),  # saved, and not loaded
+        (proof(saved(*ALL), differs_at=23), Culprit.ORDER),
         (proof(saved(*ALL), differs_at=None), Culprit.UNKNOWN),
     ],
 )
@@ -60,6 +62,17 @@ def test_the_culprit_is_told_from_checkpoints_and_the_first_step_that_differs(
 def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
     found = proving.culprit(proof(saved(*ALL)), files_alone=False, is_dense=True, restores_random=False)
     assert found is Culprit.RANDOM
+
+
+@pytest.mark.parametrize(
+    ("line", "restores"),
+    [("torch.set_rng_state(state)", True), ("from transformers import Trainer", True), ("kind = 'lightning'", False)],
+)
+def test_a_random_state_is_set_by_a_call_or_by_a_library_that_is_imported(
+    line: str, restores: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    assert proving._restores_random(tmp_path) is restores
 
 
 def test_a_resume_behind_the_last_evaluation_is_told_apart() -> None:
