@@ -369,6 +369,12 @@ def _without_times(run_dir: Path, name: str) -> object:
 
 
 # ---------------------------------------------------------------------------------------------------- text
+def _as_script_wrote(checkpoint: str) -> str:
+    """Return the path in the project of a file that stands in the script's copy of it."""
+    is_in_copy = checkpoint.startswith(f"{run_folder.WORK}/")
+    return checkpoint.partition("/code/")[2] or checkpoint if is_in_copy else checkpoint
+
+
 def text(proof: Proof) -> str:
     """Format the proof for a terminal, the differences left out."""
     run = proof.verdict.run
@@ -386,7 +392,7 @@ def text(proof: Proof) -> str:
         lines = [f"PROVEN {run}: killed {times} (after {after}), and {equal}"]
     else:
         lines = [f"NOT PROVEN {run}: killed {times} (after {after}), it comes out otherwise"]
-    saved = [kill.checkpoint for kill in proof.kills if kill.checkpoint is not None]
+    saved = [_as_script_wrote(kill.checkpoint) for kill in proof.kills if kill.checkpoint is not None]
     if proof.started_over or not saved:
         why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
         lines.append(f"  resume   it starts over: {why}")

@@ -135,3 +135,9 @@ def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(t
     assert resume_offer(tmp_path, ScriptConfig(script="train.py", args={"resume": "{resume}"})) == ""
     (tmp_path / "code/train.py").write_text("pass\n")
     assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == ""
+
+
+def test_a_checkpoint_in_the_scripts_folder_is_shown_where_the_script_wrote_it() -> None:
+    kept = Kill(after_s=1.0, checkpoint="work/node0/above/above/code/gpt/out/ckpt.pt")
+    evidence = replace(proof(kept, started_over=True), culprit=Culprit.NOT_READ)
+    assert "it starts over: gpt/out/ckpt.pt was there and not read" in proving.text(evidence)

@@ -18,6 +18,8 @@ from trainers.script.settings import filled, words
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "images").mkdir()
+    (tmp_path / "fit").mkdir()
+    (tmp_path / "fit" / "model.py").touch()
     (tmp_path / "small.json").write_text("{}")
     (tmp_path / "large.bin").write_bytes(bytes(2 << 20))
     return tmp_path
@@ -85,6 +87,9 @@ def test_every_flag_can_be_swept(line: str, trials: str, folder: Path) -> None:
     [
         ("run train.py --data images", "program.args.data={folder}/images"),
         ("run train.py --data ./large.bin", "program.args.data={folder}/large.bin"),
+        ("run train.py images", "program.args=[{folder}/images]"),
+        ("run train.py fit", "program.args=[fit]"),  # may be a subcommand
+        ("run train.py --dir .", "program.args.dir=."),  # the folder that it is started in
         ("run train.py --config small.json", "program.args.config=small.json"),
         ("run train.py --output-dir images", "program.args.output-dir=images"),
         ("run train.py --model images2", "program.args.model=images2"),

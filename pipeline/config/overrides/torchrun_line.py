@@ -377,8 +377,10 @@ def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
     option, equals, path = word.rpartition("=")
     flag = option if equals else before if before.startswith("-") else ""
     place = folder / path
-    is_path = path and not path.startswith(("/", "~", "-")) and ("/" in path or bool(flag) or os.path.isfile(place))  # noqa: PTH113
-    if not is_path or not os.path.exists(place) or is_written(flag):  # noqa: PTH110  (no error for a long text)
+    if not path or path.startswith(("/", "~", "-")) or not os.path.exists(place):  # noqa: PTH110  (no error for a long text)
+        return _literal(word), None
+    may_be_subcommand = not flag and "/" not in path and place.is_dir() and any(place.glob("*.py"))
+    if may_be_subcommand or is_written(flag) or folder.resolve().is_relative_to(place.resolve()):
         return _literal(word), None
     is_small = place.is_file() and place.stat().st_size <= _SMALL_BYTES
     if is_small and place.resolve().is_relative_to(folder.resolve()):
