@@ -32,6 +32,8 @@ _WRITES = re.compile(
     r"to_(?!device|tensor)\w+|save\w*|dump|write\w*|(Rotating)?FileHandler|mkdir|makedirs|remove|unlink"
 )
 _WRITING = re.compile(r"[wax][bt+]{0,2}")  # modes of open
+_IN_FOLDER = re.compile(r"([\w@+-][\w./@+ -]{0,200})/[^/]*")
+KEEP_EMPTY_FOLDER = (".gitignore", ".gitkeep", ".keep")  # files with which a repository has a folder without others
 
 
 class Reading(NamedTuple):
@@ -111,10 +113,15 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
 
 
 def _names(tree: ast.Module) -> list[str]:
-    """Return string constants, and paths joined from constants, that look like names of files that are read."""
+    """Return string constants, and paths joined from constants, that look like names of files that are read.
+
+    A script that writes ``results/a.png`` expects the folder, of which git may keep nothing but ``results/.gitkeep``.
+    """
     texts = Counter(text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text)
     written = Counter(_written(tree))
-    return sorted(text for text in texts if _FILE.fullmatch(text) and texts[text] > written[text])
+    folders = {match[1] for text in texts if (match := _IN_FOLDER.fullmatch(text))}
+    placeholders = (f"{folder}/{name}" for folder in folders for name in KEEP_EMPTY_FOLDER)
+    return sorted([*placeholders, *(text for text in texts if _FILE.fullmatch(text) and texts[text] > written[text])])
 
 
 def _written(tree: ast.Module) -> Iterator[str]:

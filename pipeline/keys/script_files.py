@@ -24,6 +24,7 @@ from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
 from pipeline.keys.import_closure import LARGEST_BYTES, Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
+from pipeline.keys.readings import KEEP_EMPTY_FOLDER
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
 from trainers.script.settings import data_paths, words
 
@@ -168,7 +169,9 @@ class ScriptFiles(NamedTuple):
                     continue
                 is_ours = path.is_relative_to(self.root) and path not in taken
                 inside = path.relative_to(self.root).as_posix() if is_ours else ""
-                is_output = any(fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs)
+                is_output = path.name not in KEEP_EMPTY_FOLDER and any(
+                    fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs
+                )
                 if is_ours and not is_output and path.stat().st_size <= LARGEST_BYTES:
                     files[path] = None
                 break

@@ -486,3 +486,15 @@ def test_files_that_a_script_reads_by_name_and_git_does_not_ignore_are_in_its_ke
     assert "exp/d.json" not in files(outputs=["d.json"])
     (repository / "configs/b.txt").write_text("2")
     assert {name for name, digest in files().items() if digest != before[name]} == {"configs/b.txt"}
+
+
+def test_a_folder_that_git_keeps_empty_is_there_for_the_script_that_writes_into_it(repository: Path) -> None:
+    (repository / "exp/results").mkdir(parents=True)
+    (repository / "exp/results/.gitignore").write_text("*\n!.gitignore\n")
+    for name in ("trainers", "paceline.py"):
+        (repository / name).symlink_to(ROOT / name)
+    (repository / "exp/train.py").write_text("save_image(images, 'results/sample_' + str(1) + '.png')\n")
+    git(repository, "add", "-A")
+    (repository / "exp/results/sample_0.png").touch()  # of another start
+    own_files = found(repository, "exp/train.py", workdir="exp", outputs=["results/*"]).closure().digests
+    assert [name for name in own_files if not name.endswith(".py")] == ["exp/results/.gitignore"]
