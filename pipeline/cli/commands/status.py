@@ -221,8 +221,8 @@ _MENDS = (  # what the failure says, and what mends it; the first that fits
     (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
     (
         r"No such file or directory: '(?P<what>[^']+)'",
-        "see that {what} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE], and a folder "
-        "to write into by os.makedirs in the script, or by .gitkeep in git",
+        "see that {what} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE], and "
+        "a folder to write into by os.makedirs in the script, or by .gitkeep in git",
     ),
     (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
     (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
