@@ -540,6 +540,20 @@ _VERBS: Mapping[str, Verb] = {
         shares_batch=False,
         shows_groups=False,
     ),
+    "diff": Verb(
+        module="compare",
+        answers=True,
+        takes_paths=True,
+        bare="KEY [KEY]",
+        summary="where two trainings part: step, rank, module and operator",
+        details="Compares the digests of two runs (trainer.digests=N), or of a run and its reproduction, then trains "
+        "the steps around the first difference of both again, on this computer, and compares what each operator gave. "
+        "Exit code 1: they differ. See docs/diff.md.",
+        options={"replay": Option("0", "compare the digests alone")},
+        examples=("diff 495e1d cf0848", "diff 495e1d"),
+        shows_groups=False,
+        shares_batch=False,
+    ),
     "export": Verb(
         module="reproduce",
         summary="write a run as one archive",

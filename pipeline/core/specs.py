@@ -217,6 +217,7 @@ _RESUME = (
     "checkpoints/shards-*/rank-*.pt",
     "checkpoints/best.*",
     run_folder.METRICS,
+    run_folder.DIGESTS,
 )
 TRAINING_OUTPUTS = Outputs(
     resume=_RESUME,

@@ -22,6 +22,8 @@ TRACKING = "tracking.json"  # ids of the run in MLflow and other trackers
 
 # Written by rank 0.
 METRICS = "metrics.jsonl"
+DIGESTS = "digests.jsonl"  # of the state at every trainer.digests steps, of all ranks
+OPERATORS = "operators-rank{rank}.jsonl"  # of a replay by `doit diff`: what each operator gave
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"  # written last by rank 0: figures of the whole run
 DEPENDENCIES = "dependencies.json"  # files that the ranks have read, and modules that they have imported

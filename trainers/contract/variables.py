@@ -12,6 +12,9 @@ WORLD_SIZE = "PACELINE_WORLD_SIZE"
 RENDEZVOUS_FILE = "PACELINE_RENDEZVOUS_FILE"  # for a rendezvous without a port
 COLLECTIVE_TIMEOUT_S = "PACELINE_COLLECTIVE_TIMEOUT_S"
 
+# Set by `doit diff`.
+OPERATORS = "PACELINE_OPERATORS"  # FIRST-LAST: record each operator of these steps (from 1), and end (`doit diff`)
+
 # Set by the agent.
 NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
 RESERVE = "PACELINE_RESERVE"  # a file that is removed on a full disk, to make room for a last message

@@ -218,6 +218,8 @@ class TrainerConfig:
         skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
         freeze: patterns of parameter names, such as [conv1.*, layer1.*]: what they match stays as it is at the start,
             and so do the statistics of a batch normalisation that they match as a whole.
+        digests: steps from one record of digests (of inputs, gradients, weights and buffers) to the next, by which
+            `doit diff` finds where two runs part; 0: none.
     """
 
     epochs: int = 10
@@ -248,6 +250,7 @@ class TrainerConfig:
     class_weights: Any = field(default=None, metadata=LATER)
     sync_batchnorm: bool = field(default=False, metadata=LATER)
     freeze: list[str] = field(default_factory=list, metadata=LATER)
+    digests: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
@@ -271,6 +274,7 @@ class TrainerConfig:
             )
         choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         at_least("trainer.clip_norm", self.clip_norm, 0)
+        at_least("trainer.digests", self.digests, 0)
         below_one("trainer.ema", self.ema)
         self._check_class_weights()
         self._check_own()

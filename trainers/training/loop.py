@@ -28,7 +28,8 @@ from trainers.distributed.process_group import Node
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
-from trainers.training import initial_weights, loss
+from trainers.training import initial_weights, loss, operators
+from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.freezing import freeze
 from trainers.training.metrics import BestSoFar, Losses, MetricsFile, Reading, Throughput, take
@@ -68,6 +69,9 @@ class Trainer:
         self.losses = Losses(node, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
         self.traffic = Traffic(node)
+        every = config.trainer.digests
+        self.digests = Digests(self.model, node, run_dir / run_folder.DIGESTS, every) if every else None
+        self.replay = operators.wanted()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch
@@ -120,6 +124,8 @@ class Trainer:
         self.losses.restore(int(progress[1]), unread if self.node.is_rank_zero else ())
         if self.step:
             layout.load(path, self.step, self.stepper.state())
+        if self.digests is not None:
+            self.digests.begin(self.step)
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
 
     def _warm_up(self) -> float:
@@ -179,6 +185,8 @@ class Trainer:
                     self.stepper.begin_training()
                 self._one_step(plan, position)
                 self.step += 1
+                if self.replay is not None and self.replay.done:
+                    break
                 if "first_step_unix_time" not in self.progress:
                     self._note_first_step()
                 self._after_step(epoch, position + 1, began)
@@ -213,7 +221,14 @@ class Trainer:
         return plan
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
+        if self.replay is not None:
+            self.losses.add(self.replay.step(self.stepper, self.run_dir, plan, self.step, position))
+            return
+        digests = self.digests if self.digests is not None and self.digests.is_due(self.step + 1) else None
+        self.stepper.witness = digests
         self.losses.add(self.stepper(plan, self.step, position))
+        if digests is not None:
+            digests.end(self.step + 1)
 
     def _after_step(self, epoch: int, position: int, began: float) -> None:
         """Log, evaluate and save if they are due, which depends on the step only (and on requests of rank 0)."""
@@ -243,6 +258,8 @@ class Trainer:
     def _log(self, epoch: int, *, evaluates: bool, epoch_ends: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device) and write a line. Returns the losses and images per second."""
         self.attempt.check()
+        if self.digests is not None:
+            self.digests.write()
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
         if minutes is not None and passed_s >= 60 * minutes and self.node.is_rank_zero:
@@ -299,6 +316,8 @@ class Trainer:
     def _save(self, epoch: int, position: int) -> None:
         HEARTBEAT.enter(Phase.SAVING)
         self.check_data()
+        if self.digests is not None:
+            self.digests.write()
         table = self.node.gather(self.state.row())
         shards = self.stepper.strategy.layout.save(
             self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()

@@ -86,6 +86,8 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         trainer.prepare()
         _warn_of_slow_network(node)
         trainer.train()
+        if trainer.replay is not None:
+            return  # its operators are on the disk, and nothing else is wanted
         if trainer.pruned:
             _note_pruned(trainer)
         else:
@@ -240,6 +242,9 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     }
     if trainer.metrics is not None:
         outputs[run_folder.METRICS] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
+    if trainer.digests is not None:
+        path = run_dir / run_folder.DIGESTS
+        outputs[run_folder.DIGESTS] = hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
     summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
     nodes = [json.loads(record) for record in records if record]
     if nodes:

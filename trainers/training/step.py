@@ -20,6 +20,7 @@ from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
+from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
 from trainers.training.freezing import moving_buffers, training_mode
 from trainers.training.model_setup import autocast, seed_generators
 from trainers.training.update import Clipping, GradScaler, WeightAverage
@@ -58,6 +59,7 @@ class Stepper:
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, node.device)
         self.augmentation = own_augmentation.build(config.dataset, pack.manifest, node.device)
+        self.witness: Witness | None = None  # of the step that comes next
         self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
@@ -171,6 +173,8 @@ class Stepper:
             with self.buffers.of(number):
                 losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
         self.gradient_sync.finish()
+        if self.witness is not None:
+            self.witness.see(GRADIENTS, gradients_of(self.model))
         HEARTBEAT.enter(Phase.UPDATING)
         return losses[0] if len(losses) == 1 else torch.stack(losses)
 
@@ -204,6 +208,8 @@ class Stepper:
         config = self.config
         HEARTBEAT.enter(Phase.LOADING)
         images, labels = training_batch(self.pack, part, config.dataset, self.normalise, self.augmentation)
+        if self.witness is not None:
+            self.witness.see(INPUTS, {"images": images, "labels": labels})
         HEARTBEAT.enter(Phase.COMPUTING)
         with autocast(self.node.device, self.precision):
             logits = self.network(images)

@@ -1,4 +1,4 @@
-"""`doit compare`, `doit plot` and `doit report`: differences between runs, compared with the spread over seeds."""
+"""`doit compare`, `doit diff`, `doit plot`, `doit report`: how runs differ, and compared with the spread over seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.cli import answers, clone
@@ -30,15 +30,22 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
+from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
-from pipeline.core.tables import folded
+from pipeline.core.tables import counted, folded
+from pipeline.reproduction import divergence, replaying
+from pipeline.reproduction import reproduce as again
+from pipeline.reproduction.divergence import Origin, Parting
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.report import BY
+from trainers.contract import run_folder
+
+_TWO = 2
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
@@ -115,6 +122,61 @@ def in_order(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
 _METRIC = "val/accuracy"
 _HEIGHT = 22  # lines
 _MOST = 8  # curves that can be told apart
+
+
+def diff() -> None:
+    """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
+    current = session()
+    runs = _pair(current.config.runs_dir, current.invocation.paths)
+    digests = [divergence.read(folder.path) for folder in runs]
+    parting, steps = divergence.first(digests[0], digests[1])
+    origin, told = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
+    if parting is None:
+        say(f"{told}, up to step {steps[-1]}: all digests are equal")
+    else:
+        told += f"\n  first difference  {divergence.parting_line(parting)}"
+        if current.invocation.options.get("replay") != "0":
+            replayed, origin = _replayed(runs, parting, len(digests[0][parting.step]))
+            told += f"\n  replay            {replayed}"
+    error = None if parting is None else PacelineError(told)
+    if answers.wanted():
+        data = {
+            "runs": [folder.key for folder in runs],
+            "steps": len(steps),
+            "first": asdict(parting) if parting else None,
+            "origin": asdict(origin) if origin else None,
+        }
+        answers.answer(data, error=error)
+    if error is not None:
+        raise error
+
+
+def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
+    """Return the two runs; of one name the run and its reproduction. Raises UsageError."""
+    if len(named) not in (1, _TWO):
+        raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
+    folders = [index.find(runs_dir, key) for key in named]
+    if len(folders) == _TWO:
+        return folders
+    made = [*(runs_dir / again.FOLDER / folders[0].key / "runs").glob(f"*/{run_folder.RESULT}")]
+    if not made:
+        key = folders[0].key
+        raise UsageError(f"run {key} has no reproduction here to compare it with", hint=f"doit reproduce {key}")
+    return [folders[0], RunFolder(made[0].parent)]
+
+
+def _replayed(runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
+    """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
+    if not runs[0].program.is_ours:
+        return "none, as a script's steps can't be trained one by one", None
+    place = session().config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
+    lines = []
+    for folder, name in zip(runs, ("first", "second"), strict=True):
+        with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
+            work = replaying.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
+        lines.append(divergence.operators(work))
+    origin = divergence.origin(*lines)
+    return divergence.origin_line(origin), origin
 
 
 def plot() -> None:

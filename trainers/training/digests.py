@@ -1,0 +1,119 @@
+"""Digests of inputs, gradients, weights and buffers, by which `doit diff` finds where two trainings part.
+
+A digest is a sum over the bits of a tensor, computed on its device. Rank 0 writes those of all ranks into digests.jsonl
+whenever the loss is read anyway, so no step waits for the device because of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainers.core.files import write_atomic
+from trainers.distributed.process_group import Node
+
+INPUTS, GRADIENTS, WEIGHTS, BUFFERS = "inputs", "gradients", "weights", "buffers"
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+_ANOTHER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd; keeps the digests of two micro-batches apart
+
+
+@torch.no_grad()
+def digest(tensor: Tensor) -> Tensor:
+    """Return the int64 scalar Σ (2i+1)·bitsᵢ of a tensor (of the local part of a DTensor), on its device.
+
+    Odd factors are invertible modulo 2ⁿ, so a change of one element always shows, and so do exchanged elements.
+    """
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    bits = flat.view(_INTEGERS[flat.element_size()])
+    return (bits * _factors(bits)).sum(dtype=torch.int64)
+
+
+_kept: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+def _factors(bits: Tensor) -> Tensor:
+    """Return the first odd numbers in the type of ``bits``, wrapped around."""
+    kept = _kept.get((bits.device, bits.dtype))
+    if kept is None or len(kept) < len(bits):
+        count = max(len(bits), 1024)
+        kept = torch.arange(1, 2 * count, 2, dtype=torch.int64, device=bits.device).to(bits.dtype)
+        _kept[bits.device, bits.dtype] = kept
+    return kept[: len(bits)]
+
+
+def state_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the weights and the buffers of a model by name."""
+    return {WEIGHTS: dict(model.named_parameters()), BUFFERS: dict(model.named_buffers())}
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
+
+
+class Witness:
+    """Is shown the tensors of a step, kind by kind; this one looks away."""
+
+    def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Take note of the tensors, in the order of the step."""
+
+
+class Digests(Witness):
+    """Digests of every ``every``-th step, on this rank. ``write`` is a collective call."""
+
+    def __init__(self, model: nn.Module, node: Node, path: Path, every: int) -> None:
+        self.every = every
+        self._model, self._node, self._path = model, node, path
+        self._step: dict[tuple[str, str], Tensor] = {}
+        self._rows: list[tuple[int, Tensor]] = []
+        self._names: list[tuple[str, str]] = []
+        self._written: list[tuple[str, str]] = []
+
+    def begin(self, step: int) -> None:
+        """Keep the lines up to ``step``, from which the training goes on."""
+        if self._node.is_rank_zero and self._path.exists():
+            lines = self._path.read_text().splitlines(keepends=True) if step else []
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line).get("step", 0) <= step]
+            write_atomic(self._path, lambda file: file.write("".join(kept).encode()))
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``step`` (from 1) is one of those."""
+        return step % self.every == 0
+
+    def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            value, before = digest(tensor), self._step.get((kind, name))
+            self._step[kind, name] = value if before is None else before * _ANOTHER + value
+
+    def end(self, step: int) -> None:
+        """Add the weights and buffers after ``step``, which ends its row."""
+        for kind, tensors in state_of(self._model).items():
+            self.see(kind, tensors)
+        names = [*self._step]
+        if names != self._names:
+            self.write()
+            self._names = names
+        self._rows.append((step, torch.stack([*self._step.values()])))
+        self._step = {}
+
+    def write(self) -> None:
+        """Gather the rows of all ranks, and append a line per step and rank. Waits for the device."""
+        if not self._rows:
+            return
+        table = self._node.gather(torch.cat([row for _, row in self._rows]))
+        if table is not None:
+            lines = [{"names": [list(name) for name in self._names]}] if self._written != self._names else []
+            width = len(self._names)
+            for number, (step, _) in enumerate(self._rows):
+                for rank, row in enumerate(table[:, number * width : (number + 1) * width].tolist()):
+                    lines.append({"step": step, "rank": rank, "digests": row})  # type: ignore[dict-item]
+            with self._path.open("a") as file:
+                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+            self._written = self._names
+        self._rows = []
