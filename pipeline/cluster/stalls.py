@@ -149,6 +149,12 @@ OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
 _IN_COLLECTIVE = "/torch/distributed/"
 _WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
 """DistributedDataParallel waits in C++ for buffers and, in the backward pass, for gradients."""
+_WAITS_FOR_WORKER = " in _try_get_data"  # of torch.utils.data.dataloader
+_SLEEPS = {  # kind → parts of the names of functions in which Linux lets a process sleep (/proc/PID/wchan)
+    "locked file": ("lock_inode_wait",),
+    "lock": ("futex",),
+    "connection": ("wait_woken", "unix_stream", "sk_wait", "inet_csk_accept", "wait_for_more_packets"),
+}
 _UNREAD_FROM = 16 << 10
 _DROPPED_FROM = 3  # times that the kernel has sent the same bytes again: 1.5 s at least
 
@@ -157,8 +163,8 @@ _DROPPED_FROM = 3  # times that the kernel has sent the same bytes again: 1.5 s 
 class Verdict:
     """Why ranks don't move.
 
-    ``kind``: stopped, disk, spins, lock, sleeps, skipped, slow link, dropped link, or collective (no rank stands out:
-    ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
+    ``kind``: stopped, disk, spins, lock, locked file, connection, worker, sleeps, skipped, slow link, dropped link, or
+    collective (no rank stands out: ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
     """
 
     rank: int | None
@@ -289,7 +295,9 @@ def _kind(look: RankLook) -> str:
         return "disk"
     if look.cpu >= SPINS_FROM or look.state == "R":  # it may share its core with others
         return "spins"
-    return "lock" if "futex" in look.sleeps_in else "sleeps"
+    if any(frame.endswith(_WAITS_FOR_WORKER) for frame in look.stack):
+        return "worker"
+    return next((kind for kind, names in _SLEEPS.items() if any(name in look.sleeps_in for name in names)), "sleeps")
 
 
 def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float, *, waited_in: str = "") -> Verdict:
@@ -300,6 +308,9 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
         "disk": f"process {beat.pid} waits for a disk or a network file system that doesn't answer",
         "spins": f"it computes without end ({culprit.cpu:.1f} cores busy)",
         "lock": "it waits for a lock that nobody gives back",
+        "locked file": "it waits for a file that another process has locked",
+        "connection": "it waits for data from a connection, and none comes",
+        "worker": "it waits for a worker process of its DataLoader, which sends nothing",
         "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({_sleep(culprit)})",
     }[kind]
     too = [look for look in looks if look is not culprit and _is_stopped(look)]

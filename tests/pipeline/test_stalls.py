@@ -40,6 +40,7 @@ def nccl(given: int, ended: int = 15, name: str = "all_reduce of 1000 Float") ->
 IN_BACKWARD = ("/venv/lib/torch/autograd/graph.py:9 in _engine_run_backward", "/run/code/train.py:14 in <module>")
 SCRIPTED: dict[str, Any] = {"phase": SCRIPT, "step": 0, "collectives": 0}
 ASLEEP = {**SCRIPTED, "stack": ("/run/code/train.py:8 in load",), "sleeps_in": "hrtimer_nanosleep"}
+IN_LOADER = "/venv/lib/torch/utils/data/dataloader.py:1276 in _try_get_data"
 ON_GPU: dict[str, Any] = {"phase": COMPUTING, "state": "R", "cpu": 1.0}
 SLEEPING: dict[str, Any] = {"phase": LOADING, "collectives": 59, "sleeps_in": "hrtimer_nanosleep"}
 CASES = {
@@ -96,6 +97,24 @@ CASES = {
         "rank 0",
     ),
     "a lock": ([rank(0), rank(1, phase=COMPUTING, collectives=59)], 1, "lock", "a lock that nobody gives back"),
+    "a locked file": (
+        [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **{**ASLEEP, "sleeps_in": "locks_lock_inode_wait"})],
+        1,
+        "locked file",
+        "it waits for a file that another process has locked at code/train.py:8 in load",
+    ),
+    "a connection": (
+        [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **{**ASLEEP, "sleeps_in": "wait_woken"})],
+        1,
+        "connection",
+        "it waits for data from a connection, and none comes",
+    ),
+    "a loader's worker": (
+        [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **{**ASLEEP, "stack": (IN_LOADER, *ASLEEP["stack"])})],
+        1,
+        "worker",
+        "it waits for a worker process of its DataLoader, which sends nothing",
+    ),
     "a disk": (
         [rank(0), rank(1, phase=LOADING, state="D"), rank(2, **SLEEPING)],
         1,
