@@ -53,6 +53,53 @@ def log(step: int, **metrics: Any) -> None:
     _write(metrics, step=number)
 
 
+def digest(step: int, model: Any, optimizer: Any = None, **inputs: Any) -> None:
+    """Record digests of a torch model's weights, gradients and buffers after ``step``, for `doit diff`.
+
+    Every rank must call it at the same steps, as rank 0 gathers the digests of all; each call waits for the device.
+
+    Args:
+        step: number of finished steps.
+        optimizer: its state counts too.
+        inputs: tensors of the step by name.
+    """
+    folder = os.environ.get(RUN_DIR)
+    if not folder:
+        return
+    torch = sys.modules["torch"]  # the model has imported it; an import here would count as one of every script
+    tensors = {("inputs", name): item for name, item in inputs.items()}
+    names = {}
+    for name, item in model.named_parameters():
+        names[item] = name
+        if item.grad is not None:
+            tensors["gradients", name] = item.grad
+        tensors["weights", name] = item
+    tensors.update({("buffers", name): item for name, item in model.named_buffers()})
+    for item, state in optimizer.state.items() if optimizer is not None else ():
+        held = {key: value for key, value in state.items() if torch.is_tensor(value)}
+        tensors.update({("optimizer", f"{names.get(item)} {key}"): value for key, value in held.items()})
+    device = next(iter(tensors.values())).device
+    row = torch.stack([_digest(torch, item).to(device) for item in tensors.values()]).tolist()
+    dist, rows = torch.distributed, [row]
+    if dist.is_available() and dist.is_initialized():
+        rows = [row] * dist.get_world_size()
+        dist.all_gather_object(rows, row)
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        lines = [{"names": list(tensors)}, *({"step": int(step), "rank": k, "digests": v} for k, v in enumerate(rows))]
+        with Path(folder, "digests.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _digest(torch: Any, tensor: Any) -> Any:
+    """Return the int64 scalar Σ (2i+1)·bitsᵢ of a tensor, as trainers.training.digests does."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().contiguous().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    bits = flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
+    factors = torch.arange(1, 2 * len(bits), 2, dtype=torch.int64, device=bits.device).to(bits.dtype)
+    return (bits * factors).sum(dtype=torch.int64)
+
+
 def finish(**metrics: Any) -> None:
     """Record the results of the whole run, at the last step that was logged. Raises TypeError, ValueError."""
     _write(metrics, step=None)
@@ -160,7 +207,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["checkpoints", "finish", "log", "run_dir", "should_stop", *_NOTEBOOK])
+    return sorted(["checkpoints", "digest", "finish", "log", "run_dir", "should_stop", *_NOTEBOOK])
 
 
 if __name__ == "__main__":  # python -m paceline, where the command paceline isn't on PATH

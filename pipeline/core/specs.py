@@ -234,7 +234,7 @@ TRAINING_OUTPUTS = Outputs(
     pruned=run_folder.PRUNED,
 )
 """The outputs of a training."""
-_OF_SCRIPT = ("checkpoints", run_folder.METRICS, "attempts/*/before/metrics.jsonl", "outputs")
+_OF_SCRIPT = ("checkpoints", run_folder.METRICS, run_folder.DIGESTS, "attempts/*/before/metrics.jsonl", "outputs")
 _NOT_RECORDED = tuple(
     f"{run_folder.WORK}/node0{name}"
     for name in (f"/{run_folder.LOGGED}", f"-{run_folder.LOGGED}", f"/{run_folder.EARLIER}")

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core.errors import PacelineError
 from trainers.contract import run_folder
 
-KINDS = ("inputs", "buffers", "gradients", "weights")
+KINDS = ("inputs", "buffers", "gradients", "weights", "optimizer")
 """In the order in which a difference is told where a step has several: the earlier ones explain the later ones."""
 
 Digests = Mapping[int, Mapping[int, Mapping[tuple[str, str], int]]]
@@ -57,7 +57,7 @@ def read(run_dir: Path) -> Digests:
     except OSError as error:
         raise PacelineError(
             f"run {run_dir.name} has no digests",
-            hint="train both with trainer.digests=10 (every 10th step); docs/diff.md",
+            hint="train both with trainer.digests=10 (a script: with paceline.digest); docs/diff.md",
         ) from error
     for line in lines:
         try:

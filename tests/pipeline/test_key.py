@@ -121,7 +121,7 @@ def test_a_run_has_the_key_that_it_had_before_fields_came_whose_defaults_it_keep
     config = configured()
     groups = ("dataset", "trainer", "optimizer")
     before = {**config.resolved, **{group: {**config.resolved[group]} for group in groups}}
-    added = "shards clip_norm patience ema class_weights sync_batchnorm loss loss_args metrics freeze"
+    added = "shards clip_norm patience ema class_weights sync_batchnorm loss loss_args metrics freeze digests"
     del before["init"]
     for name in added.split():
         del before["trainer"][name]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import paceline
+from pipeline.reproduction import divergence
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,28 @@ def test_it_needs_nothing_that_is_installed() -> None:
     lines = Path(paceline.__file__).read_text().splitlines()
     names = {line.split()[1] for line in lines if line.startswith(("import", "from"))}
     assert names - {"__future__"} <= sys.stdlib_module_names
+
+
+def test_digests_tell_the_tensor_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, bias in (("one", 0.5), ("other", 0.25)):
+        monkeypatch.setenv(paceline.RUN_DIR, str(tmp_path / name))
+        (tmp_path / name).mkdir()
+        torch.manual_seed(0)
+        linear = torch.nn.Linear(3, 2)
+        model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in (1, 2):
+            optimizer.zero_grad()
+            images = torch.ones(4, 3) * torch.arange(4)[:, None]
+            model(images).square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                linear.bias[1] = bias if step == 2 else 1.0
+            paceline.digest(step, model, optimizer, images=images)
+    one, other = divergence.read(tmp_path / "one"), divergence.read(tmp_path / "other")
+    assert {kind for kind, _ in one[1][0]} == {*divergence.KINDS}
+    parting, _ = divergence.first(one, other)
+    assert parting is not None
+    assert divergence.parting_line(parting) == "step 2 (equal at step 1), rank 0: weights (0.bias)"
+    monkeypatch.delenv(paceline.RUN_DIR)
+    paceline.digest(1, model)  # alone it records nothing
