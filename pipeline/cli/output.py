@@ -24,13 +24,17 @@ _OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a ran
 _GOES_ON = "doit status shows how it stands"
 
 
+STATE_INKS = {  # state → its colour in terminals (SGR parameter of ECMA-48)
+    **dict.fromkeys(("FINISHED", "ACCEPTED", "REPRODUCED"), "32"),
+    **dict.fromkeys(("FAILED", "ALTERED"), "31"),
+    "KILLED": "33",
+    "RUNNING": "36",
+}
 _INKS = {
-    "FINISHED ": "32",
-    "REPRODUCED ": "32",
+    **{f"{state} ": ink for state, ink in STATE_INKS.items()},
     "ERROR: ": "1;31",
     "WARNING: ": "33",
     "warning: ": "33",
-    "KILLED ": "36",
 }
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.keys.canonical import ORDER
 from pipeline.keys.content_key import flat
-from pipeline.runs.contents import short_value
+from pipeline.runs.contents import short_names, short_value
 from pipeline.runs.index import ALTERED
 from pipeline.sweep.report import SEEDS, Statistic, statistic
 
@@ -133,19 +132,6 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     names = sorted({name for fields in known for name in fields} - set(SEEDS))
     differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
     return [name for name in differing if not name.startswith(f"{ORDER}.") or _is_reordered(name, known)]
-
-
-def short_names(fields: Sequence[str]) -> dict[str, str]:
-    """Return field → its last word (``optimizer.lr`` → ``lr``), with the word before it where that isn't enough."""
-    last = Counter(_short(name, 1) for name in fields)
-    short = {name: _short(name, 1 if last[_short(name, 1)] == 1 else 2) for name in fields}
-    same = Counter(short.values())
-    return {name: word if same[word] == 1 else name for name, word in short.items()}
-
-
-def _short(name: str, words: int) -> str:
-    """Return the last words of a field; of ``model.name``, which chooses the option of a group, ``model``."""
-    return ".".join(name.removesuffix(".name").split(".")[-words:])
 
 
 def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:

@@ -18,12 +18,11 @@ from pipeline.comparing import drawing, tables, timeline
 from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.evaluated import Evaluated
-from pipeline.comparing.groups import short_names
 from pipeline.comparing.pages import hosts, time_text, verdict_text
 from pipeline.comparing.report import MOST_AGAINST, Report
 from pipeline.comparing.timeline import Timeline
 from pipeline.core.tables import duration
-from pipeline.runs.contents import short_value
+from pipeline.runs.contents import short_names, short_value
 from pipeline.sweep.report import MINIMIZE
 
 _MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for it

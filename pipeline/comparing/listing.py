@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from pipeline.core.errors import without_place
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
 from pipeline.core.tables import columns as columns_of
+from pipeline.runs.contents import short_names
 from pipeline.runs.index import Row
 from pipeline.runs.result import first_metrics
 
@@ -195,7 +196,7 @@ def _hosts(row: Row) -> str:
 
 def _differing(listed: Sequence[Listed]) -> list[str]:
     """Of each run its marks, then what its name doesn't say of the fields in which the runs differ."""
-    short = _short({name for one in listed for name in one.differing})
+    short = short_names([*dict.fromkeys(name for one in listed for name in one.differing)])
     kinds = [one.row.what.split() for one in listed]
     known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # has a configuration
     scripts = any(kind[0] == "script" for kind in known)
@@ -216,12 +217,6 @@ def _differing(listed: Sequence[Listed]) -> list[str]:
 
 def _fields(differing: Mapping[str, Any], short: Mapping[str, str]) -> list[str]:
     return [f"{short.get(name, name)}={_shown(value)}" for name, value in differing.items()]
-
-
-def _short(names: Collection[str]) -> dict[str, str]:
-    """``optimizer.lr`` → ``lr``, unless two of the names end alike."""
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
 
 
 def _marked(one: Listed) -> str:

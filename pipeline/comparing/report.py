@@ -20,7 +20,6 @@ from pipeline.comparing.groups import (
     grouped,
     letters,
     metrics_of,
-    short_names,
     shown,
 )
 from pipeline.comparing.reading import SPEEDS, ComparedRun
@@ -29,7 +28,7 @@ from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, first_of, quantity
 from pipeline.keys.content_key import Difference
-from pipeline.runs.contents import set_apart
+from pipeline.runs.contents import set_apart, short_names
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.steps.lineage import PastStep
 from pipeline.sweep.folder import TrialEntry

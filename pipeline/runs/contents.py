@@ -49,6 +49,19 @@ def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> st
     return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
 
 
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """Return field → its last word (``optimizer.lr`` → ``lr``), with the word before it where that isn't enough."""
+    last = Counter(_last_words(name, 1) for name in fields)
+    short = {name: _last_words(name, 1 if last[_last_words(name, 1)] == 1 else 2) for name in fields}
+    same = Counter(short.values())
+    return {name: word if same[word] == 1 else name for name, word in short.items()}
+
+
+def _last_words(name: str, words: int) -> str:
+    """Return the last words of a field; of ``model.name``, which chooses the option of a group, ``model``."""
+    return ".".join(name.removesuffix(".name").split(".")[-words:])
+
+
 def short_value(value: str) -> str:
     """Shorten a value for a name: numbers to four digits after the point."""
     plain = printable(value.strip("'\""))

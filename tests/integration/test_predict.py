@@ -36,6 +36,8 @@ def test_images_are_classified_by_the_network_of_a_run(project: Project, tmp_pat
 
 
 def test_without_an_image_the_words_that_are_wanted_are_named(project: Project) -> None:
+    lacking = project.doit("predict", "last", "none.png")
+    assert "none.png: there is no such image in" in lacking.stdout
     asked = project.doit("predict")
     assert asked.returncode == 3
     assert "which images? doit predict takes a run and image files\n  try: doit predict last cat.jpg" in asked.stdout

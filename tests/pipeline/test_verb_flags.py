@@ -58,6 +58,11 @@ def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
         verb_flags.as_words(["plot", "--metric", "--log"])
 
 
+def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^force=maybe must be 1 or 0$"):
+        verb_flags.as_words(["train", "force=maybe"])
+
+
 def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
     with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n"):
         verb_flags.as_words(["stop", "cf0848", "495e1d"])

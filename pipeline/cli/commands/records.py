@@ -262,7 +262,10 @@ def _named_images() -> tuple[RunFolder, list[Path]]:
         named = words.pop(0)
     if not words:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
-    return holder(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
+    folder, images = holder(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
+    if not any(image.is_file() for image in images):  # before the network is exported
+        raise UsageError(f"{words[0]}: there is no such image in {clone.started_in()}")
+    return folder, images
 
 
 def _typed(path: str) -> str:

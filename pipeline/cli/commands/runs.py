@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say, width
+from pipeline.cli.output import STATE_INKS, note, say, width
 from pipeline.cli.session import Session, relative, session
 from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
 from pipeline.config.overrides.origins import stands_for
@@ -112,7 +112,6 @@ _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not wh
 _VARIABLES = "cluster.env."  # these count in the key
 _MOST = 1000  # runs that are compared for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
-_INKS = {"FINISHED": "32", "ACCEPTED": "32", "FAILED": "31", "ALTERED": "31", "KILLED": "33", "RUNNING": "36"}
 
 
 class Selection(NamedTuple):
@@ -187,7 +186,7 @@ def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:
         return [*lines]
     at, head = STATE_AT, len(lines) - len(states)
     return [*lines[:head]] + [
-        f"{line[:at]}\x1b[{_INKS.get(state, '0')}m{state}\x1b[0m{line[at + len(state) :]}"
+        f"{line[:at]}\x1b[{STATE_INKS.get(state, '0')}m{state}\x1b[0m{line[at + len(state) :]}"
         if line[at:].startswith(state)
         else line
         for line, state in zip(lines[head:], states, strict=True)

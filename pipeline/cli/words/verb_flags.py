@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipeline.cli.invocation import is_override
+from pipeline.cli.invocation import is_on, is_override
 from pipeline.cli.verbs import VERBS, Option
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LAST
@@ -28,7 +28,7 @@ def as_words(argv: Sequence[str]) -> list[str]:
         argv: the words after ``doit``.
 
     Raises:
-        UsageError: a flag without its value, or two runs for a verb that takes one.
+        UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs for a verb that takes one.
     """
     at = next((number for number, word in enumerate(argv) if word in VERBS or word in _LITERAL), len(argv))
     if at == len(argv) or any(word in _LITERAL for word in argv):
@@ -40,7 +40,7 @@ def as_words(argv: Sequence[str]) -> list[str]:
         if found := named_by(word, verb):
             name, option = found
             value = _value(word, option, rest, verb)
-            if option.stands_for and option.value in SWITCHES and value.lower() in ("0", "false", "no"):
+            if option.stands_for and option.value in SWITCHES and not is_on({name: value}, name):
                 continue
             if option.stands_for in VERBS:
                 becomes = option.stands_for
