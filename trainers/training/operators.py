@@ -20,6 +20,7 @@ from trainers.training.digests import Witness, digest, state_of
 from trainers.training.step import Stepper
 
 _COLLECTIVES = ("c10d", "_c10d_functional")
+_FSDP = "fsdp"  # copies into and out of buffers, of which a part is new memory
 
 
 def wanted() -> Replay | None:
@@ -78,11 +79,11 @@ class _Recorder(TorchDispatchMode, Witness):  # type: ignore[no-untyped-call]
         self.lines.append({"step": self._step, "kind": kind, "digests": found})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._sees:
+        if self._sees or func.namespace == _FSDP:
             return func(*args, **(kwargs or {}))
         collective = func.namespace in _COLLECTIVES
         # a collective may go on after its call, so what counts is what it is given
-        seen = _digests((args, kwargs)) if collective else []
+        seen = _digests(_given(func, args)) if collective else []
         result = func(*args, **(kwargs or {}))
         name = str(func)
         if not collective and "empty" not in name and not func.is_view:  # the content of new memory is anything
@@ -99,6 +100,12 @@ class _Recorder(TorchDispatchMode, Witness):  # type: ignore[no-untyped-call]
         """Return the innermost module whose forward or backward pass this is, '' outside of the network."""
         inner = max(self.tracker.parents - {"Global"}, key=len, default="")
         return inner.partition(".")[2].removeprefix("module.")
+
+
+def _given(func: Any, args: Any) -> list[Any]:
+    """Return the arguments of a collective without the memory for its result."""
+    named = zip(func._schema.arguments, args, strict=False)
+    return [value for argument, value in named if not argument.name.startswith("output")]
 
 
 def _digests(values: Any) -> list[int]:
