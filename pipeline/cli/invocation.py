@@ -1,7 +1,6 @@
-"""The typed command line: the verb, the Hydra overrides in their order, and the verb's own options.
+"""Parse the typed command line: the verb, the Hydra overrides in their order, and the verb's own options.
 
-doit keeps ``key=value`` words as unordered variables and takes a bare ``~key`` for a task, so the words are read from
-the command line itself.
+doit would lose the order of ``key=value`` words and would take ``~key`` for a task, so this module reads sys.argv.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from pipeline.core.printable import hydra_value
 
 QUIET, USUAL, VERBOSE = range(3)
 
-_ATTACHED = re.compile(r"(?:-v|--verbosity=)([012])")
-_ALONE = ("-v", "--verbosity")
-_TROUBLE = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
+_VERBOSITY_WITH_LEVEL = re.compile(r"(?:-v|--verbosity=)([012])")
+_VERBOSITY_NAMES = ("-v", "--verbosity")
+_WARNING_OR_ERROR = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 
 
 def verbosity() -> int:
-    """Return the verbosity: 0 shows warnings, errors and the end, 1 (default) the usual, 2 also torchrun's output."""
-    level, _ = taken_out(sys.argv[1:])
+    """Return the verbosity: 0 shows warnings, errors and the result, 1 (default) also progress, 2 also torchrun's."""
+    level, _ = without_verbosity(sys.argv[1:])
     return USUAL if level is None else level
 
 
 def is_wanted(text: str) -> bool:
     """Whether a line is shown with -v 0."""
-    return _TROUBLE.search(text) is not None
+    return _WARNING_OR_ERROR.search(text) is not None
 
 
-def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
-    """Return the verbosity among the words (the last one counts; None: none), and the words without it.
+def without_verbosity(words: Sequence[str]) -> tuple[int | None, list[str]]:
+    """Return the last verbosity among the words (None without one), and the words without verbosity options.
 
-    A level that doesn't exist stays, to be refused later.
+    An option with an unknown level stays among the words; it is refused later.
     """
     level, rest, left = None, list[str](), [*words]
     while left:
         word = left.pop(0)
-        attached = _ATTACHED.fullmatch(word)
+        attached = _VERBOSITY_WITH_LEVEL.fullmatch(word)
         if attached:
             level = int(attached[1])
-        elif word in _ALONE and left and left[0] in ("0", "1", "2"):
+        elif word in _VERBOSITY_NAMES and left and left[0] in ("0", "1", "2"):
             level = int(left.pop(0))
         else:
             rest.append(word)
@@ -56,33 +55,33 @@ def taken_out(words: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def is_on(options: Mapping[str, str], name: str) -> bool:
-    """Return a switch (``name=1``); off by default. Raises UsageError: neither yes nor no."""
+    """Whether an option is switched on (``name=1``); off by default. Raises UsageError: the value is no switch."""
     value = options.get(name, "0")
     if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise UsageError(f"{name}={value} must be 1 or 0")
     return value.lower() in ("1", "true", "yes")
 
 
-_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_TIME = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 
 
 def budget_s(options: Mapping[str, str]) -> float | None:
-    """Return the seconds of ``--budget 1h30m``; None without it. Raises UsageError: no duration."""
+    """Return the seconds of ``--budget 1h30m``; None without --budget. Raises UsageError: the value is no duration."""
     typed = options.get("budget")
     if typed is None:
         return None
-    if not _TIME.fullmatch(typed) or not (seconds := sum(_parts_s(typed))):
+    if not _DURATION.fullmatch(typed) or not (seconds := sum(_seconds_of_parts(typed))):
         raise UsageError(f"--budget {typed} is no duration", hint="--budget 90s, 30m, 1h30m or 2d")
     return seconds
 
 
-def _parts_s(typed: str) -> Iterator[float]:
-    return (float(number) * _TIMES[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
+def _seconds_of_parts(typed: str) -> Iterator[float]:
+    return (float(number) * _UNIT_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
 
 
 def whole_number(options: Mapping[str, str], name: str) -> int | None:
-    """Return an option that is a number from 1; None without it. Raises UsageError: no such number."""
+    """Return an option's value; None without the option. Raises UsageError: the value is no whole number from 1."""
     typed = options.get(name)
     if typed is None:
         return None
@@ -91,22 +90,22 @@ def whole_number(options: Mapping[str, str], name: str) -> int | None:
     return int(typed)
 
 
-def at_once() -> int:
-    """Return how many steps may run side by side: doit's own option -n, default 1."""
+def process_count() -> int:
+    """Return how many steps may run concurrently: doit's own option -n, default 1."""
     match = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
     return max(1, int(match[1])) if match else 1
 
 
-_AGAIN = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short ones may stand together
+_ALWAYS_EXECUTE = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short options may be joined, as in -sa
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
-"""A command line without any of these asks for no help (``pipeline.cli.help``, which only help imports)."""
+"""The words that ask for help. ``pipeline.cli.help`` is imported only if the command line has one of them."""
 
 
 class Invocation(NamedTuple):
     """A parsed command line. ``verb`` is None for doit's own commands and for a bare `doit`.
 
-    ``again`` is doit's own option -a: repeat what is finished. ``paths`` are the bare words of a verb that takes files
-    and folders.
+    ``again`` is doit's own option -a: repeat finished runs and steps. ``paths`` are the files and folders after a verb
+    that takes some.
     """
 
     verb: str | None
@@ -122,13 +121,13 @@ def is_override(word: str) -> bool:
 
 
 def typed_runs_dir(argv: Sequence[str]) -> str:
-    """Return the folder of runs, as far as it is known before the words are composed."""
+    """Return the folder of runs that the command line names, else ``runs``; the configuration is not yet composed."""
     named = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
     return os.path.expanduser(named[-1]) if named else "runs"  # noqa: PTH111  (Path's raises where no such user is)
 
 
 def parse(argv: Sequence[str]) -> Invocation:
-    """Sort the words after ``doit``.
+    """Parse the words after ``doit``.
 
     Raises:
         UsageError: an empty word (usually an unset shell variable), or an override that the verb doesn't take.
@@ -139,7 +138,7 @@ def parse(argv: Sequence[str]) -> Invocation:
                 f"argument {position} is empty ({word!r}); is a shell variable unset? "
                 "overrides look like optimizer.lr=0.1"
             )
-    _, words = taken_out(argv)
+    _, words = without_verbosity(argv)
     words = [word for word in words if not is_override(word) and not word.startswith("-")]
     verb = next((word for word in words if word in VERBS), None)
     given = [word for word in argv if is_override(word)]
@@ -157,58 +156,60 @@ def parse(argv: Sequence[str]) -> Invocation:
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
     paths = tuple(words[words.index(verb) + 1 :]) if VERBS[verb].takes_paths else ()
-    again = any(map(_AGAIN.fullmatch, argv))
+    again = any(map(_ALWAYS_EXECUTE.fullmatch, argv))
     return Invocation(verb=verb, overrides=overrides, options=options, again=again, paths=paths)
 
 
 def _option(word: str, verb: str) -> str:
-    """Return the name that a word sets, without the verb's own in front: ``preflight.deep=1`` is ``deep=1``."""
+    """Return the name that a word sets, without the verb as a prefix: ``deep`` for ``preflight.deep=1``."""
     return word.partition("=")[0].removeprefix(f"{verb}.")
 
 
 # ------------------------------------------------------------------------- overrides about a script
-_PATHS = ("program.script", "program.data")
-_TEXTS = ("program.args", "program.env")
-_PART = r"[^\s,\[\]{}'\"]*"
+_PATH_FIELDS = ("program.script", "program.data")
+_TEXT_FIELDS = ("program.args", "program.env")
+_BARE_TEXT = r"[^\s,\[\]{}'\"]*"
 _QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _RESUME = r"\{resume:[^\s,{}'\"]+\}"
-_UNQUOTED = re.compile(rf"{_QUOTED}|({_PART}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_PART})+)")
-_OF_A_SCRIPT = tuple(f"{field}=" for field in NAME_A_SCRIPT)
-_NAMES_ANOTHER = ("program.workdir=", "experiment=")
-_PLAIN = re.compile(r"[\w./-]+")
+_UNQUOTED_PLACEHOLDERS = re.compile(
+    rf"{_QUOTED}|({_BARE_TEXT}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_BARE_TEXT})+)"
+)
+_SCRIPT_WORDS = tuple(f"{field}=" for field in NAME_A_SCRIPT)
+_SETS_WORKDIR = ("program.workdir=", "experiment=")
+_NEEDS_NO_QUOTES = re.compile(r"[\w./-]+")
 
 
 def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ...]:
     """Convert overrides typed in ``folder`` to what Hydra reads in the project ``root``.
 
-    {run} is quoted, because Hydra would read a mapping. A script or data beside the user gets its path from the
-    project's folder, and a script that folder as its working directory.
+    {run} is quoted, because Hydra would read it as a mapping. A path of a script or of data in ``folder`` becomes
+    relative to ``root``; the script's working directory becomes ``folder``.
 
     Raises UsageError: a word about Hydra itself.
     """
     for word in words:
         _refuse_hydra(word)
-    placed = [quoted_run(_quoted(_placed(word, folder, root))) for word in words]
+    placed = [quoted_run(_with_quoted_placeholders(_with_project_path(word, folder, root))) for word in words]
     return (*placed, *_workdir(placed, folder, root))
 
 
 def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
-    """Return ``program.workdir`` for a script that is named from a folder below the project, whose files it opens.
+    """Return ``program.workdir=FOLDER`` if the words name a script and ``folder`` lies below the project.
 
-    An experiment that names the script makes the same run from every folder.
+    A script that an experiment names keeps its working directory, so that every folder gives the same run.
     """
-    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_OF_A_SCRIPT)]
+    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_SCRIPT_WORDS)]
     if not named or folder == root or not folder.is_relative_to(root):
         return []
-    if named[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_NAMES_ANOTHER) for word in words):
+    if named[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_SETS_WORKDIR) for word in words):
         return []
     inside = folder.relative_to(root).as_posix()
     quoted = inside.replace("\\", "\\\\").replace("'", "\\'")
-    return [f"program.workdir={inside}" if _PLAIN.fullmatch(inside) else f"program.workdir='{quoted}'"]
+    return [f"program.workdir={inside}" if _NEEDS_NO_QUOTES.fullmatch(inside) else f"program.workdir='{quoted}'"]
 
 
 def _refuse_hydra(word: str) -> None:
-    """Refuse fields of Hydra's own section: a run's folder, log and process are Paceline's."""
+    """Refuse fields of Hydra's own section, because Paceline manages a run's folder, log and process."""
     if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):
         raise UsageError(
             f"{word} sets Hydra's own application, of which doit takes the configuration alone",
@@ -216,17 +217,21 @@ def _refuse_hydra(word: str) -> None:
         )
 
 
-def _placed(word: str, folder: Path, root: Path) -> str:
+def _with_project_path(word: str, folder: Path, root: Path) -> str:
+    """Make the path of a script or of data relative to the project, if it exists in ``folder``."""
     field, _, typed = word.partition("=")
     value = typed.strip("'\"")
-    if folder == root or field not in _PATHS or Path(value).is_absolute() or not (folder / value).exists():
+    if folder == root or field not in _PATH_FIELDS or Path(value).is_absolute() or not (folder / value).exists():
         return word
     path = Path(os.path.abspath(folder / value))  # noqa: PTH100
     return f"{field}={hydra_value(str(path.relative_to(root) if path.is_relative_to(root) else path))}"
 
 
-def _quoted(word: str) -> str:
+def _with_quoted_placeholders(word: str) -> str:
+    """Quote placeholders such as {run} in a script's arguments and variables: Hydra would read mappings."""
     field, equals, value = word.partition("=")
-    if not field.lstrip("+").startswith(_TEXTS) or (field.endswith("program.args") and value.startswith("{resume:")):
+    if not field.lstrip("+").startswith(_TEXT_FIELDS) or (
+        field.endswith("program.args") and value.startswith("{resume:")
+    ):
         return word
-    return f"{field}{equals}{_UNQUOTED.sub(lambda match: repr(match[1]) if match[1] else match[0], value)}"
+    return f"{field}{equals}{_UNQUOTED_PLACEHOLDERS.sub(lambda match: repr(match[1]) if match[1] else match[0], value)}"

@@ -26,7 +26,7 @@ from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
 from pipeline.cli import answers, clone, invocation  # noqa: E402
-from pipeline.cli.invocation import taken_out  # noqa: E402
+from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, inked, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags, verb_flags  # noqa: E402
@@ -85,7 +85,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         ``pos_args`` is doit's own list of task names: bare ``~key`` words and paths are removed from it.
         """
         verb, paths = self._invocation.verb, self._invocation.paths
-        _, words = taken_out(pos_args)
+        _, words = without_verbosity(pos_args)
         pos_args[:] = [verb] if verb and paths else [word for word in words if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look

@@ -80,7 +80,7 @@ class AttemptFiles:
             log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
             yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
         with suppress(OSError):
-            changed = (attempt / status.FILE).stat().st_mtime_ns
+            changed = (attempt / status.RANKS).stat().st_mtime_ns
             if changed != self._beaten:
                 self._beaten = changed
                 yield from beats(attempt)

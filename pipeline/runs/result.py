@@ -16,11 +16,11 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import settles_in, sha256_file
 from pipeline.core.tables import counted, quantity
 
-FILE = "stamps.json"
+STAMPS = "stamps.json"
 
 
 class Stamps:
-    """The known digests of a run folder's files by stamp; ``keep`` stores the files that ``changed`` had to hash."""
+    """A cache of digests by stamp for a run folder's files; ``keep`` stores the digests that ``changed`` computed."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -45,24 +45,24 @@ class Stamps:
 
     def keep(self) -> None:
         """Store new stamps, unless the folder can't be written."""
-        if self._fresh and self._run_dir.is_dir():  # one that was removed meanwhile stays removed
+        if self._fresh and self._run_dir.is_dir():  # never recreate a run folder that was removed
             with suppress(OSError):
-                documents.write_sealed(self._run_dir / FILE, {"targets": {**self._known, **self._fresh}})
+                documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._known, **self._fresh}})
 
     @cached_property
     def _known(self) -> dict[str, Any]:
         try:
-            targets = documents.read_sealed(self._run_dir / FILE).get("targets")
+            targets = documents.read_sealed(self._run_dir / STAMPS).get("targets")
         except (OSError, documents.DamagedError):
             return {}
         return targets if isinstance(targets, dict) else {}
 
 
-_OF_THE_CONTROLLER = (
+_CONTROLLER_FIELDS = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
     "origin_sha256", "files", "program", "proven", "hardware",
 )  # fmt: skip
-_STAMP = ("mtime_ns", "inode", "ctime_ns")
+_STAMP_FIELDS = ("mtime_ns", "inode", "ctime_ns")
 _T = TypeVar("_T")
 
 
@@ -83,7 +83,7 @@ class Fingerprint(NamedTuple):
 class Result(NamedTuple):
     """The content of result.json; ``fields`` holds all of it.
 
-    ``key`` and ``digest`` are the run's, ``origin_sha256`` is the digest of its origin. ``metrics`` are flat, with
+    ``key`` and ``digest`` identify the run, ``origin_sha256`` its origin. ``metrics`` are flat, with
     ``test/accuracy`` in 0..1. ``sealed`` is False for a file by an older Paceline, whose integrity is unknown.
     """
 
@@ -109,7 +109,7 @@ class Result(NamedTuple):
         DamagedError.
         """
         try:
-            return {name: _fingerprint(value) for name, value in _a(dict, self.fields["files"]).items()}
+            return {name: _fingerprint(value) for name, value in _checked(dict, self.fields["files"]).items()}
         except (KeyError, TypeError) as error:
             raise DamagedError(f"names no files: {error}") from error
 
@@ -124,7 +124,7 @@ class Result(NamedTuple):
     @property
     def summary(self) -> dict[str, Any]:
         """The fields that the node half reported in summary.json."""
-        return {name: value for name, value in self.fields.items() if name not in _OF_THE_CONTROLLER}
+        return {name: value for name, value in self.fields.items() if name not in _CONTROLLER_FIELDS}
 
 
 def write(path: Path, fields: Mapping[str, Any]) -> None:
@@ -136,10 +136,10 @@ def read(path: Path, *, unsealed: bool = False) -> Result | None:
     """Read result.json; None if it doesn't exist.
 
     Args:
-        unsealed: accept one without a seal, as older versions wrote it.
+        unsealed: accept a result without a seal, as older versions wrote.
 
     Raises:
-        DamagedError: it was altered or cut off, or holds no result.
+        DamagedError: the file was altered or truncated, or holds no result.
     """
     try:
         data = documents.content(path)
@@ -159,19 +159,19 @@ def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
     """Check fields and types. Raises DamagedError."""
     try:
         return Result(
-            key=_a(str, raw["key"]),
-            digest=_a(str, raw.get("digest", "")),
-            state=_a(str, raw["state"]),
-            what=_a(str, raw.get("what", "")),
-            metrics={_a(str, name): number(value) for name, value in _a(dict, raw["metrics"]).items()},
-            nproc_per_node=tuple(_a(int, count) for count in _a(list, raw.get("nproc_per_node", []))),
-            hosts=tuple(_a(str, host) for host in _a(list, raw.get("hosts", []))),
+            key=_checked(str, raw["key"]),
+            digest=_checked(str, raw.get("digest", "")),
+            state=_checked(str, raw["state"]),
+            what=_checked(str, raw.get("what", "")),
+            metrics={_checked(str, name): number(value) for name, value in _checked(dict, raw["metrics"]).items()},
+            nproc_per_node=tuple(_checked(int, count) for count in _checked(list, raw.get("nproc_per_node", []))),
+            hosts=tuple(_checked(str, host) for host in _checked(list, raw.get("hosts", []))),
             synthetic=bool(raw.get("synthetic")),
             images_per_s=_optional_number(raw.get("images_per_s")),
             train_s=_optional_number(raw.get("train_s")),
             unix_time=number(raw.get("unix_time", 0.0)),
-            mlflow_run_id=None if raw.get("mlflow_run_id") is None else _a(str, raw["mlflow_run_id"]),
-            origin_sha256=_a(dict, raw.get("origin_sha256", {})),
+            mlflow_run_id=None if raw.get("mlflow_run_id") is None else _checked(str, raw["mlflow_run_id"]),
+            origin_sha256=_checked(dict, raw.get("origin_sha256", {})),
             sealed=sealed,
             fields=raw,
         )
@@ -182,22 +182,25 @@ def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
 
 
 def _fingerprint(raw: Any) -> Fingerprint:
-    known = _a(dict, raw)
+    known = _checked(dict, raw)
     return Fingerprint(
-        sha256=_a(str, known["sha256"]),
-        bytes=_a(int, known["bytes"]),
-        stamp=tuple(_a(int, known[name]) for name in _STAMP if name in known),  # older versions knew the first alone
+        sha256=_checked(str, known["sha256"]),
+        bytes=_checked(int, known["bytes"]),
+        stamp=tuple(
+            _checked(int, known[name]) for name in _STAMP_FIELDS if name in known
+        ),  # older versions stored only mtime_ns
     )
 
 
-def _a(kind: type[_T], value: Any) -> _T:
+def _checked(kind: type[_T], value: Any) -> _T:
+    """Return the value. Raises TypeError: its type isn't ``kind``."""
     if type(value) is not kind:
         raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
     return value
 
 
 def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return metric → ``NaN at step 4, 37 times``: a script's values that were not finite, which curves lack."""
+    """Return metric → ``NaN at step 4, 37 times``: a script's values that were not finite; curves leave them out."""
     shown_by_metric = {}
     noted = summary.get("nonfinite")
     for name, value in noted.items() if isinstance(noted, Mapping) else ():
@@ -209,7 +212,7 @@ def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def nonfinite_note(summary: Mapping[str, Any]) -> str:
-    """Return the first of them for a line, and how many more metrics have some; '' if all were finite."""
+    """Return the first metric with non-finite values and the number of further ones; '' if all were finite."""
     shown_by_metric = nonfinite(summary)
     more = f" (and {counted(len(shown_by_metric) - 1, 'more metric')})" if len(shown_by_metric) > 1 else ""
     return next((f"{name} was {what}{more}" for name, what in shown_by_metric.items()), "")
@@ -235,7 +238,11 @@ def _optional_number(value: Any) -> float | None:
 def fingerprint(path: Path) -> dict[str, Any]:
     """Return the fingerprint of a file, as ``files`` holds it. Raises OSError."""
     status = path.stat()
-    return {"sha256": sha256_file(path), "bytes": status.st_size, **dict(zip(_STAMP, _stamp(status), strict=True))}
+    return {
+        "sha256": sha256_file(path),
+        "bytes": status.st_size,
+        **dict(zip(_STAMP_FIELDS, _stamp(status), strict=True)),
+    }
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
@@ -256,18 +263,15 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
     ``copied``: equal size and modification time are enough, whatever the inode.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116  (a Path costs more than the question)
+        status = os.stat(path)  # noqa: PTH116  (making a Path takes longer than os.stat)
     except OSError:
         return False
-    length = 1 if copied else len(_STAMP)
+    length = 1 if copied else len(_STAMP_FIELDS)
     return (status.st_size, _stamp(status)[:length]) == (expected.bytes, expected.stamp[:length])
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:
-    """What happened to a target since its fingerprint was taken, or None.
-
-    Size first, then the bytes unless the stamp is the recorded one (hashing 90 MB on every call is dear).
-    """
+    """Return what happened to a target since its fingerprint, or None; hash it only if its stamp differs."""
     try:
         status = path.stat()
     except OSError:

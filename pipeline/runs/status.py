@@ -23,13 +23,13 @@ from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase, RankBeat, Usage, as_json, phase_words
 
-_HEAD_BYTES = 256 << 10  # the hosts meet before a rank prints anything
-_NAMED = 4  # hosts in one text
+_HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
+_MOST_HOSTS = 4  # hosts that one message names
 _TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return words that follow "still": the host that the others wait for, and why, if known; None once all joined."""
+    """Return which hosts the others wait for, and why if known; None once all have joined. It completes "still …"."""
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:
@@ -42,12 +42,12 @@ def hosts_awaited(folder: RunFolder) -> str | None:
     if not come or not absent:
         return None
     reasons = [why for host in absent if (why := _why(host, texts[host], where, first=next(iter(texts))))]
-    reason = f": {'; '.join(reasons[:_NAMED])}" if reasons else ", where torchrun starts (it imports torch)"
+    reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
     return f"waiting for {_listed(absent)}{reason}; {_listed(come)} {'has' if len(come) == 1 else 'have'} come"
 
 
 def _why(host: str, text: str, where: str, *, first: str) -> str | None:
-    """Return what keeps the host, from the newest line about it."""
+    """Return why the host has not joined, from the newest line of its log about that; None if unknown."""
     own = re.findall(rf"no answer from {re.escape(where)}, where the hosts meet, for (\d+ s)", text)
     torch = _TORCH.findall(text)
     if own:
@@ -56,8 +56,8 @@ def _why(host: str, text: str, where: str, *, first: str) -> str | None:
 
 
 def _listed(hosts: list[str]) -> str:
-    rest = len(hosts) - _NAMED
-    return ", ".join(hosts[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(hosts) - _MOST_HOSTS
+    return ", ".join(hosts[:_MOST_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _head(path: Path) -> str:
@@ -68,10 +68,10 @@ def _head(path: Path) -> str:
         return ""
 
 
-FILE = "ranks.json"
-SLOWER = 1.2  # times the median: what hosts of one kind differ by is less
-LEAST_LOST_S = 2.0  # less says nothing of a host
-IDLE_S = 5.0  # for which a script's rank did nothing: less is a wait between two batches
+RANKS = "ranks.json"
+SLOWER = 1.2  # times the median; equal hosts differ by less
+LEAST_LOST_S = 2.0  # a smaller loss may be chance
+IDLE_S = 5.0  # after which a script's rank counts as idle; waits between two batches are shorter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +99,20 @@ def write_rank_rows(
     folder: Path, rows: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
 ) -> None:
     """Write the ranks' states for ``doit status``; ``hosts``: how busy each is, if known. Raises OSError."""
-    temporary = folder / f".{FILE}.tmp"
+    temporary = folder / f".{RANKS}.tmp"
     value = {
         "ranks": [asdict(row) for row in rows],
         "notes": list(notes),
         "hosts": {host: as_json(usage) for host, usage in (hosts or {}).items()},
     }
     temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(folder / FILE)
+    temporary.replace(folder / RANKS)
 
 
 def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
     """Read the ranks' states and the notes about them; nothing if the file is unreadable."""
     try:
-        value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        value: dict[str, Any] = json.loads((folder / RANKS).read_text(encoding="utf-8"))
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return [], []
@@ -121,7 +121,7 @@ def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
 def usages(folder: Path) -> dict[str, Usage]:
     """Read how busy each host is; nothing if the file is unreadable."""
     try:
-        value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        value: dict[str, Any] = json.loads((folder / RANKS).read_text(encoding="utf-8"))
         return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
@@ -138,7 +138,7 @@ def lagging(rows: Sequence[RankRow]) -> str:
     first, last = min(row.step for row in rows), max(row.step for row in rows)
     steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
     behind = [row for row in rows if row.step < last]
-    if not behind and any(row.phase == Phase.WAITING for row in rows):  # the others wait for whoever doesn't
+    if not behind and any(row.phase == Phase.WAITING for row in rows):  # ranks that don't wait hold up the others
         behind = [row for row in rows if row.phase != Phase.WAITING]
     slow = [row for row in behind if row.for_s >= 1.0]
     if not slow:
@@ -297,7 +297,7 @@ def _without_logs(folder: RunFolder) -> UsageError:
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """Return whose acceptance holds for this run, and the message about an altered acceptance, result or file."""
+    """Return the valid acceptance of this run, and messages about an altered acceptance, result or file."""
     try:
         result, accepted = acceptance.standing(folder)
     except AlteredError as error:
@@ -312,12 +312,12 @@ def _curves_altered(folder: RunFolder) -> bool:
     """Check the curves of a finished run; a running one still writes them."""
     try:
         return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
-    except AlteredError:  # nothing vouches for them, and the result's own line says so
+    except AlteredError:  # without an intact result nothing can be checked; _unreadable names it
         return False
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return ``node0 (2), node1 (2), pssh``; before there is a plan, what the configuration says."""
+    """Return ``node0 (2), node1 (2), pssh``; without a plan, only the launcher of the configuration."""
     hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes_of(plan)]
     if hosts:
         return f"{', '.join(hosts)}, {plan.get('launcher', '-')}"
@@ -327,7 +327,7 @@ def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _unreadable(folder: RunFolder) -> list[str]:
-    """Yield messages about altered files."""
+    """Return messages about altered files."""
     lines = []
     for read in (folder.read_key, folder.read_summary, folder.read_result):
         try:
@@ -357,7 +357,7 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
-    """Yield lines about ranks that train, and about slow ones."""
+    """Return lines about training ranks and about slow ranks."""
     rows, notes = read_rank_rows(folder.path / run_folder.ATTEMPTS / str(attempt))
     lines = [f"  ranks    {lagging(rows)}"] if rows and training else []
     return lines + [f"  {note}" for note in notes]
@@ -370,4 +370,4 @@ def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         rows = [metrics_file.parse(line) for line in file.read().splitlines()]
-    return [row for row in rows if row is not None]  # the first may be cut, and the last still being written
+    return [row for row in rows if row is not None]  # None: the first row may be cut, the last still being written

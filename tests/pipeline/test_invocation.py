@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cli import loader
 from pipeline.cli.commands import finished, train
-from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted, parse, taken_out
+from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted, parse, without_verbosity
 from pipeline.cli.output import TYPED, command, note_usual, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
@@ -157,7 +157,7 @@ def test_the_next_command_is_told_in_the_words_that_were_typed(
 def test_how_much_is_shown_may_be_said_anywhere_and_the_last_word_counts(
     words: str, level: int | None, rest: str
 ) -> None:
-    assert taken_out(words.split()) == (level, rest.split())
+    assert without_verbosity(words.split()) == (level, rest.split())
 
 
 def test_without_words_but_the_end_warnings_and_errors_are_shown() -> None:

@@ -55,5 +55,5 @@ def test_what_was_noted_is_read_again_and_what_is_damaged_is_nothing(tmp_path: P
     assert status.read_rank_rows(tmp_path) == (told, ["slow"])
     assert (told[0].rank, told[0].host, told[0].own_s) == (3, "b", 1.5)
     for text in ("", "null", '{"ranks": [{"rank": 1}], "notes": []}', '{"ranks": 7}'):
-        (tmp_path / status.FILE).write_text(text)
+        (tmp_path / status.RANKS).write_text(text)
         assert status.read_rank_rows(tmp_path) == ([], [])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.cli import answers, clone
 from pipeline.cli.commands import trials
-from pipeline.cli.commands.runs import PLACE, config_of, experiments_of, matches, started_with, wanted_values
+from pipeline.cli.commands.runs import RUNS_DIR, config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -56,7 +56,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
         UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
-    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
+    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{RUNS_DIR}=")]
     folders = [index.find(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:

@@ -1,4 +1,4 @@
-"""The verbs that measure: print the figures, and where they are stored."""
+"""`doit preflight`, `allreduce`, `benchmark` and `profile`: print measurements, and where they are stored."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from trainers.contract import run_folder
 
 
 def preflight() -> None:
+    """Check that the hosts can train. Raises PacelineError: a check failed."""
     options = session().invocation.options
     as_json, saves = is_on(options, "json"), "baseline" in options
     if saves and options["baseline"] != "save":
@@ -35,7 +36,7 @@ def preflight() -> None:
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
     try:
         report = _examined(cluster, deep=is_on(options, "deep"), say=hear)
-    except HostError as error:  # a host that can't be asked
+    except HostError as error:  # a host can't be reached
         if not as_json:
             raise
         labels = [host.label for host in cluster.hosts]
@@ -73,7 +74,7 @@ def _answer(report: Report) -> None:
 
 
 def _warn_of_batch() -> None:
-    """Warn of a batch that doesn't fit the ranks; the hosts are examined anyway, and a training refuses it."""
+    """Warn if the ranks can't share the batch evenly: a training would refuse to start."""
     config = session().config
     if config.script is not None:
         return
@@ -84,7 +85,7 @@ def _warn_of_batch() -> None:
 
 
 def _tell_rehearsal(report: Report) -> None:
-    """Print what a scheduler says about hosts that it would grant."""
+    """Print what a scheduler says about the hosts that it would allocate."""
     for check in report.checks:
         say(check.seen)
     say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
@@ -106,8 +107,8 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
 
 
 def refuse_unfit_hosts() -> None:
-    """Examine hosts before a training that asks for it, without repeating what a training reports anyway."""
-    report = _examined(session().config.cluster, deep=True, say=note)  # without spares, which nobody needs yet
+    """Examine the hosts before a training with ``preflight.deep=1``. Raises PacelineError: a check failed."""
+    report = _examined(session().config.cluster, deep=True, say=note)  # spares are examined once they are needed
     note(f"{checks.summary(report.all_checks)}\n")
     report.refuse()
 
@@ -126,6 +127,7 @@ def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Re
 
 
 def allreduce() -> None:
+    """Measure the bandwidth of all-reduce between the ranks."""
     config = session().config
     folder, result = bandwidth.measure(
         config.cluster,
@@ -140,6 +142,7 @@ def allreduce() -> None:
 
 
 def benchmark() -> None:
+    """Measure the training speed, and draw it."""
     config, options = session().config, session().invocation.options
     folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=note)
     say(f"\n{benchmarks.table(whole)}")
@@ -148,6 +151,7 @@ def benchmark() -> None:
 
 
 def profile() -> None:
+    """Record a trace of some training steps."""
     path = profiling.trace(session().config, _pack(), options=session().invocation.options, root=ROOT, say=note)
     say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 

@@ -1,4 +1,4 @@
-"""`doit runs`: list the runs, or those that match the words, and the fields in which they differ."""
+"""`doit runs`: list all runs, or the runs that match given overrides, and the fields in which they differ."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from pipeline.runs.index import Row, intact_parts
 from pipeline.runs.removal import measured
 from trainers.contract import run_folder
 
-PLACE = "paths.runs"
-"""Whose folders are looked through; where it lies isn't asked of a run."""
+RUNS_DIR = "paths.runs"
+"""The field that says which folder to search for runs; it selects no runs within the folder."""
 _EXPERIMENT = "experiment="
-_RANK = "nproc_per_node"
-_RANKS = f"cluster.{_RANK}"
+_NPROC = "nproc_per_node"
+_NPROC_FIELD = f"cluster.{_NPROC}"
 
 
 def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields and values that the words ask for; for a group, those that its option sets.
+    """Return the fields and values that the words ask for; a group's option asks for all fields that it sets.
 
-    ``experiments_of`` the words are left out.
+    Words ``experiment=NAME`` are left out; see ``experiments_of``.
 
     Raises:
         UsageError: a word about something that run folders don't store.
@@ -60,16 +60,16 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
             wanted |= flat(value, field)
     for name in placeholders(wanted):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
-    return {name: value for name, value in wanted.items() if name != PLACE}
+    return {name: value for name, value in wanted.items() if name != RUNS_DIR}
 
 
 def experiments_of(words: Sequence[str]) -> frozenset[str]:
-    """Return the words ``experiment=NAME``, which only the words that started a run tell."""
+    """Return the words ``experiment=NAME``: config.json lacks them, so they are compared with a run's overrides."""
     return frozenset(word for word in words if word.startswith(_EXPERIMENT))
 
 
 def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
-    """Whether these words are among those that made the run."""
+    """Whether the run was started with all these words."""
     return not experiments or experiments <= {*folder.overrides()}
 
 
@@ -81,16 +81,20 @@ def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
 def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
     """Return config.json, {} without one. If a number of ranks is wanted, ``auto`` becomes the run's actual number.
 
-    Of an ``altered`` run only the certain parts: config.json may have been edited.
+    For an ``altered`` run only the parts whose digest holds are returned, because config.json may have been edited.
     """
     if altered:
         return dict(intact_parts(folder).get("config", {}))
     config: dict[str, Any] = folder.read_json(run_folder.CONFIG) or {}
     cluster = config.get("cluster")
-    if not isinstance(wanted.get(_RANKS), int) or not isinstance(cluster, Mapping) or cluster.get(_RANK) != "auto":
+    if (
+        not isinstance(wanted.get(_NPROC_FIELD), int)
+        or not isinstance(cluster, Mapping)
+        or cluster.get(_NPROC) != "auto"
+    ):
         return config
     counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
-    return {**config, "cluster": {**cluster, _RANK: counts.pop()}} if len(counts) == 1 else config
+    return {**config, "cluster": {**cluster, _NPROC: counts.pop()}} if len(counts) == 1 else config
 
 
 def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
@@ -101,33 +105,33 @@ def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bo
 
 
 _SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
-_OWN_COLUMNS = (
+_IN_OTHER_COLUMNS = (
     "dataset.name",
     "model.name",
     "optimizer.name",
     "program.name",
     "program.script",
-)  # each line begins with these
-_ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
-_VARIABLES = "cluster.env."  # these count in the key
-_MOST = 1000  # runs that are compared for the fields in which they differ
-_MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
+)  # the table shows these fields for every run
+_NOT_COMPARED = ("cluster.", "paths.", "tracking.")  # these fields say where a run ran, not what it computed
+_ENV = "cluster.env."  # compared all the same: environment variables are part of the key
+_MOST_COMPARED = 1000  # runs that are compared for the fields in which they differ
+_MOST_MEASURED = 200  # runs whose sizes --wide shows: measuring a run takes a millisecond
 
 
 class Selection(NamedTuple):
-    """The runs that overrides and a state choose, oldest first, with their configurations by key.
+    """The runs that match the overrides and the state, oldest first.
 
-    ``comparable`` are the configurations to compare field by field: none of altered runs, and none at all of more than
-    a thousand runs.
+    ``comparable`` are their configurations by key, to compare field by field. An altered run has {}; all runs have {}
+    if there are more than a thousand.
     """
 
     rows: list[Row]
     comparable: dict[str, dict[str, Any]]
-    is_empty: bool  # there is no run at all
+    is_empty: bool  # the folder of runs holds no run
 
 
 def selected(current: Session, state: str | None = None) -> Selection:
-    """Return the chosen runs. Raises UsageError: a state or an override that no run can be chosen by."""
+    """Return the matching runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
     words, runs_dir = current.invocation.overrides, current.config.runs_dir
     wanted, experiments = wanted_values(words, current.config.resolved), experiments_of(words)
     rows = of_state(index.rows(runs_dir), state, index.STATES)
@@ -135,18 +139,18 @@ def selected(current: Session, state: str | None = None) -> Selection:
     is_empty = not rows and state is None
     rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
     configs: dict[str, dict[str, Any]] = {}
-    if wanted or len(rows) <= _MOST:
+    if wanted or len(rows) <= _MOST_COMPARED:
         configs = {
             row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
         }
     rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
-    left_out = altered if len(rows) <= _MOST else {row.key for row in rows}
+    left_out = altered if len(rows) <= _MOST_COMPARED else {row.key for row in rows}
     comparable = {row.key: {} if row.key in left_out else configs.get(row.key, {}) for row in rows}
     return Selection(rows, comparable, is_empty)
 
 
 def runs() -> None:
-    """List runs. Raises UsageError: a state, an order or a word that no run can be chosen by."""
+    """List runs. Raises UsageError: an unknown state or order, or an override that run folders don't store."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     wide = is_on(options, "wide")
@@ -175,12 +179,12 @@ def runs() -> None:
         ]
         lines, left_out = wide_table(listed) if wide else table(listed, width=width(), now=time.time())
         printable = printable_lines("\n".join(lines)).split("\n")
-        say("\n".join(_inked(printable, [row.state for row in rows])), painted=True)
+        say("\n".join(_coloured(printable, [row.state for row in rows])), painted=True)
         if left_out:
             note(f"no room here for {', '.join(left_out)}: doit runs --wide shows all, --json as JSON")
 
 
-def _inked(lines: Sequence[str], states: Sequence[str]) -> list[str]:
+def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
     """Colour each state, if stdout is a terminal that shows colours."""
     if not takes_colours(sys.stdout, os.environ):
         return [*lines]
@@ -213,29 +217,29 @@ def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Ro
 
 # ------------------------------------------------------------------------------------------------ pure
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return key → the fields in which the runs differ, without places, and without what each line begins with.
+    """Return key → the fields in which the runs differ, without the fields of places and of other columns.
 
-    A field is compared among the runs that have it: another kind of model lacks it, which the model's name shows. A
-    script's arguments are compared with every script, variables of the ranks with every run; unset ones are left out.
+    A field is compared among the runs that have it: another model may lack it. A script's arguments are compared among
+    all scripts, environment variables of the ranks among all runs. A script's unset arguments are left out.
     """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})
-    telling = [
+    compared = [
         name
         for name in names
-        if name not in _OWN_COLUMNS and (name.startswith(_VARIABLES) or not name.startswith(_ELSEWHERE))
+        if name not in _IN_OTHER_COLUMNS and (name.startswith(_ENV) or not name.startswith(_NOT_COMPARED))
     ]
-    having = {name: [key for key in known if name in known[key]] for name in telling}
-    having |= {name: _scripts(configs) for name in telling if name.startswith("program.")}
-    having |= {name: [key for key in known if known[key]] for name in telling if name.startswith(_VARIABLES)}
-    all_of = [name for name in telling if len({repr(known[key].get(name)) for key in having[name]}) > 1]
+    keys_by_field = {name: [key for key in known if name in known[key]] for name in compared}
+    keys_by_field |= {name: _keys_of_scripts(configs) for name in compared if name.startswith("program.")}
+    keys_by_field |= {name: [key for key in known if known[key]] for name in compared if name.startswith(_ENV)}
+    differing = [name for name in compared if len({repr(known[key].get(name)) for key in keys_by_field[name]}) > 1]
     return {
-        key: {name: fields[name] for name in all_of if name in fields and not _is_unset(name, fields[name])}
+        key: {name: fields[name] for name in differing if name in fields and not _is_unset(name, fields[name])}
         for key, fields in known.items()
     }
 
 
-def _scripts(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _keys_of_scripts(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [key for key, config in configs.items() if "program" in config]
 
 

@@ -38,13 +38,11 @@ from pipeline.sweep import folder as sweeps
 from pipeline.sweep.folder import SweepFolder
 from trainers.contract import run_folder
 
-_LOOK_S = 0.5
-_MOST_EVIDENCE = 1_200  # characters of a traceback or a log: a thousand tokens hold both, and the rest
-_LOG_BYTES = 1 << 16
+_POLL_S = 0.5
 
 
 def status() -> None:
-    """Print the state of a run; first of steps under way, unless a run is named; of a running sweep its trials."""
+    """Print the state of the named or newest run. Without a name, also print running steps and a running sweep."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
     named = invocation.options.get("run")
     is_named = named is not None
@@ -84,7 +82,7 @@ def _await_next(runs_dir: Path) -> None:
     """Return once a run or a sweep is under way."""
     with waiting(note, "waiting for the next run (Ctrl-C ends this)"):
         while not any(map(locks.is_held, _locks(runs_dir))):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 def _locks(runs_dir: Path) -> Iterator[Path]:
@@ -157,7 +155,7 @@ def _wait_for_sweep(folder: SweepFolder) -> None:
 
 def _until_over(folder: RunFolder | SweepFolder) -> None:
     while is_under_way(folder):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
@@ -170,7 +168,7 @@ def _follow_logs(folder: RunFolder, host: str | None) -> None:
                 say_log(as_line(event))
         if over:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def logs() -> None:
@@ -194,9 +192,9 @@ def _names_no_run() -> bool:
 
 
 def _named_or_newest() -> RunFolder:
-    """Return the run that a key or the overrides name; without them the one with the latest event.
+    """Return the run that a key or the overrides name; without both, the run with the latest event.
 
-    Raises UsageError: there is none.
+    Raises UsageError: there is no run.
     """
     invocation, runs_dir = session().invocation, session().config.runs_dir
     if "run" in invocation.options or not _names_no_run():
@@ -210,11 +208,11 @@ def _named_or_newest() -> RunFolder:
 
 
 # ------------------------------------------------------------------------------------ why a run failed
-_MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters: with the rest at most a thousand tokens
+_MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters; the whole answer has at most a thousand tokens
 _LOG_BYTES = 1 << 16
-_LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # of a host's log; torchrun's own lines have no rank
-_OWN_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
-_MENDS = (  # what the failure says, and what mends it; the first that fits
+_LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
+_PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
+_FIXES = (  # (pattern in the failure, fix); the first match counts
     (
         r"No module named '(?P<what>[^']+)'",
         "install what brings {what} on the hosts, or put it into the project",
@@ -233,7 +231,7 @@ _MENDS = (  # what the failure says, and what mends it; the first that fits
 )
 
 
-class _Failed(NamedTuple):
+class _FailedRank(NamedTuple):
     """The error of one rank, and its host."""
 
     host: str
@@ -245,7 +243,7 @@ class _Failed(NamedTuple):
 
 
 def triage() -> None:
-    """Print what is known of a run's end. Raises UsageError: no such run."""
+    """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
     known = examined(index.find(runs_dir, invocation.options.get("run", LAST)))
     if answers.wanted():
@@ -270,7 +268,7 @@ def examined(folder: RunFolder) -> dict[str, Any]:
     failed = _cut(run.failure or run.reservation, _MOST_FAILED)
     host = errors[0].host if errors else next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
     traceback = _traceback(errors[0].error, folder.key) if errors else ""
-    evidence = {"traceback": _end(traceback, _MOST_TRACEBACK)} if traceback else {}
+    evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
     if run.failure and (log := _log(folder, attempt, host, errors[0].error.rank if errors else None)):
         evidence[f"log of {host}"] = log
     return {
@@ -279,23 +277,23 @@ def examined(folder: RunFolder) -> dict[str, Any]:
         "state": run.state,
         "what": run.what,
         "failed": failed,
-        "where": ", ".join(dict.fromkeys(one.place for one in errors)),
+        "where": ", ".join(dict.fromkeys(rank.place for rank in errors)),
         "evidence": evidence,
         "next": _next(folder, run, host, traceback),
     }
 
 
-def _errors(folder: RunFolder, attempt: int) -> list[_Failed]:
-    """Return the errors of an attempt's ranks, first one first, without consequences of other errors."""
-    errors = sorted(_all_errors(folder, attempt), key=lambda one: one.error.unix_time)
-    return [one for one in errors if not is_echo(one.error)] or errors
+def _errors(folder: RunFolder, attempt: int) -> list[_FailedRank]:
+    """Return the errors of an attempt's ranks, the earliest first, without errors that another error caused."""
+    errors = sorted(_all_errors(folder, attempt), key=lambda rank: rank.error.unix_time)
+    return [rank for rank in errors if not is_echo(rank.error)] or errors
 
 
-def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_Failed]:
+def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_FailedRank]:
     for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
         ended = documents.read_or_none(path) or {}
         for error in ended.get("errors") or ():
-            yield _Failed(
+            yield _FailedRank(
                 str(ended.get("host", path.name)),
                 RankError(
                     rank=int(error.get("rank") or 0),
@@ -307,13 +305,13 @@ def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_Failed]:
 
 
 def _traceback(error: RankError, key: str) -> str:
-    """Return the frames of the user's own code and the last one, with paths in the project, without the message."""
+    """Return the frames of the user's code and the last frame, with paths in the project, without the message."""
     frames = without_message(error.traceback, error.message)
     return shortened(frames, key) if frames.strip() else ""
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
-    """Return the last lines of a rank before its traceback; those of all ranks if none is at fault."""
+    """Return the last log lines of a rank before its traceback; of all ranks if ``rank`` is None."""
     path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
     try:
         with path.open("rb") as file:
@@ -324,7 +322,7 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
     parsed = [match for line in lines if (match := _LINE.fullmatch(line)) and match["rank"] != "-"]
     own = [match["text"] if rank is not None else match[0] for match in parsed if rank in (None, int(match["rank"]))]
     first = next((at for at, text in enumerate(own) if "Traceback (most recent call last):" in text), len(own))
-    return _end("\n".join(own[:first]), _MOST_LOG)
+    return _last_lines("\n".join(own[:first]), _MOST_LOG)
 
 
 def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str:
@@ -336,18 +334,18 @@ def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str
         return f"nothing: it is {run.state}"
     if run.state in UNDER_WAY or run.state == State.KILLED:
         return f"{again}; it goes on where it was"
-    return f"{_mend(run, host, traceback)}, then {again}"
+    return f"{_fix(run, host, traceback)}, then {again}"
 
 
-def _mend(run: ComparedRun, host: str, traceback: str) -> str:
+def _fix(run: ComparedRun, host: str, traceback: str) -> str:
     preflight = command_line("preflight", [word for word in run.overrides if word.lstrip("+").startswith("cluster")])
-    for pattern, mend in _MENDS:
+    for pattern, mend in _FIXES:
         if match := re.search(pattern, run.failure):
             what = match.groupdict().get("what", "")
             if "No module" in pattern and (ROOT / f"{what}.py").is_file():
                 return f"add program.inputs=[{what}.py], as the code doesn't show the import"
             return mend.format(what=what, host=host, key=run.key, preflight=preflight)
-    frames = _OWN_FRAME.findall(traceback)
+    frames = _PROJECT_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
 
 
@@ -355,7 +353,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _end(text: str, most: int) -> str:
+def _last_lines(text: str, most: int) -> str:
     """Return the last complete lines of a text, at most ``most`` characters, without secrets."""
     text = hide(text.strip("\n"))
     return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"

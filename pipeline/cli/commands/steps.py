@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import answers
-from pipeline.cli.invocation import at_once, is_on
+from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.config.step_source import StepState
@@ -28,7 +28,7 @@ def step() -> None:
     if not names:
         _list(graph)
         return
-    made = make_all(graph, names, note, at_once=at_once())
+    made = make_all(graph, names, note, at_once=process_count())
     for name in names:
         standing = graph.standing(name)
         assert standing.made is not None, "make_all raises where one isn't"
@@ -38,7 +38,7 @@ def step() -> None:
 def make(name: str) -> Path:
     """Run one step and what it needs, and return the folder of its outputs. Raises PacelineError."""
     graph = session().steps
-    make_all(graph, [name], note, at_once=at_once())
+    make_all(graph, [name], note, at_once=process_count())
     standing = graph.standing(name)
     assert standing.made is not None, "make_all raises where it isn't"
     return standing.made.out

@@ -18,7 +18,7 @@ from pipeline.cli.commands.train import (
     sweep_subscriber,
 )
 from pipeline.cli.commands.trials import result_of
-from pipeline.cli.invocation import at_once, is_on, whole_number
+from pipeline.cli.invocation import is_on, process_count, whole_number
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.local_gpus import usable_gpus
@@ -87,7 +87,7 @@ def make_steps(space: Space) -> bool:
     made = 0
     for trial in space.trials:
         if trial.run is None and trial.config.step is not None:
-            made += trial.config.step.make(note, at_once())
+            made += trial.config.step.make(note, process_count())
     return made > 0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import answers, clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
-from pipeline.cli.invocation import QUIET, VERBOSE, at_once, is_on, is_wanted, verbosity
+from pipeline.cli.invocation import QUIET, VERBOSE, is_on, is_wanted, process_count, verbosity
 from pipeline.cli.output import as_typed, note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.failures import is_worth_showing
@@ -60,7 +60,7 @@ def _fetch_data(current: Session) -> None:
     step = current.config.step
     if step is not None and step.path is None:
         note(f"the data comes from step {step.name}, which runs first")
-        step.make(note, at_once())
+        step.make(note, process_count())
         current.forget_steps()
     if current.pack is not None:
         return

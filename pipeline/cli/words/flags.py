@@ -11,7 +11,7 @@ from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
 from pipeline.cli.doit_commands import COMMANDS
-from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, taken_out
+from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, without_verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.cli.words import verb_flags
 from pipeline.config.overrides.words import NAME_A_SCRIPT
@@ -166,7 +166,7 @@ def _meant(name: str, value: str, verb: str) -> str | None:
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:
     """Refuse an unknown option; doit would print the list of its option objects."""
-    _, words = taken_out([word for word in argv if not is_override(word)])
+    _, words = without_verbosity([word for word in argv if not is_override(word)])
     name = next((word for word in words if word in COMMANDS), "run")
     options = (*getattr(COMMANDS[name], "base_options", ()), *loader_options, *COMMANDS[name].cmd_options)
     try:

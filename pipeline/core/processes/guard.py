@@ -29,13 +29,13 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         print(f"{argv[0]} can't be run: {error.strerror}", flush=True)
         return 127
-    code = _followed(child)
+    code = _exit_code(child)
     _signal(child.pid, signal.SIGKILL)
     _end_adopted()
     return code if code >= 0 else 128 - code
 
 
-def _followed(child: subprocess.Popen[bytes]) -> int:
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
     killed_at = float("inf")
     waiting = _LOOK_S
     while (code := child.poll()) is None:
