@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cluster import networks
+from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, Place, place
 from pipeline.cluster.networks import tls_variables
 from pipeline.cluster.validation import visible_gpus
@@ -56,7 +57,8 @@ def render(
         stall_s=cluster.stall_s,
         collective_timeout_s=cluster.collective_timeout_s,
         checkpoint_fetch_s=cluster.checkpoint_fetch_s,
-        warm=cluster.warm and spec.script is None,  # a script may set variables before it imports torch
+        # a script may set variables before it imports torch; a parent that outlives the run would keep its container
+        warm=cluster.warm and spec.script is None and cluster.container is None,
         nodes=tuple(nodes),
         outputs=spec.outputs,
     )
@@ -121,6 +123,7 @@ def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodeP
         state_dir=place.state_dir,
         first_rank=node.first_rank,
         nproc_per_node=host.nproc_per_node,
+        container=containers.of_node(rendezvous.cluster, fact),
     )
 
 
@@ -221,8 +224,11 @@ def environment(
 def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
     """Return what is known of the ranks' environment before any host has answered, for a warm parent.
 
-    None: hosts differ in it, or have a PYTHONPATH of their own, which decides what Python imports at its start.
+    None: ranks run in containers; or hosts differ in it, or have a PYTHONPATH of their own, which decides what Python
+    imports at its start.
     """
+    if cluster.container is not None:
+        return None
     settings = [{**host.placement, **host.env} for host in cluster.hosts]
     ranks = {host.nproc_per_node * host.shared_by for host in cluster.hosts}
     if any(one != settings[0] for one in settings) or len(ranks) > 1 or "PYTHONPATH" in settings[0]:

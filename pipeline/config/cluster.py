@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import hostfile
-from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers import LAUNCHERS, containers
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.spares import against
 from pipeline.cluster.validation import visible_gpus
@@ -105,7 +105,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
         environment=_versions(raw.get("environment") or {}),
-        asks_environment=raw.get("environment") == HOSTS,
+        **_container(raw, settings.capabilities),
         device=device,
         spares=spares,
         min_nodes=raw["min_nodes"],
@@ -120,6 +120,34 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
 def _path(root: Path, name: str, value: str | None) -> str | None:
     """Return a path, relative to the project. Raises UsageError."""
     return str(root / expanded(value, f"cluster.{name}={value}")) if value else None
+
+
+def _container(raw: Mapping[str, Any], launcher: Capabilities) -> dict[str, Any]:
+    """Return the ranks' container, and whether the hosts are asked for versions. Raises UsageError."""
+    image, mounts = raw.get("container"), raw.get("container_mounts") or []
+    for path in mounts:
+        if not path.startswith(("/", "~/")) or not path.isprintable():
+            raise UsageError(
+                f"cluster.container_mounts: {path!r} must be an absolute path on the hosts, or begin with ~/"
+            )
+    if image is None:
+        if mounts:
+            raise UsageError("cluster.container_mounts is for cluster.container=IMAGE, which isn't set")
+        return {"asks_environment": raw.get("environment") == HOSTS}
+    if raw["launcher"] == "kubernetes":
+        raise UsageError(
+            f"cluster.container={image}: pods are containers already; their image is cluster.image",
+            hint=f"cluster.image={image}, without cluster.container",
+        )
+    if raw.get("environment_from"):
+        raise UsageError("cluster.container has an environment of its own; take out cluster.environment_from")
+    if raw.get("environment") and not launcher.hosts_are_granted:
+        raise UsageError("cluster.container: its image is asked for its versions; take out cluster.environment")
+    return {
+        "container": containers.checked(image, launcher),
+        "container_mounts": tuple(mounts),
+        "asks_environment": not launcher.hosts_are_granted,
+    }
 
 
 def _versions(value: Any) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Cluster:
     - ``rendezvous``: static or file (in ``rendezvous_dir``, an absolute path shared by all hosts).
     - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
       ``asks_environment``: the hosts are asked for them before the key is made.
+    - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
     - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
     - ``tls_certificate``, ``tls_key``, ``tls_ca``: files on the hosts for gloo's encryption (None: unencrypted).
     - ``settings``: the whole section as the launcher's settings class.
@@ -91,6 +92,8 @@ class Cluster:
     rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     asks_environment: bool = False
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
     device: str = "auto"
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -182,6 +185,7 @@ class NodePlan:
     first_rank: int
     nproc_per_node: int
     machine: str = ""  # equal for all addresses of the host; "" if unknown
+    container: Mapping[str, Any] | None = None  # engine, image, digest, gpus, mounts: ``argv`` is run in it
 
 
 @dataclass(frozen=True, kw_only=True)

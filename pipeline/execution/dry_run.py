@@ -212,7 +212,7 @@ def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
         hostname=host.name,
         address=host.address or ("127.0.0.1" if local else f"<address of {host.label}>"),
         interface=host.interface or f"<interface of {host.label}>",
-        python=host.python or (sys.executable if local else f"<python of {host.label}>"),
+        python=_python(host, cluster, local),
         python_version="",
         torch_version=None,
         gpus=0,
@@ -223,6 +223,12 @@ def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
         home="~",
         unix_time=0.0,
     )
+
+
+def _python(host: Host, cluster: Cluster, local: bool) -> str:
+    if cluster.container is not None:
+        return "<python3 of the image>"
+    return host.python or (sys.executable if local else f"<python of {host.label}>")
 
 
 def _with_cpus_unknown(node: Any, host: Host) -> Any:
@@ -237,7 +243,8 @@ def commands(plan: LaunchPlan) -> str:
     rows = [plan.submission] if plan.submission else []
     for node in plan.nodes:
         env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
-        rows.append(f"{node.host}:\n  {' '.join(env)} {shlex.join(node.argv)}")
+        within = f", in {node.container['image']} by {node.container['engine']}" if node.container else ""
+        rows.append(f"{node.host}{within}:\n  {' '.join(env)} {shlex.join(node.argv)}")
     return "\n".join(rows)
 
 

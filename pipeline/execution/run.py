@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config import own_defaults
 from pipeline.config.build import RunConfig
@@ -21,7 +22,7 @@ from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.trees import Tree
 from pipeline.execution import finished, starting
 from pipeline.execution.starting import Start
-from pipeline.keys import ABSENT
+from pipeline.keys import ABSENT, IMAGE
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure, lacking
 from pipeline.keys.script_files import with_inputs
@@ -190,7 +191,8 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """Return the part ``environment`` of the key. With ``cluster.environment=hosts`` the hosts are asked for it.
+    """Return the part ``environment`` of the key. With ``cluster.environment=hosts`` or a container the hosts
+    are asked for it.
 
     Raises:
         HostError: a host can't be asked, or the hosts differ.
@@ -198,6 +200,8 @@ def versions(config: RunConfig, code: Closure) -> dict[str, str]:
     """
     cluster, here = config.cluster, environment(code.versions)
     there = _asked(cluster, here) if cluster.asks_environment else of_hosts(here, cluster.environment)
+    if (digest := containers.digest_here(cluster)) is not None:
+        there[IMAGE] = digest
     for name, place in code.unresolved.items():
         if config.script is not None or there[name] != ABSENT:  # what a script needs is seen when it runs
             continue
@@ -213,7 +217,7 @@ def _asked(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
 
     # a.b that is missing here: a computer that has a counts that distribution alone
     names = {name.partition(".")[0] if version == ABSENT else name: version for name, version in here.items()}
-    return versions_there(cluster, names)
+    return versions_there(cluster, {**names, IMAGE: ""} if cluster.container is not None else names)
 
 
 def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:

@@ -6,3 +6,5 @@ Entry points: ``content_key.content_key``, ``import_closure.import_closure``, ``
 
 ABSENT = "absent"
 """Version that a key's environment records for an optional module that isn't installed."""
+IMAGE = "container image"
+"""Name in a key's environment for the digest of the image that ranks run in."""

@@ -56,22 +56,26 @@ def changed_variables(
     return None
 
 
+_OF_USER = ("USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ")
 NEEDED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "LOCALE_ARCHIVE", "TZ"),
+    *("PATH", "HOME", "SHELL", "HOSTNAME", "LOCALE_ARCHIVE", *_OF_USER),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "NIX_LD", "NIX_LD_LIBRARY_PATH"),
     *("CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "TORCH_HOME"),
 )
 """Variables that a program needs to run; they keep the host's values."""
 
-WHERE = (
-    *("TMPDIR", "TMP", "TEMP", "XDG_*", "KRB5CCNAME", "KRB5_CONFIG", "MPLCONFIGDIR"),
+_OF_RESOURCES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
     *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS"),
     *("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+)
+WHERE = (
+    *_OF_RESOURCES,
+    *("TMPDIR", "TMP", "TEMP", "XDG_*", "KRB5CCNAME", "KRB5_CONFIG", "MPLCONFIGDIR"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER", "PYTHONSTARTUP", "PYTHONUNBUFFERED"),
 )
@@ -82,6 +86,9 @@ They keep the host's values too, and don't count in the key when ``cluster.env``
 
 PASSED = (*NEEDED, *WHERE)
 """All variables that a rank may inherit from its host."""
+
+IN_CONTAINER = (*_OF_USER, *_OF_RESOURCES)
+"""The same for a rank in a container, where the host's folders and programs are other ones, or none."""
 
 ALWAYS = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 """Variables that every torchrun gets in addition. PYTHONHASHSEED fixes the order of sets of strings."""

@@ -320,7 +320,9 @@ def of_another(origin: Provenance, run: RunDetails) -> Provenance:
 def environment(fact: NodeFacts) -> dict[str, Any]:
     """Return the facts of a host's probe that provenance.json keeps: software and hardware."""
     hardware = fact.extra.get("hardware") or {}
+    container = fact.extra.get("container")
     return {
+        **({"container": container} if container else {}),
         "hostname": fact.hostname,
         "python": fact.python_version,
         "torch": fact.torch_version,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import preflight
-from pipeline.cluster.agent.host import probe
+from pipeline.cluster.agent.host import software
 from pipeline.cluster.preflight.versions import agreed, differing, refuse_others
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError
@@ -93,7 +93,7 @@ def test_an_import_that_the_key_calls_absent_is_found_on_a_host_with_the_version
     installed(tmp_path, "google_cloud_storage", "2.18.0", "google/cloud/storage/__init__.py")
     (tmp_path / "bare.py").write_text("")
     names = ["cv2", "cv2.gapi", "google.cloud.storage", "google.cloud.spanner", "flash_attn", "bare"]
-    found = probe.modules(names, [str(tmp_path)])
+    found = software.modules(names, [str(tmp_path)])
     assert found == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
     key = {**KEY, **dict.fromkeys(names, "absent")}
     assert "hosts of one run need the same versions" in refused(facts(0), facts(1, extra={"modules": found}), key=key)
@@ -130,15 +130,15 @@ def test_what_no_index_gave_is_compared_by_its_content(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     key = {"mine": str(of_key("mine", [str(tmp_path)]))}
     assert key["mine"].startswith("1.0 (content ")
-    refuse_others([facts(0, extra={"packages": probe.packages(["mine"])})], key, {})
+    refuse_others([facts(0, extra={"packages": software.packages(["mine"])})], key, {})
     (tmp_path / "mine-1.0.dist-info" / "RECORD").write_text("mine/__init__.py,sha256=other,1\n")
-    other = facts(0, extra={"packages": probe.packages(["mine"])})
+    other = facts(0, extra={"packages": software.packages(["mine"])})
     assert f"(the key says {key['mine']})" in refused(other, key=key)
     refuse_others([other], {**key, **word_of(refused(other, key=key))}, {})
 
 
 def test_packages_of_debian_count() -> None:
-    assert probe.distribution_of("PyYAML-6.0.egg-info") == ("PyYAML", "6.0")
-    assert probe.distribution_of("six-1.16.0-py3.11.egg-info") == ("six", "1.16.0")
-    assert probe.distribution_of("flash_attn-2.8.3.dist-info") == ("flash_attn", "2.8.3")
-    assert probe.distribution_of("project.egg-info") == probe.distribution_of("README.md") == ("", "")
+    assert software.distribution_of("PyYAML-6.0.egg-info") == ("PyYAML", "6.0")
+    assert software.distribution_of("six-1.16.0-py3.11.egg-info") == ("six", "1.16.0")
+    assert software.distribution_of("flash_attn-2.8.3.dist-info") == ("flash_attn", "2.8.3")
+    assert software.distribution_of("project.egg-info") == software.distribution_of("README.md") == ("", "")

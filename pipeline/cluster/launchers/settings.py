@@ -86,6 +86,9 @@ class ClusterConfig:
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
+        container: image that the ranks run in: a name that podman or docker has on the hosts, or a .sif file for
+            apptainer (on Slurm also .sqsh for pyxis). Its digest counts in the key. null: none.
+        container_mounts: further folders of the hosts that the ranks' container sees, under the same paths.
         secrets: names in env that are secret although they don't look like it.
         environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
             the hosts' own versions, which are probed before the key is made.
@@ -104,7 +107,7 @@ class ClusterConfig:
         when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto: refuse on GPUs,
             share on processors.
         warm: ranks are forks of a process that imports torch while the hosts are probed, and that serves restarts and
-            further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts.
+            further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts and containers.
         checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
             whose folder has lost its own goes on from there; null: none.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
@@ -127,6 +130,8 @@ class ClusterConfig:
     python: str | None = None
     workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    container: str | None = None
+    container_mounts: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     environment: Any = field(default_factory=dict)  # OmegaConf 2.3 has no union of a mapping and a text
     device: str = "auto"

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Scheduler
+from pipeline.cluster.launchers import containers
+from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.slurm_job import Queue, RefusedError, state_of, unanswered
@@ -144,6 +145,7 @@ class Job:
     nproc_per_node: int
     gpus: int
     settings: SlurmConfig
+    in_image: tuple[str, str] = ("", "")  # of containers.srun
 
 
 def script(job: Job) -> str:
@@ -160,14 +162,15 @@ def array_script(jobs: Sequence[Job], name: str) -> str:
 
 
 def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str:
-    agent = shlex.join([job.python, "-E", "-c", BOOTSTRAP])
+    options, into = job.in_image
+    agent = f"{into}{shlex.join([job.python, '-E', '-c', BOOTSTRAP])} < {request}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*_options(job), *more)),
         *before,
         *job.settings.setup,
         # one task a node, with all of the job's cores there; a failing node ends the others
-        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {agent} < {request}",
+        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -323,13 +326,13 @@ class SlurmScheduler(Scheduler):
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
-        return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce))
+        return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce, spec.pack))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
         """Submit a job, with the ranks' secret variables and the rules to hide them in its environment, in no file."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
-        job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
         folder.make(script(job), {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
         id_ = self._arrays.submit(job, {variables.SECRETS: json.dumps(kept)}, self.side_by_side)
         return self._granted(id_, folder)
@@ -372,16 +375,17 @@ class SlurmScheduler(Scheduler):
         return [f"Slurm would take such a job: {words}"]
 
 
-def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Job:
+def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: PackSource | None = None) -> Job:
     host = cluster.hosts[0]
     return Job(
         name=f"{_name(run_key, run_dir)}{nonce}",
         folder=str(run_dir / FOLDERS / nonce),
-        python=host.python or sys.executable,
+        python=host.python or ("python3" if cluster.container else sys.executable),
         nnodes=cluster.nnodes,
         nproc_per_node=host.nproc_per_node,
         gpus=host.nproc_per_node if cluster.device == "cuda" else 0,
         settings=cluster.settings,
+        in_image=containers.srun(cluster, [str(run_dir.parent), *([str(pack.path)] if pack is not None else [])]),
     )
 
 

@@ -158,7 +158,8 @@ def versions_there(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
         UsageError: a scheduler grants the hosts, so they can't be probed beforehand.
     """
     hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
-    question = canonical_json([cluster.launcher, cluster.ssh_config, hosts, dict(key)])
+    where = [cluster.launcher, cluster.ssh_config, cluster.container, *cluster.container_mounts]
+    question = canonical_json([where, hosts, dict(key)])
     if question not in _versions_by_question:
         with closing(launchers.create(cluster)) as launcher:
             if isinstance(launcher, GrantedLauncher):

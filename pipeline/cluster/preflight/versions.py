@@ -13,7 +13,7 @@ from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.errors import HostError
 from pipeline.core.printable import hydra_value
 from pipeline.core.specs import Cluster, NodeFacts
-from pipeline.keys import ABSENT
+from pipeline.keys import ABSENT, IMAGE
 
 # CUDA's major release → the first driver for it (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -54,6 +54,7 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
 
 Versions = Mapping[str, str]
 
+_BRING = "bring one image to every host (podman save IMAGE | ssh HOST podman load, or docker's)"
 _UNKNOWN = "unknown"  # version of a module that no installed distribution lists among its files
 _BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # with more than one dot Hydra doesn't read it as a number
 
@@ -96,13 +97,15 @@ def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
     ]
     if rows:
         hint = "install the same versions everywhere, or cluster.python=<an interpreter that has them>"
+        if IMAGE in key:
+            hint = f"{_BRING}; or cluster.container=NAME@sha256:<the same digest for all hosts>"
         raise HostError("\n".join(["the hosts differ, and a run has one key:", *rows]), hint=hint)
     return wanted
 
 
 def probed(key: Versions) -> list[str]:
     """Return the names that a probe looks for, also modules that the key calls absent."""
-    return [name for name in key if name != "python"]
+    return [name for name in key if name not in ("python", IMAGE)]
 
 
 def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
@@ -119,6 +122,8 @@ def _there(fact: NodeFacts, name: str) -> str | None:
     """Return the version of a distribution, or of the one with a module that the key calls absent; None: not known."""
     if name == "python":
         return fact.python_version
+    if name == IMAGE:
+        return (fact.extra.get("container") or {}).get("digest")
     there = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
     modules = fact.extra.get("modules")
     return there.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
@@ -126,6 +131,8 @@ def _there(fact: NodeFacts, name: str) -> str | None:
 
 def _mend(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
     """Return the override that accepts the hosts as they are, if all have the same versions; else what to install."""
+    if any(IMAGE in versions for versions in by_host.values()):
+        return f"the same command, if the image has just changed; else {_BRING}"
     same = len({tuple(sorted(versions.items())) for versions in by_host.values()}) == 1
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:

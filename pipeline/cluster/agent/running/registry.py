@@ -48,6 +48,10 @@ def end_entry(path: str, entry: Json) -> bool:
         if start_time(entry["pid"]) == entry["born"]:
             send_all({entry["pid"]}, signal.SIGKILL)
     gone = end_tree(entry["mark"], 0.5, entry["state_dir"])
+    if entry.get("container"):
+        from ..host.container import remove  # which imports this module by way of messages about full disks
+
+        remove(entry["container"])
     if gone and not doubtful(entry):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -17,6 +17,7 @@ from types import FrameType
 
 from trainers.contract import variables
 
+from ..host import container
 from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
 from ..node import from_environment, own_node, peers_of
@@ -107,7 +108,8 @@ def supervise_forever(request: Json, node: Json, answer_fd: int, claim: Claim | 
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        Orphans.adopt()
+        if not node.get("container"):  # the engine's own processes would be among the adopted ones
+            Orphans.adopt()
         Supervisor(request, node).run(answer_fd)
         code = 0
     except BaseException:
@@ -126,6 +128,7 @@ class Supervisor:
         self.request, self.node = request, node
         self.state = node["state_dir"]
         self.mark = f"{request['run_id']}:{node['node_rank']}"
+        self.container = container.of_run(node, self.mark) if node.get("container") else None
         self.reason = ""
         self.signalled = False
         self.end_at: float | None = None
@@ -144,7 +147,7 @@ class Supervisor:
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.lease = Silence(self.path("lease"))
         self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
-        self.stops = Stops()
+        self.stops = Stops()  # its root is torchrun, or the parent of a script
         self.memory = OutOfMemory()
 
     def ended_process(self, code: int) -> str:
@@ -190,6 +193,8 @@ class Supervisor:
             self.early_exits.about_to_end_all()
             grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
             gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
+            if self.container and code != 0:  # else the engine has removed it
+                container.remove(self.container)
             if gone:
                 with contextlib.suppress(OSError):
                     os.unlink(entry)
@@ -239,6 +244,8 @@ class Supervisor:
         env[variables.NODE] = self.mark
         env[variables.RESERVE] = self.path("reserve-of-ranks")
         with open(self.torchrun_log.path, "ab") as output:
+            if self.container:
+                return container.begin(self.container, self.node, env, output.fileno())
             begin = warm.launch if self.request.get("warm") else warm.begin
             return begin(self.node["argv"], env, self.node["run_dir"], output.fileno())
 
@@ -259,6 +266,7 @@ class Supervisor:
             "state_dir": self.state,
             "run_dir": self.node["run_dir"],
             "remove": self.node["remove"],
+            "container": self.container,
         }
         write_json(self.entry_path(), entry)
         write_json(self.path("agent.json"), entry)
@@ -282,7 +290,9 @@ class Supervisor:
         """Wait until torchrun has ended. Returns its exit code (negative: the signal that ended it)."""
         looked = time.monotonic()
         while child.poll() is None:
-            now, self.stops.root = time.monotonic(), child.pid
+            now = time.monotonic()
+            if not self.container:
+                self.stops.root = child.pid
             try:
                 self.pump()
                 if now - looked > 0.5:
@@ -298,13 +308,14 @@ class Supervisor:
                 if isinstance(child, warm.Launch):
                     child.give_up()
                 if self.kill_at is None:
-                    self.signalled_pids |= self.signalled_by_others(child.pid)
+                    self.signalled_pids |= self.signalled_by_others(self.stops.root or child.pid)
                     self.kill_at = now + TERM_GRACE_S
                 pids = self.signalled_pids
                 in_thread(end_tree, self.mark, TERM_GRACE_S, "", pids, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
-        return int(child.returncode or 0)
+        code = int(child.returncode or 0)
+        return container.exit_code(code) if self.container else code
 
     def signalled_by_others(self, root: int) -> set[int]:
         """Return the processes of a script that other processes signal and wait for.
@@ -320,6 +331,8 @@ class Supervisor:
     def look(self) -> None:
         """Check other reasons to end: the folder removed, the controller gone, a rank's error. Raises OSError."""
         os.stat(self.path("agent.json"))
+        if self.container and self.stops.root is None:
+            self.stops.root = container.first_process(self.mark)
         touch(self.path("beat"))
         lease_s = self.request["lease_s"]
         if not os.path.exists(self.path("attached")):  # the controller died between start and follow
@@ -392,7 +405,8 @@ class Supervisor:
                 self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
 
     def finish(self, code: int, gone: bool) -> None:
-        reason = self.reason or (
+        reason = self.reason or (container.not_started(self.container, code, self.stops.root) if self.container else "")
+        reason = reason or (
             "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
         )
         if not gone:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource, workdir_of
 from pipeline.cluster.launchers.settings import SHARE, busy_policy, capabilities
 from pipeline.cluster.networks import tls_files
@@ -45,6 +46,7 @@ def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], reg
         "pack_places": [str(pack.path)] if pack else [],
         "certificates": tls_files(cluster),
         "gpu_s": GPU_S if cluster.device == "cuda" else 0.0,
+        "container": containers.wanted(cluster),
     }
 
 
@@ -80,7 +82,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "slow_s": slow_s,
         "rendezvous": [plan.master_addr, plan.master_port] if _has_rendezvous(cluster, plan) else None,
         "registry": registry,
-        "env_passed": rank_environment.PASSED,
+        "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
         "nodes": [
             {**dataclasses.asdict(node), "remove": [_removed(cluster, node.run_dir, node.state_dir)]}
             for node in plan.nodes

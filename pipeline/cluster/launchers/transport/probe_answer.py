@@ -80,6 +80,7 @@ _ANSWER = {
         "torch_cuda": _Maybe(_TEXT),
         **dict.fromkeys(("env", "left_behind", "packages", "modules"), _TEXTS),
         "certificates": {"*": {"until": _Maybe(_NUMBER), "error": _Maybe(_TEXT)}},
+        "container": _Maybe({**dict.fromkeys(("engine", "image", "digest"), _TEXT), "gpus": _SWITCH}),
         "hardware": _HARDWARE,
         "left": [_LEFT],
         "numa": _SWITCH,

@@ -1,0 +1,238 @@
+"""The container of the ranks on this host: its image, the engine's command, and its end.
+
+It shares the host's network, shared memory and process ids, so that ranks are found and signalled as without one. The
+ranks' variables reach it over standard input: an engine writes what its options hold to the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+from trainers.contract import variables
+
+from ..node import sha256
+from ..reasons import THERE
+from ..running.processes import LINUX, find_processes, stat_fields
+from ..wire import Json, read_json, write_json
+from . import software
+
+ENGINES = ("podman", "docker")
+OF_FILES = ("apptainer", "singularity")  # engines whose images are files
+_NOT_STARTED = (125, 126, 127)  # exit codes of an engine that could not start the program
+_END_S = 20.0
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
+_ENTER = (
+    "import json,os,sys;e=json.load(sys.stdin);os.dup2(os.open(os.devnull,0),0);"
+    "os.environ.update(e);os.execv(sys.argv[1],sys.argv[1:])"
+)
+"""The container's first program: becomes the rank's with the variables that stand on its input."""
+
+
+# --------------------------------------------------------------------------------------------------- the command (pure)
+def command(box: Json, program: list[str], *, name: str, cwd: str, mounts: dict[str, bool], host: Json) -> list[str]:
+    """Return the engine's command that runs ``program`` with this process's stdin and stdout. Pure.
+
+    Args:
+        box: ``engine``, ``image`` (as the engine takes it), ``gpus`` (whether the ranks use them).
+        mounts: folder or file of the host, which has the same path in the container → whether it can be written.
+        host: of ``this_host``.
+    """
+    bound = [
+        f"type=bind,{csv(f'source={path}')},{csv(f'destination={path}')}{'' if writes else ',ro'}"
+        for path, writes in sorted(mounts.items())
+    ]
+    engine, kind = box["engine"], os.path.basename(box["engine"])
+    if kind in OF_FILES:
+        gpus = ["--nv"] if box["gpus"] else []
+        options = [*gpus, "--no-home", "--cleanenv", *(word for mount in bound for word in ("--mount", mount))]
+        return [engine, "exec", *options, "--pwd", cwd, box["image"], *program]
+    options = ["--rm", "--interactive", "--name", name, "--network=host", "--ipc=host", "--pid=host"]
+    options += ["--log-driver=none", "--security-opt=label=disable", f"--user={host['uid']}:{host['gid']}"]
+    options += [f"--ulimit={limit}={value}" for limit, value in host["limits"].items()]
+    if kind == "podman":
+        options += ["--userns=keep-id"] if host["uid"] else []
+        options += ["--device=nvidia.com/gpu=all"] if box["gpus"] else []
+    else:
+        options += ["--gpus=all"] if box["gpus"] else []
+    options += ["--device=/dev/infiniband"] if host["infiniband"] else []
+    options += [f"--mount={mount}" for mount in bound]
+    return [engine, "run", *options, f"--workdir={cwd}", f"--entrypoint={program[0]}", box["image"], *program[1:]]
+
+
+def csv(field: str) -> str:
+    return '"' + field.replace('"', '""') + '"' if re.search('[",\n]', field) else field
+
+
+def this_host() -> Json:
+    """Return what the command takes from this host: its user, its limits (those that preflight sees), InfiniBand."""
+    with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
+        most = int(file.read())  # podman lowers its own limit of processes to this
+
+    def limit(which: int) -> str:
+        pair = resource.getrlimit(which)
+        if which == resource.RLIMIT_NPROC:
+            pair = (most, most) if resource.RLIM_INFINITY in pair else (min(pair[0], most), min(pair[1], most))
+        return ":".join("-1" if value == resource.RLIM_INFINITY else str(value) for value in pair)
+
+    limits = {name: limit(which) for name, which in _LIMITS.items()}
+    return {"uid": os.getuid(), "gid": os.getgid(), "limits": limits, "infiniband": os.path.isdir("/dev/infiniband")}
+
+
+# ------------------------------------------------------------------------------------------------------------ the image
+def look(wanted: Json, workdir: str) -> Json:
+    """Return the ``engine`` that has the image, the ``image`` as it takes it, its ``digest``, and ``gpus``.
+
+    Raises SystemExit: no engine is here, or none has the image; names the command that mends it.
+    """
+    image = wanted["image"]
+    if not LINUX:
+        raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={image})")
+    if image.endswith(".sif"):
+        found, digest = engine_of(OF_FILES, image), file_digest(image, workdir)
+        return {"engine": found[0], "image": image, "digest": digest, "gpus": wanted["gpus"]}
+    seen = []
+    for engine in engine_of(ENGINES, image):
+        done = asked([engine, "image", "inspect", "--format", "{{.Id}}", image])
+        if done.returncode == 0:
+            digest = f"sha256:{done.stdout.strip().rpartition(':')[2]}"
+            return {"engine": engine, "image": digest, "digest": digest, "gpus": wanted["gpus"]}
+        seen.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
+    pull = f"{os.path.basename(engine_of(ENGINES, image)[0])} pull {image}"
+    raise SystemExit(f"has no image {image} (cluster.container); {'; '.join(seen)}{THERE}{pull}")
+
+
+def engine_of(names: tuple[str, ...], image: str) -> list[str]:
+    """Return the engines that are installed here. Raises SystemExit: none is."""
+    found = [path for path in map(shutil.which, names) if path]
+    if not found:
+        lacking = " and no ".join(names)
+        raise SystemExit(f"has no {lacking} for cluster.container={image}{THERE}sudo apt-get install {names[0]}")
+    return found
+
+
+def file_digest(image: str, workdir: str) -> str:
+    """Return the digest of an image that is a file, remembered in ``workdir`` until it changes. Raises SystemExit."""
+    try:
+        with open(image, "rb") as file:
+            status = os.fstat(file.fileno())
+            known = sha256(f"{image} {status.st_size} {status.st_mtime_ns} {status.st_ino}".encode())[:32]
+            memory = os.path.join(workdir, "images", f"{known}.json")
+            if isinstance(digest := read_json(memory), str):
+                return digest
+            from hashlib import sha256 as of_openssl  # for gigabytes
+
+            total = of_openssl()
+            while part := file.read(1 << 22):
+                total.update(part)
+    except OSError as error:
+        raise SystemExit(f"has no image {image} (cluster.container): {error.strerror}{THERE}ls -l {image}") from error
+    digest = f"sha256:{total.hexdigest()}"
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(memory), exist_ok=True)
+        write_json(memory, digest)
+    return digest
+
+
+def software_in(box: Json, wanted: Json, names: list[str], python_path: list[str]) -> Json:
+    """Return ``software.software`` of the image's python3. Raises SystemExit: the image or the engine can't run it."""
+    text = sys.modules[software.__name__].__spec__.loader.get_source(software.__name__)  # type: ignore[union-attr]
+    ask = "import json,sys\nprint(json.dumps(software(*json.load(sys.stdin))))"
+    program = ["python3", "-I", "-c", f"{text}\n{ask}"]
+    name = f"paceline-probe-{os.getpid()}"
+    argv = command(box, program, name=name, cwd="/", mounts=mounts_of(wanted["mounts"]), host=this_host())
+    try:
+        done = asked(argv, json.dumps([names, python_path]))
+    except subprocess.TimeoutExpired as error:
+        remove({"engine": box["engine"], "name": name})
+        raise SystemExit(f"starts no container of {wanted['image']} within {_END_S:g} s") from error
+    if done.returncode != 0:
+        why = f"exit code {done.returncode}: {last_line(done.stderr)}"
+        raise SystemExit(f"can't run the python3 of {wanted['image']} by {os.path.basename(box['engine'])}: {why}")
+    answer: Json = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def asked(argv: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, input=text, capture_output=True, text=True, errors="replace", timeout=_END_S, check=False, cwd="/"
+    )
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it printed nothing"])[-1][-400:]
+
+
+# ---------------------------------------------------------------------------------------------------- a run's container
+def mounts_of(paths: list[str]) -> dict[str, bool]:
+    """Return the configured folders and files, as writable as on the host. Raises SystemExit: one is absent."""
+    mounts = {os.path.expanduser(path): True for path in paths}
+    for path in mounts:
+        if not os.path.exists(path):
+            raise SystemExit(
+                f"has no {path}, which the ranks' container is to see; cluster.container_mounts= without it"
+            )
+    return mounts
+
+
+def of_run(node: Json, mark: str) -> Json:
+    """Return the container of a node's part of a run: ``engine``, ``image``, ``gpus``, and its own ``name``."""
+    return {**node["container"], "name": f"paceline-{mark.replace(':', '-')}"}
+
+
+def begin(box: Json, node: Json, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+    """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit.
+
+    It sees the run's folder, what that folder's links lead to (read-only), and what ``box["mounts"]`` names.
+    """
+    run_dir, data_dir = node["run_dir"], node["data_dir"]
+    links = [os.path.realpath(entry.path) for entry in os.scandir(run_dir) if entry.is_symlink()]
+    read_only = [path for path in [*links, data_dir] if path and os.path.exists(path)]
+    mounts = {**dict.fromkeys(read_only, False), **mounts_of(box["mounts"]), run_dir: True}
+    program = [node["argv"][0], "-I", "-c", _ENTER, *node["argv"]]
+    argv = command(box, program, name=box["name"], cwd=run_dir, mounts=mounts, host=this_host())
+    environment = os.memfd_create("paceline-environment")
+    try:
+        os.write(environment, json.dumps({"HOME": "/tmp", **env}).encode())
+        os.lseek(environment, 0, os.SEEK_SET)
+        # not with the mark of the run: the engine's own processes aren't to be signalled
+        without = {name: value for name, value in os.environ.items() if name != variables.NODE}
+        return subprocess.Popen(
+            argv, env=without, cwd="/", stdin=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    finally:
+        os.close(environment)
+
+
+def first_process(mark: str) -> int | None:
+    """Return the process that the engine started for the run with this mark; None: there is none yet."""
+    pids = find_processes(mark)
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            if int(stat_fields(pid)[1]) not in pids:
+                return pid
+    return None
+
+
+def exit_code(code: int) -> int:
+    """Return the exit code of the program in the container (negative: the signal that ended it)."""
+    return 128 - code if code > 128 else code
+
+
+def not_started(box: Json, code: int, first: int | None) -> str:
+    """Return that the engine could not start the container; '': the exit code is that of its program."""
+    engine = os.path.basename(box["engine"])
+    return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""
+
+
+def remove(box: Json) -> None:
+    """Remove what is left of a container whose processes have ended, or end them; one that is gone is no error."""
+    if os.path.basename(box["engine"]) not in OF_FILES:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            asked([box["engine"], "rm", "--force", box["name"]])

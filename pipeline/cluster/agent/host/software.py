@@ -1,0 +1,136 @@
+"""The software of the interpreter that runs this: Python, torch, installed packages. Nothing of it is imported.
+
+The standard library alone: the text of this module is also run by the Python of a container image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import site
+import sys
+import sysconfig
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+
+
+def torch_versions() -> tuple[str | None, str | None]:
+    """Return the versions of torch and of its CUDA from torch/version.py, because importing torch takes seconds."""
+    spec = find_spec("torch")
+    if spec is None or not spec.origin:
+        return None, None
+    text = ""
+    with contextlib.suppress(OSError):
+        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    patterns = (r"""^__version__ = ['"]([^'"]+)""", r"""^cuda\b.*= ['"]([^'"]+)""")
+    torch, cuda = (re.search(pattern, text, re.MULTILINE) for pattern in patterns)
+    return torch and torch.group(1), cuda and cuda.group(1)
+
+
+def packages(named: list[str]) -> dict[str, str]:
+    """Return name → version of this interpreter's packages, from folder names alone, because reading files takes long.
+
+    For packages in ``named`` that came from no index, the version includes a digest of the content, as in the run's
+    key.
+    """
+    versions: dict[str, str] = {}
+    wanted = {normal(name) for name in named}
+    for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
+        for name in os.listdir(folder):
+            project, version = distribution_of(name)
+            label = normal(project)
+            if version:
+                versions[label] = version + (content(os.path.join(folder, name)) if label in wanted else "")
+    return dict(sorted(versions.items()))
+
+
+def content(folder: str) -> str:
+    """Return a digest of a package from a folder or repository, as pipeline/keys/installed.py computes it; else ''."""
+    if not os.path.exists(os.path.join(folder, "direct_url.json")):
+        return ""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    from hashlib import sha256  # it loads OpenSSL, for packages that came from no index alone
+
+    files = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
+    digest = sha256("\n".join(files).encode()).hexdigest()
+    return f" (content {digest[:12]})"
+
+
+def distribution_of(name: str) -> tuple[str, str]:
+    """Return project and version from the name of a metadata folder; Debian's packages have x-1.0.egg-info."""
+    if name.endswith(".dist-info"):
+        project, _, version = name[: -len(".dist-info")].rpartition("-")
+        return project, version
+    legacy = name.endswith(".egg-info") and re.fullmatch(r"([^-]+)-([^-]+)(-py[\d.]+)?\.egg-info", name)
+    return (legacy.group(1), legacy.group(2)) if legacy else ("", "")
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def modules(names: list[str], python_path: list[str]) -> dict[str, str]:
+    """Return the modules of ``names`` (dotted) that a rank could import → the version of their distribution.
+
+    Nothing is imported. ``python_path`` are the folders of the ranks' PYTHONPATH.
+    """
+    if not names:  # usual: the names of folders show the distributions
+        return {}
+    path = [*python_path, *(entry for entry in sys.path if is_installed(entry))]
+    return {name: version_of_module(name, path) for name in names if is_importable(name, path)}
+
+
+def is_installed(entry: str) -> bool:
+    """Whether ranks keep this entry of sys.path; trainers/distributed/isolation.py removes the others."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    place = os.path.realpath(entry)
+    if any(f"{place}/".startswith(f"{os.path.realpath(folder)}/") for folder in folders):
+        return True
+    return bool(entry) and bool(glob.glob(os.path.join(glob.escape(place), "*.dist-info")))
+
+
+def is_importable(name: str, path: list[str]) -> bool:
+    for part in name.split("."):  # part by part, because a dotted name would import its parent
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations or [])
+    return True
+
+
+def version_of_module(name: str, path: list[str]) -> str:
+    """Return the version by the file lists of installed packages; ``unknown`` if none has the module."""
+    from importlib.metadata import distributions  # reads e-mail headers: much to import for a rare question
+
+    begin = name.replace(".", "/")
+    for distribution in distributions(path=path):
+        files = distribution.read_text("RECORD") or ""
+        top_level = (distribution.read_text("top_level.txt") or "").split()
+        if re.search(rf"^{re.escape(begin)}[/.]", files, re.MULTILINE) or (not files and name in top_level):
+            return distribution.version
+    return "unknown"
+
+
+def software(names: list[str], python_path: list[str]) -> dict[str, object]:
+    """Return this interpreter, torch's versions, the installed packages, and the importable modules among ``names``.
+
+    The modules are those that no distribution is named after.
+    """
+    installed = packages(names)
+    others = [name for name in names if normal(name) not in installed]
+    torch, cuda = torch_versions()
+    return {
+        "python": sys.executable,
+        "python_version": ".".join(map(str, sys.version_info[:3])),
+        "torch_version": torch,
+        "torch_cuda": cuda,
+        "packages": installed,
+        "modules": modules(others, python_path),
+    }
