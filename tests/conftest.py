@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-_FIXTURES = ("shared", "lab", "slurm", "kubernetes", "s3")
+_FIXTURES = ("shared", "lab", "slurm", "kubernetes", "s3", "container")
 pytest_plugins = [f"tests.{name}_fixture" for name in _FIXTURES]
 
 # a background job ignores Ctrl-C, what nohup starts ignores SIGHUP, and so would every command that a test starts

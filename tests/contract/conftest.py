@@ -113,6 +113,7 @@ PARAMS = [
     pytest.param("mpi", marks=[pytest.mark.lab, pytest.mark.long]),
     pytest.param("slurm", marks=[pytest.mark.lab, pytest.mark.long]),
     pytest.param("kubernetes", marks=[pytest.mark.lab, pytest.mark.long]),
+    pytest.param("container", marks=pytest.mark.long),
 ]
 
 
@@ -127,10 +128,14 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     folder = tmp_path / "it's a $(touch x) folder"
     folder.mkdir()
     env = {"HOSTILE": HOSTILE, "OMP_NUM_THREADS": "1"}
-    if request.param == "local":
+    if request.param in ("local", "container"):
         hosts: tuple[Host, ...] = (Host(name="localhost", nproc_per_node=2, env=env),)
+        cluster = Cluster(launcher="local", hosts=hosts, device="cpu")
+        if request.param == "container":
+            image = request.getfixturevalue("image")
+            cluster = replace(cluster, container=image.name, container_mounts=image.mounts, asks_environment=True)
         return Bench(
-            cluster=Cluster(launcher="local", hosts=hosts, device="cpu"),
+            cluster=cluster,
             folder=folder,
             count=count_here,
             shares_run_dir=True,

@@ -1,0 +1,88 @@
+"""The fixture ``image``: an image of podman whose programs, Python and packages are this host's, so it has 12 kB."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_HYBRID = Path("/sys/fs/cgroup/unified")
+_WITHOUT_HYBRID = f'#!/bin/sh\nexec unshare --mount sh -c \'umount {_HYBRID}; exec "$0" "$@"\' %s "$@"\n'
+"""crun refuses hosts that have both versions of control groups; so each command of podman gets a view without one."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Its name, the folders of the host that it needs, and its id. Its file /etc/in-image is on no host."""
+
+    name: str
+    digest: str
+    mounts: tuple[str, ...] = field(default_factory=lambda: tuple(dict.fromkeys(map(_real, _PARTS))))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Overrides of a run in it."""
+        return f"cluster.container={self.name}", f"cluster.container_mounts=[{','.join(self.mounts)}]"
+
+    def left(self) -> list[str]:
+        """Names of the containers of runs that podman still has."""
+        listed = podman("ps", "--all", "--format", "{{.Names}}").stdout.split()
+        return [name for name in listed if name.startswith("paceline-")]
+
+
+_PARTS = ("/usr", sys.prefix, sys.base_prefix)
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def podman(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["podman", *words], capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def made(name: str = "localhost/paceline-test") -> Iterator[Image]:
+    """The image, removed at the end. Raises RuntimeError: podman can start nothing here."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if _HYBRID.is_dir():
+            (programs := Path(folder, "bin")).mkdir()
+            (programs / "podman").write_text(_WITHOUT_HYBRID % shutil.which("podman"))
+            (programs / "podman").chmod(0o755)
+            patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        with tarfile.open(f"{folder}/image.tar", "w") as archive:
+            for path in ("bin", "lib", "lib64", "sbin"):
+                link = tarfile.TarInfo(path)
+                link.type, link.linkname = tarfile.SYMTYPE, f"usr/{path}"
+                archive.addfile(link)
+            for path in ("etc", "tmp"):
+                place = tarfile.TarInfo(path)
+                place.type, place.mode = tarfile.DIRTYPE, 0o1777
+                archive.addfile(place)
+            archive.addfile(tarfile.TarInfo("etc/in-image"))
+        path = f"{sys.prefix}/bin:/usr/bin"
+        done = podman("import", "--quiet", "--change", f"ENV PATH={path}", f"{folder}/image.tar", name)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        try:
+            yield Image(name, f"sha256:{podman('image', 'inspect', '--format', '{{.Id}}', name).stdout.strip()}")
+        finally:
+            podman("rmi", "--force", name)
+
+
+@pytest.fixture(scope="session")
+def image() -> Iterator[Image]:
+    """The image, of this worker."""
+    if shutil.which("podman") is None:
+        pytest.skip("needs podman: apt-get install podman crun")
+    with made(f"localhost/paceline-test-{os.getpid()}") as image:
+        yield image
