@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,16 @@ _WITHOUT_HYBRID = f'#!/bin/sh\nexec unshare --mount sh -c \'umount {_HYBRID}; ex
 """crun refuses hosts that have both versions of control groups; so each command of podman gets a view without one."""
 
 
+_PARTS = tuple({str(Path(path).resolve()): None for path in ("/usr", sys.prefix, sys.base_prefix)})
+
+
 @dataclass(frozen=True)
 class Image:
     """Its name, the folders of the host that it needs, and its id. Its file /etc/in-image is on no host."""
 
     name: str
     digest: str
-    mounts: tuple[str, ...] = field(default_factory=lambda: tuple(dict.fromkeys(map(_real, _PARTS))))
+    mounts: tuple[str, ...] = _PARTS
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -37,13 +40,6 @@ class Image:
         """Names of the containers of runs that podman still has."""
         listed = podman("ps", "--all", "--format", "{{.Names}}").stdout.split()
         return [name for name in listed if name.startswith("paceline-")]
-
-
-_PARTS = ("/usr", sys.prefix, sys.base_prefix)
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
 
 
 def podman(*words: str) -> subprocess.CompletedProcess[str]:

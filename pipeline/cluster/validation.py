@@ -109,7 +109,9 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
         )
     if fact.torch_version is None:
         problems.append(
-            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
+            f"the image has no torch for its {fact.python}; cluster.container=<an image that has it>"
+            if fact.extra.get("container")
+            else f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
             f"uv pip install --python {fact.python} torch) "
             "or point cluster.python at an interpreter that has it"
         )
