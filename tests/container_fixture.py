@@ -36,10 +36,10 @@ class Image:
         """Overrides of a run in it."""
         return f"cluster.container={self.name}", f"cluster.container_mounts=[{','.join(self.mounts)}]"
 
-    def left(self) -> list[str]:
-        """Names of the containers of runs that podman still has."""
+    def left(self, key: str) -> list[str]:
+        """Names of the containers of a run that podman still has; other workers of pytest have their own."""
         listed = podman("ps", "--all", "--format", "{{.Names}}").stdout.split()
-        return [name for name in listed if name.startswith("paceline-")]
+        return [name for name in listed if name.startswith(f"paceline-{key}-")]
 
 
 def podman(*words: str) -> subprocess.CompletedProcess[str]:

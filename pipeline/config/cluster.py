@@ -134,7 +134,7 @@ def _container(raw: Mapping[str, Any], launcher: Capabilities) -> dict[str, Any]
         if mounts:
             raise UsageError("cluster.container_mounts is for cluster.container=IMAGE, which isn't set")
         return {"asks_environment": raw.get("environment") == HOSTS}
-    if raw["launcher"] == "kubernetes":
+    if "image" in raw:
         raise UsageError(
             f"cluster.container={image}: pods are containers already; their image is cluster.image",
             hint=f"cluster.image={image}, without cluster.container",

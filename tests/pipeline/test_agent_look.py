@@ -139,7 +139,7 @@ def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[s
         here = {"state_dir": str(tmp_path), "first_rank": 0}
         (rank,) = look(here, []).ranks
         told = look(here, [["127.0.0.1", port], ["127.0.0.1", 1]])
-    assert [(item.peer, item.unsent_bytes > 0) for item in rank.sockets] == [("127.0.0.1", True)]
+    assert ("127.0.0.1", True) in [(item.peer, item.unsent_bytes > 0) for item in rank.sockets]
     assert told.peers == ("silent", "refuses")
 
 
