@@ -24,7 +24,7 @@ from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.output import TYPED, as_typed  # noqa: E402
 from pipeline.core import places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, os_reason  # noqa: E402
-from pipeline.core.files import temporary_prefix  # noqa: E402
+from pipeline.core.files import temporary_prefix, write_atomic  # noqa: E402
 from pipeline.core.processes import git  # noqa: E402
 
 TEMPLATE = places.HOME / "pipeline" / "template"
@@ -74,7 +74,7 @@ def init(words: Sequence[str]) -> str:
     """Create the project that the words after ``init`` name, completely or not at all. Return the message for users.
 
     It becomes a git repository with one commit, because runs are repeated from their commit; not with ``git=false``
-    (``--no-git``), inside another repository, or without git.
+    (``--no-git``), inside another repository, or without git. ``.`` makes a project of a folder that holds something.
 
     Raises:
         UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty.
@@ -85,6 +85,8 @@ def init(words: Sequence[str]) -> str:
     if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
     folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
+    if folder == Path(os.path.abspath(".")) and any(folder.iterdir()):  # noqa: PTH100
+        return _init_around(folder)
     refuse_name(folder.name)
     try:
         _refuse_taken(folder)
@@ -99,6 +101,31 @@ def init(words: Sequence[str]) -> str:
     return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
 
 
+def _init_around(folder: Path) -> str:
+    """Make a project of a folder with files, of which pyproject.toml alone is changed: it gets the tables of doit.
+
+    Raises:
+        UsageError: it is a project already, or its pyproject.toml has other tables of doit.
+    """
+    about, dodo = folder / "pyproject.toml", folder / "dodo.py"
+    known = about.read_text("utf-8") if about.exists() else ""
+    if dodo.exists() or "[tool.doit" in known:
+        taken = "a dodo.py" if dodo.exists() else "[tool.doit] in pyproject.toml"
+        raise UsageError(f"{folder} has {taken} already", hint="paceline help; docs/projects.md has a project's files")
+    tables = _template(about.name).partition("[tool.pytest")[0].rstrip() + "\n"
+    if not (folder / ".gitignore").exists():
+        write_atomic(folder / ".gitignore", _template(".gitignore"))
+    write_atomic(about, f"{known.rstrip()}\n\n{tables}".lstrip())
+    write_atomic(dodo, _template(dodo.name))
+    scripts = sorted(path.name for path in folder.glob("*.py") if path != dodo)
+    script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
+    return f"{folder} is a project now, by its dodo.py; what to try next:\n  paceline run {script}\n  paceline ui"
+
+
+def _template(name: str) -> str:
+    return (TEMPLATE / f"{name}.txt").read_text("utf-8")
+
+
 def _make_repository(folder: Path) -> None:
     if git.answer(folder, "rev-parse", "--is-inside-work-tree") is not None:
         return
@@ -111,7 +138,10 @@ def _refuse_taken(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
     if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is there already, and holds something", hint="another name, or an empty folder")
+        raise UsageError(
+            f"{folder} is there already, and holds something",
+            hint="another name, or cd there, then paceline init . which leaves its files as they are",
+        )
 
 
 def refuse_name(name: str) -> None:

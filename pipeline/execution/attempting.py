@@ -189,14 +189,23 @@ def naming_python(error: TrainingError, cluster: Cluster) -> TrainingError:
 
 
 def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
-    """Add the override that takes a missing file along, if a rank looked for it and the project has it.
+    """Add how a missing file is taken along, if a rank looked for it and it is here.
 
-    For a script, its seal names such files.
+    For a script, its seal names such files of the project, so only one above it is said.
     """
     match = _ABSENT.search(error.what)
-    if match is None or error.hint is not None or run.config.script is not None:
+    if match is None or error.hint is not None:
         return error
     path = match["path"]
+    if run.config.script is not None:
+        here = (run.root / run.config.script.workdir / path).resolve()
+        if not path.startswith("../") or not here.exists() or here.is_relative_to(run.root):
+            return error
+        hint = (
+            f"{here} lies above the project, and the script runs in a copy of it: pass the path as an argument, which "
+            "makes it data, or move it into the project and name it in program.inputs"
+        )
+        return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
     name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
     if not name or name in run.code.sources or not (run.root / name).is_file():
         return error

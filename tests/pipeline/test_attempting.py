@@ -204,3 +204,15 @@ def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_tak
     assert attempting.naming_inputs(error, run) is error
     (tmp_path / "tables/a.npy").touch()
     assert (attempting.naming_inputs(error, run).hint or "").startswith("model.inputs=[tables/a.npy] takes it along")
+
+
+def test_a_file_above_the_project_of_a_script_is_told_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "project/study").mkdir(parents=True)
+    script = SimpleNamespace(workdir="study")
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path / "project")
+    error = TrainingError("rank 0: FileNotFoundError: [Errno 2] No such file or directory: '../../data/X.npy'")
+    assert attempting.naming_inputs(error, run) is error
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/X.npy").touch()
+    hint = attempting.naming_inputs(error, run).hint or ""
+    assert hint.startswith(f"{tmp_path}/data/X.npy lies above the project, and the script runs in a copy of it")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -227,3 +228,21 @@ def test_a_dodo_of_another_project_is_refused(project: Path) -> None:
 def test_a_foreign_dodo_is_no_project(tmp_path: Path) -> None:
     (tmp_path / "dodo.py").write_text("def task_x(): ...\n")
     assert places.enclosing(tmp_path) is None
+
+
+def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('loss: 0.5')\n")
+    (tmp_path / ".gitignore").write_text("mine\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 90\n")
+    assert main.init(["."]).splitlines()[1:] == ["  paceline run train.py", "  paceline ui"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(".gitignore", "dodo.py", "pyproject.toml", "train.py")
+    ]
+    assert (tmp_path / ".gitignore").read_text() == "mine\n"
+    tables = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]
+    assert (tables["ruff"], tables["doit"]["loader"]) == ({"line-length": 90}, "paceline")
+    with pytest.raises(UsageError, match=r"has a dodo\.py already"):
+        main.init(["."])
