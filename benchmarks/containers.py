@@ -3,7 +3,7 @@
     python benchmarks/containers.py [kills] [seed]        (Linux, root, podman)
 
 Each kill is of the command, its agent, podman, podman's monitor or torchrun, at a moment drawn from the seed while two
-ranks run. Start: seconds from the command to both ranks, bare and in the container, in turn, and ``podman run`` alone.
+ranks run. Start: seconds from the command to both ranks, bare and in the container, in turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from measure import surroundings
 
-from tests.container_fixture import made, podman
+from tests.container_fixture import made
 from tests.contract.conftest import Bench
 from tests.integration.test_containers import KILLS, bench, kill_and_wait
 
@@ -52,7 +52,7 @@ def main() -> None:
             print(f"{number:>3} {what}: nothing left after {ends[-1]:.1f} s", flush=True)
         if ends:
             print(f"{len(ends)} kills; nothing left after {statistics.median(ends):.1f} s (at most {max(ends):.1f} s)")
-        bare, inside, alone = [], [], []
+        bare, inside = [], []
         for number in range(PAIRS):
             own = bench(image, Path(folder, f"start{number}"))
             own.folder.mkdir()
@@ -61,11 +61,7 @@ def main() -> None:
             own.folder.mkdir()
             cluster = dataclasses.replace(own.cluster, container=None, container_mounts=(), asks_environment=False)
             bare.append(started_s(dataclasses.replace(own, cluster=cluster)))
-            began = time.monotonic()
-            mounts = [f"--volume={path}:{path}:ro" for path in image.mounts]
-            podman("run", "--rm", "--network=host", *mounts, image.name, "/usr/bin/true")
-            alone.append(time.monotonic() - began)
-        for name, times in (("bare", bare), ("in podman", inside), ("podman run true", alone)):
+        for name, times in (("bare", bare), ("in podman", inside)):
             print(f"{name}: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}, n={len(times)})")
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.agent.host.container import this_host
+
 _HYBRID = Path("/sys/fs/cgroup/unified")
 _WITHOUT_HYBRID = f'#!/bin/sh\nexec unshare --mount sh -c \'umount {_HYBRID}; exec "$0" "$@"\' %s "$@"\n'
 """crun refuses hosts that have both versions of control groups; so each command of podman gets a view without one."""
@@ -82,7 +84,8 @@ def image() -> Iterator[Image]:
         pytest.skip("needs podman: apt-get install podman crun")
     with made(f"localhost/paceline-test-{os.getpid()}") as image:
         mounts = [f"--volume={path}:{path}:ro" for path in image.mounts]
-        done = podman("run", "--rm", "--network=host", "--pid=host", *mounts, image.name, "/usr/bin/true")
+        limits = [f"--ulimit={name}={value}" for name, value in this_host()["limits"].items()]
+        done = podman("run", "--rm", "--network=host", "--pid=host", *limits, *mounts, image.name, "/usr/bin/true")
         if done.returncode != 0:
             pytest.skip(f"podman can start nothing here: {done.stderr.strip()}")
         yield image
