@@ -16,6 +16,7 @@ from doit.version import VERSION
 
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
+from pipeline.cli.output import width
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.cli.words import verb_flags
 from pipeline.config.groups import Group, groups
@@ -23,7 +24,7 @@ from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 
-_WIDTH = 110
+_MOST_COLUMNS = 110
 _FLAGS = ("-h", "--help")
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 
@@ -106,7 +107,7 @@ def verb_page(name: str) -> str:
     lines = [
         _usage(name, verb),
         "",
-        *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _WIDTH),
+        *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _width()),
         "",
         *_options(name, verb),
         *(_groups() if verb.composes and verb.shows_groups else []),
@@ -135,7 +136,8 @@ def _groups() -> Iterator[str]:
     for group in groups():
         if set(group.options) == {group.default}:
             continue
-        yield f"  {group.name}=  {group_summary(group)}"
+        about = f"{group.name}=  {group_summary(group)}"
+        yield from textwrap.wrap(about, _width(), initial_indent="  ", subsequent_indent=" " * 6)
         options = {**installed_options(group), **group.options}
         yield from _table([(f"{'*' if name == group.default else ' '} {name}", options[name]) for name in options])
     yield "and FIELD=VALUE, such as trainer.epochs=3 or seed=1."
@@ -160,13 +162,17 @@ def _examples(examples: Iterable[str]) -> list[str]:
     return [f"  doit {example}" for example in examples]
 
 
+def _width() -> int:
+    return min(_MOST_COLUMNS, width())
+
+
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Format names and meanings in two columns, wrapped."""
-    width = max(len(name) for name, _ in rows)
+    longest = max(len(name) for name, _ in rows)
     lines: list[str] = []
     for name, meaning in rows:
-        start = f"  {name.ljust(width)}  "
-        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start)) or [start]
+        start = f"  {name.ljust(longest)}  "
+        lines += textwrap.wrap(meaning, _width(), initial_indent=start, subsequent_indent=" " * len(start)) or [start]
     return lines
 
 

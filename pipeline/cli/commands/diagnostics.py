@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say
+from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.cluster import preflight as checks
 from pipeline.cluster.launchers.base import PackSource
@@ -52,7 +52,7 @@ def preflight() -> None:
     if not report.facts:
         _tell_rehearsal(report)
         return
-    say(checks.table(report.facts))
+    say(checks.table(report.facts, width()))
     if measures or is_on(options, "deep"):
         say(f"\n{checks.summary(report.all_checks)}\n")
     for line in checks.warnings(report.checks):

@@ -9,7 +9,7 @@ from pipeline.cli import answers
 from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say, say_log
+from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.config.overrides import origins
@@ -83,19 +83,21 @@ def _why_run(current: Session) -> None:
         answers.answer(answer)
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
-    say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
+    say_folded(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
     if other := _other_arithmetic(run if not (reason or damage) else None):
-        say(f"  finished on other arithmetic: {other}; bits unverified here")
+        say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
     _warn_of_alterations(run if not reason else None, damage)
     if nearest is not None:
         key, differing = nearest
-        say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
+        say_folded(
+            f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:")
+        )
         for item in differing:
-            say(f"  {item}")
+            say_folded(f"  {item}")
     elif run and reason:
         say("no finished run to compare with")
     for step in steps:
-        say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+        say_folded(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
 
 
 def _other_arithmetic(run: Run | None) -> str | None:

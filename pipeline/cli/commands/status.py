@@ -16,7 +16,7 @@ from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.commands.train import screen, screen_of_sweep
 from pipeline.cli.invocation import is_on
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import note, say, say_log
+from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import relative, session
 from pipeline.cluster.failures import is_echo, shortened, without_message
 from pipeline.comparing import reading
@@ -73,9 +73,9 @@ def status() -> None:
     if answers.wanted():
         answers.answer({**asdict(row), "folder": str(folder.path)})
         return
-    say(run_status.status(folder))
+    say_folded(run_status.status(folder))
     if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
-        say(f"  bits     unverified here, finished on other arithmetic: {other}")
+        say_folded(f"  bits     unverified here, finished on other arithmetic: {other}")
 
 
 def _await_next(runs_dir: Path) -> None:

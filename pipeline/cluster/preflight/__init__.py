@@ -27,7 +27,7 @@ from pipeline.cluster.preflight.versions import agreed, probed, refuse_others
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
 from pipeline.core.specs import Cluster, Host, NodeFacts
-from pipeline.core.tables import aligned
+from pipeline.core.tables import aligned, in_width
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -250,8 +250,8 @@ def _not_shared(host: Host, seen: str, wanted: str) -> Check:
 
 
 # ------------------------------------------------------------------------------------------------------ shown as text
-def table(facts: Sequence[NodeFacts]) -> str:
-    """Return the facts as aligned text, a host a line."""
+def table(facts: Sequence[NodeFacts], width: int) -> str:
+    """Return the facts as aligned text, a host a line, in at most ``width`` columns."""
     rows = [("host", "address", "interface", "python", "torch", "gpus", "cpus", "memory", "disk free")]
     rows += [
         (
@@ -267,7 +267,7 @@ def table(facts: Sequence[NodeFacts]) -> str:
         )
         for fact in facts
     ]
-    return aligned(rows)
+    return "\n".join(in_width(rows, width))
 
 
 def summary(checks: Sequence[Check]) -> str:
