@@ -19,7 +19,7 @@ from trainers.contract import variables
 
 from ..node import sha256
 from ..reasons import THERE
-from ..running.processes import LINUX, find_processes, stat_fields
+from ..running.processes import LINUX, find_processes, remove_container, stat_fields
 from ..wire import Json, read_json, write_json
 from . import software
 
@@ -150,7 +150,7 @@ def software_in(box: Json, wanted: Json, names: list[str], python_path: list[str
     try:
         done = asked(argv, json.dumps([names, python_path]))
     except subprocess.TimeoutExpired as error:
-        remove({"engine": box["engine"], "name": name})
+        remove_container({"engine": box["engine"], "name": name})
         raise SystemExit(f"starts no container of {wanted['image']} within {_END_S:g} s") from error
     if done.returncode != 0:
         why = f"exit code {done.returncode}: {last_line(done.stderr)}"
@@ -182,8 +182,12 @@ def mounts_of(paths: list[str]) -> dict[str, bool]:
 
 
 def of_run(node: Json, mark: str) -> Json:
-    """Return the container of a node's part of a run: ``engine``, ``image``, ``gpus``, and its own ``name``."""
-    return {**node["container"], "name": f"paceline-{mark.replace(':', '-')}"}
+    """Return the container of a node's part of a run: ``engine``, ``image``, ``gpus``, and its own ``name``.
+
+    The name is empty for an engine whose containers are plain processes.
+    """
+    box = node["container"]
+    return {**box, "name": "" if os.path.basename(box["engine"]) in OF_FILES else f"paceline-{mark.replace(':', '-')}"}
 
 
 def begin(box: Json, node: Json, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
@@ -229,10 +233,3 @@ def not_started(box: Json, code: int, first: int | None) -> str:
     """Return that the engine could not start the container; '': the exit code is that of its program."""
     engine = os.path.basename(box["engine"])
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""
-
-
-def remove(box: Json) -> None:
-    """Remove what is left of a container whose processes have ended, or end them; one that is gone is no error."""
-    if os.path.basename(box["engine"]) not in OF_FILES:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            asked([box["engine"], "rm", "--force", box["name"]])

@@ -17,6 +17,7 @@ POLL_S = 0.05
 _OF_RANKS = f"{variables.RANKS}=".encode()
 _MEMORY_FILE = f"/memfd:{variables.MARK_FILE}"
 TERM_GRACE_S = 3.0
+_REMOVE_S = 20.0  # for an engine to end and remove a container
 
 
 def start_time(pid: int) -> str | None:
@@ -185,6 +186,16 @@ def send_all(pids: set[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def remove_container(box: dict[str, str]) -> None:
+    """Remove what is left of a container (``name``) of podman or docker (``engine``) whose processes have ended, or end
+    them; one that is gone, or has no name, is no error.
+    """
+    if box["name"]:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            argv = [box["engine"], "rm", "--force", box["name"]]
+            subprocess.run(argv, capture_output=True, timeout=_REMOVE_S, check=False, cwd="/")
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:

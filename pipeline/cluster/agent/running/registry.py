@@ -10,7 +10,16 @@ import time
 
 from ..node import identity, own_node
 from ..wire import Json, read_json, say, write_json
-from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, send_all, start_time, works_in
+from .processes import (
+    POLL_S,
+    TERM_GRACE_S,
+    end_tree,
+    find_processes,
+    remove_container,
+    send_all,
+    start_time,
+    works_in,
+)
 
 LONGEST_START_S = 3600.0
 
@@ -49,9 +58,7 @@ def end_entry(path: str, entry: Json) -> bool:
             send_all({entry["pid"]}, signal.SIGKILL)
     gone = end_tree(entry["mark"], 0.5, entry["state_dir"])
     if entry.get("container"):
-        from ..host.container import remove  # which imports this module by way of messages about full disks
-
-        remove(entry["container"])
+        remove_container(entry["container"])
     if gone and not doubtful(entry):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

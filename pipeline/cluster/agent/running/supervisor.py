@@ -25,7 +25,16 @@ from ..reasons import FULL, THERE, full_disk, reason
 from ..wire import REMOVED, Json, in_thread, say, touch, write_json
 from . import warm
 from .claims import Claim, claim_for_run
-from .processes import POLL_S, TERM_GRACE_S, Orphans, command_of, end_tree, find_processes, start_time
+from .processes import (
+    POLL_S,
+    TERM_GRACE_S,
+    Orphans,
+    command_of,
+    end_tree,
+    find_processes,
+    remove_container,
+    start_time,
+)
 from .rank_errors import describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
 from .staging import free_bytes, no_inodes, remove_left, remove_ours, room_in, settle_pack, unpack
@@ -194,7 +203,7 @@ class Supervisor:
             grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
             gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
             if self.container and code != 0:  # else the engine has removed it
-                container.remove(self.container)
+                remove_container(self.container)
             if gone:
                 with contextlib.suppress(OSError):
                     os.unlink(entry)
