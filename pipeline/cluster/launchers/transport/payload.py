@@ -116,13 +116,14 @@ def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[st
 
 
 def _imported(importer: str, package: str, module: str, names: str) -> list[str]:
-    """Return the modules of one import statement of ``importer``."""
+    """Return what may be the modules of one import statement of ``importer``: the one that is named, and each name."""
     if package.startswith("."):
         own_package = importer if importer in PACKAGES else importer.rpartition(".")[0]
         full = own_package.rsplit(".", len(package) - 1)[0]  # one more dot: one package up
     else:
         full = CONTRACT
-    return [f"{full}.{module}"] if module else [f"{full}.{name.strip()}" for name in names.split(",")]
+    base = f"{full}.{module}" if module else full
+    return [base, *(f"{base}.{name.strip()}" for name in names.split(","))]
 
 
 def new_token() -> str:
