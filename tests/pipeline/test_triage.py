@@ -60,6 +60,7 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
         ("ModuleNotFoundError: No module named 'timm'", "", "install what brings timm on the hosts, or put it into"),
         ("ended with signal 9 (SIGKILL)", "", "give it more memory, or a smaller batch, then doit train"),
         ("OSError: [Errno 28] No space left on device", "", "free space on node1; doit clean says"),
+        ("EOFError: EOF when reading a line", "", "a run has no keyboard: let the script take the answer"),
         ("ValueError: x", '  File "/a/{key}/code/me.py", line 7, in f\n    f()\nValueError: x', "mend me.py, line 7"),
     ],
 )  # fmt: skip

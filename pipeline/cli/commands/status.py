@@ -218,6 +218,7 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
         "install what brings {what} on the hosts, or put it into the project",
     ),
     (r"out of memory|MemoryError|can(?:no|')t allocate memory|SIGKILL", "give it more memory, or a smaller batch"),
+    (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
     (
         r"No such file or directory: '(?P<what>[^']+)'",
