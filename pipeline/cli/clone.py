@@ -16,7 +16,7 @@ from pipeline.core import places
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 
-INIT = "paceline init . makes this folder one; paceline init my_project, then cd my_project, a new one"
+INIT = "paceline init my_project, then cd my_project; where your script is already: paceline init ."
 STARTED_IN = "PACELINESTARTED_IN"
 
 
