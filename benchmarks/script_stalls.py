@@ -9,7 +9,6 @@ case goes to script_stalls.jsonl in the working directory.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -19,12 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from measure import DOIT, ROOT, checked, surroundings
-from stalls import LONGEST_S, STALL_S, strike_from_outside
+from stalls import LONGEST_S, STALL_S, Case, counted, strike_from_outside
 
 from pipeline import lab
 
@@ -129,19 +126,6 @@ dist.destroy_process_group()
 """
 
 
-@dataclass(frozen=True)
-class Case:
-    number: int
-    kind: str
-    place: str
-    rank: int
-    step: int
-
-    @property
-    def host(self) -> str:
-        return f"node{self.rank}" if self.place == "lab" else "localhost"
-
-
 def cases(count: int, healthy: int, seed: int) -> list[Case]:
     chance = random.Random(seed)
     kinds = [[*KINDS][number % len(KINDS)] for number in range(count)]
@@ -157,7 +141,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # its lab is taken down
     drawn = cases(int(words[0]), int(words[1]), int(words[2]))
     print(f"{len(drawn)} scripts, seed {words[2]}; {surroundings()}", flush=True)
-    right: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="script-stalls-") as temporary:
         place = Path(temporary)
         hosts = lab.up(place, 2)
@@ -165,18 +148,10 @@ def main() -> int:
             project = place / "project"
             checked(["git", "clone", "--quiet", str(ROOT), str(project)], cwd=place)
             (project / "hangs.py").write_text(SCRIPT)
-            for case in drawn:
-                outcome = run_case(project, case, hosts)
-                right[case.kind] += outcome["right"]
-                with Path("script_stalls.jsonl").open("a", encoding="utf-8") as record:
-                    print(json.dumps(asdict(case) | outcome), file=record)
-                print(f"{case.number:>3} {case.kind}, {case.place}, rank {case.rank}: {outcome}", flush=True)
+            kinds = (*KINDS, *HEALTHY)
+            return counted(drawn, kinds, Path("script_stalls.jsonl"), lambda case: run_case(project, case, hosts))
         finally:
             lab.down(place)
-    for kind in (*KINDS, *HEALTHY):
-        total = sum(case.kind == kind for case in drawn)
-        print(f"| {kind} | {total} | {right[kind]} |")
-    return 0 if sum(right.values()) >= 0.95 * len(drawn) else 1
 
 
 def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -123,24 +124,29 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # its lab is taken down
     drawn = cases(int(words[0]), int(words[1]), int(words[2]))
     print(f"{len(drawn)} trainings, seed {words[2]}; {surroundings()}", flush=True)
-    right: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="stalls-") as temporary:
         place = Path(temporary)
         hosts = None if ON_GPU else lab.up(place, 2)
         try:
             project = clone(place)
-            for case in drawn:
-                outcome = run_case(project, case, hosts)
-                right[case.kind] += outcome["right"]
-                with Path("stalls.jsonl").open("a", encoding="utf-8") as record:
-                    print(json.dumps(asdict(case) | outcome), file=record)
-                print(
-                    f"{case.number:>3} {case.kind or 'healthy'}, {case.place}, rank {case.rank}: {outcome}", flush=True
-                )
+            return counted(drawn, ("", *KINDS), Path("stalls.jsonl"), lambda case: run_case(project, case, hosts))
         finally:
             if hosts is not None:
                 lab.down(place)
-    for kind in ("", *KINDS):
+
+
+def counted(
+    drawn: Sequence[Case], kinds: Sequence[str], record: Path, outcome_of: Callable[[Case], dict[str, object]]
+) -> int:
+    """Run the cases, note each in ``record``, and print how many of a kind are right. 0: at least 95 in 100 are."""
+    right: Counter[str] = Counter()
+    for case in drawn:
+        outcome = outcome_of(case)
+        right[case.kind] += bool(outcome["right"])
+        with record.open("a", encoding="utf-8") as file:
+            print(json.dumps(asdict(case) | outcome), file=file)
+        print(f"{case.number:>3} {case.kind or 'healthy'}, {case.place}, rank {case.rank}: {outcome}", flush=True)
+    for kind in kinds:
         total = sum(case.kind == kind for case in drawn)
         print(f"| {kind or 'healthy'} | {total} | {right[kind]} |")
     return 0 if sum(right.values()) >= 0.95 * len(drawn) else 1
