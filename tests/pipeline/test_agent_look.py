@@ -100,7 +100,7 @@ def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, na
     verdict = judge([culprit, waiting], {}, 300.0)
     assert (verdict.rank, verdict.kind) == (8 + number, KINDS[name])
     if name != "stopped":  # it can't say itself where it is
-        assert f" in {name}" in culprit.stack[0]
+        assert any(f" in {name}" in frame for frame in culprit.stack)  # the innermost one may still be the print
 
 
 @pytest.mark.slow

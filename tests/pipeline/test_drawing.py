@@ -20,6 +20,9 @@ from tests.waiting import HANG_S
 pytestmark = pytest.mark.slow
 NAME = f"{HOSTILE} $x_1$ _ \x1b[31m 中 \udc80"
 
+# An unraisable one is another test's: what it left open is collected here.
+WITHOUT_WARNINGS = pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 def band(*means: float, title: str = "lr=1", std: float | None = None, label: str = "A") -> Band:
     points = tuple(Point(x=float(x), mean=mean, std=std, n=1 if std is None else 2) for x, mean in enumerate(means))
@@ -30,7 +33,7 @@ def texts(svg: str) -> list[str]:
     return [item.text or "" for item in ElementTree.fromstring(svg).iter("text")]
 
 
-@pytest.mark.filterwarnings("error")
+@WITHOUT_WARNINGS
 def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() -> None:
     pictures = [
         drawing.curves([band(1, 2, title=NAME)], title=NAME, axis="step", colours={"A": 0}),
@@ -88,7 +91,7 @@ def test_equal_curves_give_equal_elements() -> None:
         ((5e-324, 5e-324), False, []),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@WITHOUT_WARNINGS
 def test_ticks_are_round_numbers_and_extreme_values_are_drawn(
     means: tuple[float, ...], log: bool, ticks: list[str]
 ) -> None:
@@ -188,7 +191,7 @@ def test_a_band_ends_where_one_seed_alone_goes_on() -> None:
     assert "(n=1 to 2)" in svg
 
 
-@pytest.mark.filterwarnings("error")
+@WITHOUT_WARNINGS
 def test_long_names_of_many_curves_leave_the_picture_its_axes() -> None:
     """matplotlib warned on the terminal and gave the layout up."""
     points = tuple(Point(x=x, mean=1 / x, std=None, n=1) for x in range(1, 5))

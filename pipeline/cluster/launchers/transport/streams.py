@@ -236,8 +236,10 @@ class _Stream:
 
     def _read_stderr(self, child: Popen[bytes]) -> None:
         """Keep the last line of stderr, which says why a connection ended."""
-        if child.stderr is not None:
-            for line in child.stderr:
+        if child.stderr is None:
+            return
+        with child.stderr as lines:  # closed here: whoever closes it elsewhere would wait for this reader's lock
+            for line in lines:
                 self._why_broken = line.decode(errors="replace").strip() or self._why_broken
 
     def _note_failure(self, why: str) -> None:
