@@ -25,6 +25,7 @@ from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
 from pipeline.core.locks import FileLock
+from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Interruptible
@@ -40,6 +41,7 @@ from pipeline.steps import source as steps
 from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
+_PATTERN = "program.metrics_pattern"
 WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
 """Settings that a reproduction may change. None counts in the key, except the topology of ranks."""
 FOLDER = ".reproduced"
@@ -91,7 +93,7 @@ def reproduce(
         _check_data(recipe, source, data_dir, say)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
         _say_other_topology(recipe, words, root, say)
-        where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
+        where = [f"paths.runs={hydra_quoted(str(runs_dir))}", f"paths.data={hydra_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
         variables = {**secrets, own_defaults.VARIABLE: str((work / DEFAULTS).absolute())}
@@ -199,9 +201,12 @@ def _overrides(
     words = _own_words(recipe, overridden)
     words += [word for word in given if _is_of(word, ("cluster",))]
     if source is not None:
-        words.append(f"dataset.source={_quoted(source)}")
+        words.append(f"dataset.source={hydra_quoted(source)}")
     if (sha256 := _initial_sha256(recipe)) is not None:
         words = [*(word for word in words if not _is_of(word, ("init.sha256",))), f"init.sha256={sha256}"]
+    if pattern := (recipe.config.get("program") or {}).get("metrics_pattern"):
+        # a later command than the one that provenance.json holds may have chosen it
+        words = [*(word for word in words if not _is_of(word, (_PATTERN,))), f"{_PATTERN}={hydra_quoted(pattern)}"]
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # a reproduction must not resume from a checkpoint
@@ -209,7 +214,7 @@ def _overrides(
         if not overridden & {"cluster", f"cluster.{name}"}:
             file = (recipe.config.get("cluster") or {}).get(name)
             if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
-                words.append(f"cluster.{name}={_quoted(str(root / file))}")
+                words.append(f"cluster.{name}={hydra_quoted(str(root / file))}")
     return words
 
 
@@ -292,7 +297,7 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
 def _of_step(recipe: Recipe, source: str, root: Path) -> str:
     """Return the output of the step that the data came from. Raises PacelineError: its current state differs."""
     words = _own_words(recipe, ())
-    where = f"paths.runs={_quoted(str(recipe.folder.path.parent))}"
+    where = f"paths.runs={hydra_quoted(str(recipe.folder.path.parent))}"
     step = steps.of(source, compose.resolve(compose.compose_config([*words, where])), root)
     if (path := step.path) is None:
         shown = " ".join([f"doit step {step.name}", *words])
@@ -344,11 +349,6 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
             f"run {recipe.folder.key} started from weights of sha256 {sha256[:12]}…, and {path} can't give them: {why}",
             hint=f"another copy of the run folder, or the file as {data_dir / 'weights' / sha256}.pt",
         ) from error
-
-
-def _quoted(text: str) -> str:
-    """Quote a Hydra value."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:

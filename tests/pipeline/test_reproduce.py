@@ -248,6 +248,10 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
     lab = replace(made, config={"cluster": {"ssh_config": ".lab/ssh_config"}})
     mirrored = replace(made, config={"cluster": {"checkpoint_mirror": "s3://bucket/x"}})
     assert reproduce._overrides(mirrored, [], **told)[-1] == "cluster.checkpoint_mirror=null"
+    pattern = r"(?P<loss>\d+\.\d)${x} 'a'\\"
+    later = replace(made, config={"program": {"metrics_pattern": pattern}})
+    words = ["program=script", "program.script=a.py", reproduce._overrides(later, [], **told)[-1]]
+    assert resolve(compose_config(words))["program"]["metrics_pattern"] == pattern
     words = reproduce._overrides(lab, [], **{**told, "source": "/data/a,b.npz"})
     assert words[-2:] == [
         "dataset.source='/data/a,b.npz'",
