@@ -48,24 +48,9 @@ _PAIR = re.compile(
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 4_000  # characters; a longer line is not meant for users
 _SETTING_PARTS = {
-    *("steps", "size", "scale", "grad", "min", "max", "weight", "weights", "coef", "fn", "function", "type"),
-    *(
-        "smoothing",
-        "threshold",
-        "every",
-        "freq",
-        "interval",
-        "patience",
-        "target",
-        "py",
-        "txt",
-        "json",
-        "yaml",
-        "yml",
-        "csv",
-        "log",
-    ),
-    *("pt", "pth", "ckpt", "md", "so", "cpp", "cu"),
+    *("steps", "iters", "epochs", "size", "scale", "grad", "min", "max", "weight", "weights", "coef", "decay"),
+    *("warmup", "smoothing", "threshold", "every", "freq", "interval", "patience", "target", "type", "fn"),
+    *("function", "py", "txt", "json", "yaml", "yml", "csv", "log", "pt", "pth", "ckpt", "md", "so", "cpp", "cu"),
 }
 """Parts of a name that make it a setting or a file: ``grad_acc``, ``map_size``, ``loss.py``."""
 _SETTINGS = re.compile(

@@ -51,6 +51,7 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("Epoch 3: val acc 0.6 (best val acc 0.9)", {"val/acc": 0.6, "val/best_acc": 0.9}, (3, None, None)),
         ("src/loss.py:12: UserWarning: x", {}, (None, None, None)),
         ("Namespace(lr=0.1, loss=2.0)", {}, (None, None, None)),
+        ("lr_decay_iters = 400 warmup_lr: 1e-6", {}, (None,) * 3),
         ("grad_acc: 4 acc_steps=4 map_size=1024 loss_scale: 2.0 acc: 5/0 lr: 0.1 acc 0.5 -> 0.6", {}, (None,) * 3),
         ("saved epoch=3-val_loss=0.31.ckpt", {}, (3, None, None)),
         ("took 3.2 s, 12 images/s; score_file=3.txt; 2 errors", {}, (None, None, None)),
