@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -145,17 +145,47 @@ def run_attempts(work: Work) -> None:
     _run_from(work, first, last, restarts)
 
 
+class KeptHosts:
+    """The hosts of one command's attempts. A restart on the same hosts uses the open connections to them."""
+
+    def __init__(self) -> None:
+        self._hosts: Hosts | None = None
+
+    def of(self, cluster: Cluster) -> AbstractContextManager[Hosts]:
+        """Return the hosts for one attempt. Those that a scheduler grants are granted anew for each."""
+        if launchers.capabilities(cluster).hosts_are_granted:
+            return closing(Hosts(cluster))
+        if self._hosts is None or self._hosts.cluster is not cluster:
+            self.close()
+            self._hosts = Hosts(cluster)
+        self._hosts.forget()
+        return nullcontext(self._hosts)
+
+    def close(self) -> None:
+        """Close the connections: after the last attempt, or where one may lead to a host that is gone."""
+        if self._hosts is not None:
+            self._hosts.close()
+        self._hosts = None
+
+
 def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
+    with closing(KeptHosts()) as hosts:
+        _run_on(hosts, work, first, last, restarts)
+
+
+def _run_on(hosts: KeptHosts, work: Work, first: int, last: int, restarts: Restarts) -> None:
     for number in range(first, last + 1):
         work.lock.check()
         note(work.run, State.PLANNED, number)
         _keep_printed(work.run)
         try:
-            _attempt(work, number, restarts, notes=not restarts.begun, is_last=number == last)
+            _attempt(hosts, work, number, restarts, notes=not restarts.begun, is_last=number == last)
             return
         except HostError as error:
             raise _or_without_it(error, work.run) from error
         except TrainingError as error:
+            if error.gone:
+                hosts.close()
             _start_again(
                 work, number, last, restarts, naming_inputs(naming_python(error, work.run.config.cluster), work.run)
             )
@@ -226,7 +256,7 @@ def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: 
     work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run)}"]))
 
 
-def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
+def _attempt(hosts: KeptHosts, work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
     """Make one attempt. If hosts of a run that has begun are silent, spares replace them, or they are waited for.
 
     Raises HostError: neither helps.
@@ -236,13 +266,14 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool, is_las
     waits = Waits(restarts.cluster.restart_wait_s) if restarts.begun and services.hosts is None else Waits(0.0)
     while True:
         work.say.doing(waits.doing or "asking the hosts")
-        way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
+        way = nullcontext(services.hosts) if services.hosts is not None else hosts.of(restarts.cluster)
         try:
             replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and not is_last)
             spec = _spec(work, number, is_restart=restarts.begun, replaceable=replaceable)
             run_attempt(spec, way, watchers, services.stop)
             return
         except HostError as error:
+            hosts.close()
             lines = restarts.replace(error.hosts) if restarts.replaces else []
             # spares go before waiting: they compute at once
             if not lines and error.hosts and (again_s := waits.next(time.monotonic())) is not None:

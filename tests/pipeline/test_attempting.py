@@ -94,10 +94,19 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
     restarts = Restarts(cluster, goes_on=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
-        attempting._attempt(work, 2, restarts, notes=False, is_last=True)
+        attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
     assert said == (
         ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
     )
+
+
+def test_a_restart_keeps_the_connections_unless_a_host_is_gone() -> None:
+    cluster, kept = Cluster(launcher="pssh", hosts=(Host(name="a"),), max_restarts=1), attempting.KeptHosts()
+    with kept.of(cluster) as first, kept.of(cluster) as second, kept.of(replace(cluster)) as of_other_hosts:
+        assert first is second is not of_other_hosts
+    kept.close()  # as after a lost host
+    with kept.of(cluster) as after_close:
+        assert after_close is not first
 
 
 @pytest.mark.parametrize("limit_s", [60.0, 0.0])
@@ -118,7 +127,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     restarts = Restarts(cluster)
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
-        attempting._attempt(work, 2, restarts, notes=False, is_last=True)
+        attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
     assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])
     waits = r"attempt 2 waits until \d\d:\d\d:\d\d \(cluster.restart_wait_s=60\) for a, which took part before"
     assert len(said) == bool(limit_s)
@@ -136,7 +145,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
     def attach_attempt(*_: object) -> None:
         raise TrainingError("training failed: a no longer answers", cause="host", gone=["a"])
 
-    def attempt(_: object, number: int, restarts: Restarts, **__: object) -> None:
+    def attempt(_: object, _work: object, number: int, restarts: Restarts, **__: object) -> None:
         ran.append((number, [host.name for host in restarts.cluster.hosts]))
 
     monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
