@@ -1,11 +1,11 @@
-"""Random kills of ranks, agents and hosts under cluster.max_restarts: three hosts and a spare, to the same weights?
+"""Random kills of ranks, agents and hosts under cluster.max_restarts: some hosts and a spare, to the same weights?
 
-    python benchmarks/restarts.py [kills] [seed]        (Linux, root; raises its own four lab hosts)
+    python benchmarks/restarts.py [kills] [seed] [hosts]        (Linux, root; raises lab hosts of its own)
 
-One command trains on three lab hosts while ranks, agents and, once a run, a whole host are killed at random moments;
-it has to finish by itself with the weights of a run that nobody disturbed. The time that a kill costs is what passes
-until the next attempt has done its first steps; what is allowed of it is what such steps came after in the undisturbed
-run, and 3 s. A line for each kill goes to restarts.jsonl in the working directory.
+One command trains on three lab hosts (``hosts``: two or three) while ranks, agents and, once a run, a whole host are
+killed at random moments; it has to finish by itself with the weights of a run that nobody disturbed. The time that a
+kill costs is what passes until the next attempt has done its first steps; what is allowed of it is what such steps came
+after in the undisturbed run, and 3 s. A line for each kill goes to restarts.jsonl in the working directory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ WORDS = (
     "trainer.log_every_steps=5",
     "trainer.checkpoint_every_steps=50",
     "cluster=pssh",
-    "cluster.hosts=[{name: node0},{name: node1},{name: node2}]",
-    "cluster.spares=[{name: node3}]",
     f"cluster.max_restarts={2 * EACH}",
     "cluster.checkpoint_fetch_s=0.5",
     "trainer.global_batch_size=96",
@@ -49,7 +47,9 @@ WORDS = (
 class Restarted(Trial):
     def argv(self) -> list[str]:
         assert self.lab is not None
-        where = [f"paths.runs={self.folder}/runs", f"paths.data={self.folder}/data", "tracking=none"]
+        *hosts, spare = (f"{{name: {host.name}}}" for host in self.lab.hosts)
+        where = [f"cluster.hosts=[{','.join(hosts)}]", f"cluster.spares=[{spare}]", "tracking=none"]
+        where += [f"paths.runs={self.folder}/runs", f"paths.data={self.folder}/data"]
         where += [f"cluster.ssh_config='{self.lab.ssh_config}'"]
         return [*DOIT, "--db-file", f"{self.folder}/doit.db", "train", *WORDS, *where]
 
@@ -76,18 +76,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its hosts are taken down
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     chance = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    hosts = int(sys.argv[3]) if len(sys.argv) > 3 else 3
     print(f"kills under cluster.max_restarts; {surroundings()}")
     counted: Counter[str] = Counter()
     costs, bad, runs = list[float](), list[str](), 0
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         try:
-            lab = up(place, 4)
+            lab = up(place, hosts + 1)
             wanted, start_s = undisturbed(place, lab)
-            print(f"undisturbed: weights {wanted[:12]}, first steps after {start_s:.1f} s")
+            print(f"{hosts} hosts; undisturbed: weights {wanted[:12]}, first steps after {start_s:.1f} s")
             while counted.total() < kills:
                 runs += 1
-                lab = up(place, 4)  # a host that was killed comes back
+                lab = up(place, hosts + 1)  # a host that was killed comes back
                 found = disturbed(Restarted(place / f"run{runs}", "lab", lab), chance, counted, costs)
                 if found != wanted:
                     bad.append(f"run {runs}: {found}")
