@@ -31,7 +31,7 @@ from pipeline.execution.run import Run, prepare, start_of
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, journal, layout, provenance
+from pipeline.runs import acceptance, index, journal, layout, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
@@ -133,6 +133,8 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
+            if run.folder.result.exists() and (why := run.folder.stale_because(run.key.digest)):
+                say(f"WARNING: {why}, so it is made again")
             remove_leftovers([run.config.data_dir, *run.folder.path.glob("attempts/*")])
             _finish(
                 Work(
@@ -205,6 +207,8 @@ def _launch_unless_done(work: Work) -> None:
         work.say(f"WARNING: what the ranks wrote isn't as they left it; the next attempt starts {next_start(run)}")
     for line in _notes(run) if services.hosts is None else ():  # a sweep says it once
         work.say(line)
+    if (other := index.renamed(run.folder)) is not None:
+        work.say(f"WARNING: {other} is this run under another name, by which no command finds it: it is trained again")
     work.say.doing("noting where the run comes from")
     _lay_out(work)
     run_attempts(work)

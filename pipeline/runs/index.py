@@ -103,14 +103,29 @@ def _refuse_renamed(runs_dir: Path, named: str) -> None:
     """Refuse a run whose folder has another name than its key, by which no command finds it. Raises UsageError."""
     if not runs_dir.is_dir() or named not in os.listdir(runs_dir):  # noqa: PTH208
         return
-    folder, key = runs_dir / named, ""
-    with suppress(DamagedError, OSError):
-        key = str((RunFolder(folder).read_json(run_folder.KEY) or {}).get("key", ""))
+    folder = runs_dir / named
+    key = _recorded_key(folder)
     if key and key != named:
         raise UsageError(
             f"{named} is the folder of run {key} under another name, and runs are found by their keys",
             hint=f"mv {shlex.quote(str(folder))} {shlex.quote(str(runs_dir / key))}",
         )
+
+
+def renamed(folder: RunFolder) -> Path | None:
+    """Return the folder that holds this run under another name, if the run's own folder has no key yet."""
+    if (folder.path / run_folder.KEY).exists():
+        return None
+    runs_dir = folder.path.parent
+    others = [name for name in os.listdir(runs_dir) if len(name) != KEY_LENGTH]  # noqa: PTH208  (names alone, as below)
+    return next((runs_dir / name for name in others if _recorded_key(runs_dir / name) == folder.key), None)
+
+
+def _recorded_key(folder: Path) -> str:
+    """Return the key in a run folder's key.json; '' without one that can be read."""
+    with suppress(DamagedError, OSError):
+        return str((RunFolder(folder).read_json(run_folder.KEY) or {}).get("key", ""))
+    return ""
 
 
 def names_run(runs_dir: Path, word: str) -> bool:

@@ -177,6 +177,10 @@ def test_a_run_whose_folder_was_renamed_is_told_with_the_command_that_names_it_b
     with pytest.raises(UsageError) as refused:
         index.find(tmp_path, "my best")
     assert f"my best is the folder of run {folder.key} under another name" in str(refused.value)
+    assert index.renamed(folder) == tmp_path / "my best"
+    folder.path.mkdir()
+    (folder.path / "key.json").write_text("{}")
+    assert index.renamed(folder) is None
     assert f"try: mv '{tmp_path}/my best' {folder.path}" in str(refused.value)
 
 
