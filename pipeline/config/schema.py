@@ -30,7 +30,8 @@ class TrackingConfig:
         enabled: whether runs are recorded in MLflow.
         uri: a tracking server (http://host:5000) or database; null: the sqlite file mlflow.db in the project.
         experiment: the MLflow experiment that runs are recorded in.
-        system_metrics: also record how busy each host is, every 10 s: processor, memory, network, disk, GPUs.
+        system_metrics: also record how busy each host is, every 10 s and in long runs less often: processor, memory,
+            network, disk, GPUs.
         tensorboard: also write event files for TensorBoard into the run folder.
         tracker: another tracker: wandb, or that of an installed package; null: none.
         server_store: where the server of `doit server` keeps its records: sqlite:///FILE, or the address of a
@@ -50,7 +51,7 @@ class TrackingConfig:
     enabled: bool = True
     uri: str | None = None
     experiment: str = "paceline"
-    system_metrics: bool = False
+    system_metrics: bool = True
     tensorboard: bool = False
     tracker: str | None = None
     server_store: str | None = None

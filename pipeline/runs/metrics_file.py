@@ -16,11 +16,15 @@ from trainers.contract.beats import NodeBeat, Usage
 
 PREFIX = "system/"
 EVERY_S = 10.0  # as MLflow itself does
+_SAMPLES_OF_AGE = 360  # the interval isn't shorter than this part of an attempt's age
 _MB = 1e6
 
 
 class SystemMetrics:
-    """Record how busy an attempt's hosts are: the mean of their heartbeats, one line every EVERY_S seconds."""
+    """Record how busy an attempt's hosts are: the mean of their heartbeats, one line a host every EVERY_S seconds.
+
+    After an hour the interval is 1/360 of the attempt's age, so that a run of a day has 1,500 lines a host.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / run_folder.SYSTEM_METRICS
@@ -28,6 +32,7 @@ class SystemMetrics:
         self._first: dict[str, Usage] = {}
         self._samples: dict[str, list[Usage]] = {}
         self._due: dict[str, float] = {}
+        self._began: float | None = None  # unix time of the first heartbeat
 
     def heard(self, beat: NodeBeat, unix_time: float) -> None:
         """Take a heartbeat. A full disk or a removed folder is reported elsewhere."""
@@ -38,7 +43,8 @@ class SystemMetrics:
         samples.append(beat.usage)
         if unix_time < self._due.get(beat.host, 0.0):
             return
-        self._due[beat.host] = unix_time + EVERY_S
+        self._began = unix_time if self._began is None else self._began
+        self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _SAMPLES_OF_AGE)
         with suppress(OSError):
             self._write(beat.host, unix_time, metrics(beat.host, self._first[beat.host], samples))
         samples.clear()

@@ -36,7 +36,7 @@ def ranks_on(lab: Lab) -> list[int]:
 
 
 def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> None:
-    words = ("train", "experiment=quickstart", "trainer.epochs=3", "tracking.system_metrics=true")
+    words = ("train", "experiment=quickstart", "trainer.epochs=3")
     done = project.doit(*words)
     assert done.returncode == 0, done.stdout
     result = project.result()

@@ -65,6 +65,16 @@ def test_a_host_has_a_line_every_ten_seconds_and_a_later_attempt_counts_on(tmp_p
     assert EVERY_S == 10
 
 
+def test_a_run_of_a_day_has_fewer_samples(tmp_path: Path) -> None:
+    samples = SystemMetrics(tmp_path)
+    for second in range(0, 24 * 3600, 2):
+        samples.heard(NodeBeat(host="node0", usage=BUSY), float(second))
+    times = [row["t"] for row in rows(tmp_path)]
+    assert times[:3] == [0, 10, 20]
+    assert len([at for at in times if float(str(at)) <= 3600]) == 361
+    assert 1400 < len(times) < 1510
+
+
 def test_a_full_disk_is_told_elsewhere(tmp_path: Path) -> None:
     SystemMetrics(tmp_path / "gone").heard(NodeBeat(host="node0", usage=IDLE), 1.0)
 
