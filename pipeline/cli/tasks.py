@@ -24,6 +24,8 @@ from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
 from pipeline.core.processes import process, unexpected
 
+_LONGEST_SUMMARY = 100  # characters of an error that stands above already
+
 Task = dict[str, Any]
 
 
@@ -132,9 +134,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             leave(error)
         except PacelineError as error:
             answers.refuse(error, str(error))
-            return TaskFailed(
-                f"{error.what.partition(chr(10))[0]} (the whole error is above)" if error.shown else str(error)
-            )
+            return TaskFailed(_summary(error.what) if error.shown else str(error))
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
@@ -144,6 +144,13 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         return values if isinstance(values, dict) else None
 
     return run
+
+
+def _summary(what: str) -> str:
+    """Return the beginning of an error that stands above already."""
+    first_line = what.partition("\n")[0]
+    cut = first_line if len(first_line) <= _LONGEST_SUMMARY else f"{first_line[:_LONGEST_SUMMARY].rstrip()}…"
+    return f"{cut} (the whole error is above)"
 
 
 def _dependencies(after: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline.core import cache, documents, locks
-from pipeline.core.errors import Killed, PacelineError, TrainingError
+from pipeline.core.errors import Killed, PacelineError, TrainingError, os_reason
 from pipeline.core.files import remove_leftovers, remove_system_leftovers, write_json
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.signals import Stop
@@ -30,8 +30,17 @@ class RunLock(FileLock):
         self._folder = folder
 
     def take(self) -> bool:
-        """Take the lock; False if another command holds it. Raises OSError, PacelineError: it is a directory."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Take the lock; False if another command holds it.
+
+        Raises OSError; PacelineError: it is a directory, or the folder of runs can't be made.
+        """
+        runs_dir = self.path.parent
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PacelineError(
+                f"the folder of runs {runs_dir} can't be made: {os_reason(error)}", hint="paths.runs=<another folder>"
+            ) from error
         try:
             return super().take()
         except IsADirectoryError:

@@ -24,6 +24,13 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "runs" / "0123456789ab")
 
 
+def test_a_folder_of_runs_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(PacelineError, match=rf"the folder of runs {tmp_path}/runs can't be made: ") as caught:
+        RunLock(RunFolder(tmp_path / "runs" / "0123456789ab")).take()
+    assert caught.value.hint == "paths.runs=<another folder>"
+
+
 @pytest.mark.slow
 def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
     said: list[str] = []

@@ -11,7 +11,7 @@ from doit.exceptions import TaskError
 
 from pipeline.cli import tasks
 from pipeline.cli.loader import leave
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import unexpected
 
 
@@ -29,6 +29,16 @@ def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
     assert isinstance(told, TaskError)
     what = "SystemExit: 0" if "Exit" in end else "Mute: (its text could not be made: ValueError)"
     assert told.message.startswith(f"unexpected {what} at a_verb.py:5 ")
+
+
+def test_an_error_that_stands_above_already_is_said_again_in_short() -> None:
+    def fail() -> None:
+        error = PacelineError("training failed on node1, rank 0: " + "x" * 200 + "\nlogs: a")
+        error.shown = True
+        raise error
+
+    (message,) = tasks._action(fail)().message.splitlines()
+    assert message == f"training failed on node1, rank 0: {'x' * 66}… (the whole error is above)"
 
 
 def test_a_wrong_word_keeps_its_exit_code_where_tasks_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

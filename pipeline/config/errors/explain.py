@@ -292,7 +292,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _reason(error: Exception) -> str:
     """Return the first line of the innermost cause: the outer ones only name the place."""
-    return first_line(list(_chain(error))[-1])
+    return files.plain_reason(first_line(list(_chain(error))[-1]))
 
 
 def _word_of_field(text: str, overrides: list[str]) -> str:

@@ -21,6 +21,7 @@ _NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
 _INDEX = re.compile(r"\[\d+\]")
 _TWICE = re.compile(r"Multiple values for (\S+)\. ")
+_NO_NUMBER = re.compile(r"Value ('.*') of type '\w+' could not be converted to (Integer|Float)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,4 +198,10 @@ def place_of_value(field: str, text: str) -> str:
 def value_reason(error: BaseException) -> str:
     """Return OmegaConf's line about a wrong value, without the lines that only name the place."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0])
+    return plain_reason(next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0]))
+
+
+def plain_reason(line: str) -> str:
+    """Return OmegaConf's line about a text in the place of a number in words that need no Python."""
+    match = _NO_NUMBER.fullmatch(line)
+    return line if match is None else f"{match[1]} is no {'whole ' if match[2] == 'Integer' else ''}number"
