@@ -27,8 +27,8 @@ from pipeline.core.specs import Cluster
 from pipeline.data import request, store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.execution.run import Run, prepare, start_of
-from pipeline.execution.starting import Start
+from pipeline.execution.initial_weights import InitialWeights
+from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.tracker_settings import refuse_missing
@@ -71,11 +71,11 @@ class Session:
             _ = self.start
 
     @property
-    def start(self) -> Start | None:
+    def start(self) -> InitialWeights | None:
         """The initial weights; None: fresh ones. Raises UsageError if nothing provides them."""
         if not self.config.train.init.said:
             return None
-        return start_of(self.config, ROOT)
+        return initial_weights_of(self.config, ROOT)
 
     def _built(self) -> RunConfig:
         resolved, words = self._resolved(), self.invocation.overrides
@@ -218,7 +218,7 @@ class Session:
         if self.pack is None:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
         start = self.start
-        return f"{start.said if start else 'init'}: {start.waits if start else ''}, so this run has no key yet"
+        return f"{start.setting if start else 'init'}: {start.pending if start else ''}, so this run has no key yet"
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """Return the hosts that a run was last started on. Raises UsageError."""

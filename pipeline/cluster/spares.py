@@ -49,7 +49,7 @@ def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool])
     return None
 
 
-def passed_over(cluster: Cluster, gone: Collection[str]) -> list[str]:
+def idle(cluster: Cluster, gone: Collection[str]) -> list[str]:
     """Return a line for each spare that could take none of the places of the hosts ``gone``."""
     lines = []
     for spare in cluster.spares:

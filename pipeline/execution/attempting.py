@@ -1,4 +1,4 @@
-"""The attempts of a run: one after another until one ends well, or the attempt already under way."""
+"""Make the attempts of a run until one succeeds, or follow an attempt that is already under way."""
 
 from __future__ import annotations
 
@@ -29,26 +29,25 @@ from pipeline.core.specs import (
     State,
 )
 from pipeline.execution.next_start import next_start
-from pipeline.execution.restarts import Restarts, Waits, clock
+from pipeline.execution.restarts import Pauses, Restarts, clock
 from pipeline.execution.run import Run
 from pipeline.execution.work import Work, note
 from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, status
-from pipeline.runs import status as progress
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
-_ABSENT = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
+_MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
-_MOST_SHOWN = 2000  # characters of a line on the terminal
+_LINE_LIMIT = 2000  # characters of a line on the terminal
 
 
-def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
-    """Return the newest attempt and its hosts. Raises UsageError: it is over, or on other hosts."""
+def unfinished_attempt(run: Run) -> tuple[LaunchPlan, Cluster]:
+    """Return the newest attempt and its hosts. Raises UsageError: it is over, or runs on hosts not in cluster.hosts."""
     cluster, plan = run.config.cluster, earlier.unfinished_plan(run.folder.path)
-    if launchers.capabilities(cluster).hosts_are_granted:  # a job may also wait, or be over
+    if launchers.capabilities(cluster).hosts_are_granted:  # its job may also be queued or over
         raise UsageError(
             f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
             hint="doit train with the same words, which takes up a job that waits or runs",
@@ -68,14 +67,14 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     return plan, replace(cluster, hosts=hosts, spares=tuple(host for host in cluster.spares if host not in hosts))
 
 
-def to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan, Cluster]:
-    """Return the newest attempt and its hosts, if it may still run. ``say`` takes how it ended, where it is over.
+def attempt_to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan, Cluster]:
+    """Return the newest attempt and its hosts if it may still run; else report its end through ``say``.
 
     Raises:
-        UsageError: it is over, or on other hosts.
-        HostError: its command saw an end, and a host can't be asked whether that was the end of its ranks too.
+        UsageError: it is over, or runs on hosts not in cluster.hosts.
+        HostError: the journal says that it ended, and a host can't be asked whether its ranks still run.
     """
-    plan, cluster = left_running(run)
+    plan, cluster = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
     if last and last[0].state not in UNDER_WAY and not earlier.goes_on(cluster, plan, run.folder.path, say):
         raise UsageError(
@@ -85,27 +84,27 @@ def to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan, Cluster
     return plan, cluster
 
 
-def going_on(work: Work) -> tuple[LaunchPlan, Cluster] | None:
-    """Return the newest attempt and its hosts, if it outlived its command and still runs, or has ended well.
+def surviving_attempt(work: Work) -> tuple[LaunchPlan, Cluster] | None:
+    """Return the newest attempt and its hosts if it outlived its command, and still runs or succeeded.
 
-    Raises HostError: a host can't be asked, and no other may take its place.
+    Raises HostError: a host can't be asked, and no other host may replace it.
     """
     try:
-        plan, cluster = left_running(work.run)
+        plan, cluster = unfinished_attempt(work.run)
     except UsageError:
         return None
     work.say.doing(f"asking the hosts of attempt {plan.attempt} whether it still runs")
-    wanted, may_replace = work.run.config.cluster, work.run.config.cluster.max_restarts > 0
+    wanted = work.run.config.cluster
     try:
         return (plan, cluster) if earlier.goes_on(cluster, plan, work.run.folder.path, work.say) else None
     except HostError as error:
-        if may_replace or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
+        if wanted.max_restarts > 0 or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
             return None
         raise
 
 
 def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
-    """Follow an attempt under way; if it fails, restart as the command that began it would have."""
+    """Follow an attempt under way; if it fails, make further attempts as its own command would have."""
     run = work.run
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     watchers = _watchers(work, plan.attempt, notes=False)
@@ -113,23 +112,23 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
         replaceable = bool(cluster.spares) and cluster.max_restarts > 0
         attach_attempt(
             plan,
-            _spec(work, plan.attempt, replaceable=replaceable),
+            _attempt_spec(work, plan.attempt, replaceable=replaceable),
             closing(Hosts(cluster)),
             watchers,
             work.services.stop,
         )
     except TrainingError as error:
-        number = journal.attempts(run.folder.journal)  # a later one may have been planned, and not have started
+        number = journal.attempts(run.folder.journal)  # a later attempt may have been planned and not started
         last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
         if number == last and error.hint is None and error.cause != "config":
             hint = f"doit train with the same words starts {next_start(run)}"
-            raise TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone) from None
-        _start_again(work, number, last, restarts, error)
-        _run_from(work, number + 1, last, restarts)
+            raise _with_hint(error, hint) from None
+        _prepare_restart(work, number, last, restarts, error)
+        _make_attempts(work, number + 1, last, restarts)
 
 
 def run_attempts(work: Work) -> None:
-    """Make attempts, each from the last checkpoint, until one ends well or none is left."""
+    """Make attempts, each from the last checkpoint, until one succeeds or none is left."""
     run, say = work.run, work.say
     if work.mirror is not None:
         say.doing(f"waiting for {work.mirror.shown} to answer")
@@ -137,12 +136,15 @@ def run_attempts(work: Work) -> None:
         work.mirror.try_writing()
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
-    if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves
+    if first > 1 and run.config.script is not None:  # ranks of our trainer print this themselves
         say(f"attempt {first} starts {next_start(run)}")
-    keeps = work.services.hosts is not None
-    shards = run.config.train.trainer.shards
-    restarts = Restarts(run.config.cluster, shards=shards, keeps_hosts=keeps, goes_on=first > 1)
-    _run_from(work, first, last, restarts)
+    restarts = Restarts(
+        run.config.cluster,
+        shards=run.config.train.trainer.shards,
+        keeps_hosts=work.services.hosts is not None,
+        begun_before=first > 1,
+    )
+    _make_attempts(work, first, last, restarts)
 
 
 class KeptHosts:
@@ -168,43 +170,42 @@ class KeptHosts:
         self._hosts = None
 
 
-def _run_from(work: Work, first: int, last: int, restarts: Restarts) -> None:
-    with closing(KeptHosts()) as hosts:
-        _run_on(hosts, work, first, last, restarts)
+def _make_attempts(work: Work, first: int, last: int, restarts: Restarts) -> None:
+    with closing(KeptHosts()) as kept:
+        _attempt_until_done(kept, work, first, last, restarts)
 
 
-def _run_on(hosts: KeptHosts, work: Work, first: int, last: int, restarts: Restarts) -> None:
+def _attempt_until_done(kept: KeptHosts, work: Work, first: int, last: int, restarts: Restarts) -> None:
     for number in range(first, last + 1):
         work.lock.check()
         note(work.run, State.PLANNED, number)
-        _keep_printed(work.run)
+        _keep_printed_lines(work.run)
         try:
-            _attempt(hosts, work, number, restarts, notes=not restarts.begun, is_last=number == last)
+            _attempt(kept, work, number, restarts, notes=not restarts.begun, is_last=number == last)
             return
         except HostError as error:
-            raise _or_without_it(error, work.run) from error
+            raise _with_shards_hint(error, work.run) from error
         except TrainingError as error:
             if error.gone:
-                hosts.close()
-            _start_again(
-                work, number, last, restarts, naming_inputs(naming_python(error, work.run.config.cluster), work.run)
-            )
+                kept.close()
+            error = with_file_hint(with_pip_hint(error, work.run.config.cluster), work.run)
+            _prepare_restart(work, number, last, restarts, error)
         except Killed as error:
             raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
 
 
-def _keep_printed(run: Run) -> None:
-    """Keep the lines that earlier attempts printed, for a script whose metrics are read from its output."""
+def _keep_printed_lines(run: Run) -> None:
+    """Keep lines printed by earlier attempts of a script, because its metrics are read from them."""
     settings = checkpoints.settings_of(run.folder.path)
     if settings is None or settings.metrics == "off" or settings.metrics_pattern is not None:
         return
     begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
-    with suppress(OSError):  # a full disk is told elsewhere
+    with suppress(OSError):  # another write reports a full disk
         printed.keep(run.folder.path, begun)
 
 
-def naming_python(error: TrainingError, cluster: Cluster) -> TrainingError:
-    """Add the Python that lacks a module, because the pip of a shell may be another one's."""
+def with_pip_hint(error: TrainingError, cluster: Cluster) -> TrainingError:
+    """Add a hint for a missing module: pip of the Python that ran, because a shell's pip may be another Python's."""
     match = _NO_MODULE.search(error.what)
     if match is None or error.hint is not None:
         return error
@@ -215,15 +216,15 @@ def naming_python(error: TrainingError, cluster: Cluster) -> TrainingError:
         f"{where}{python} -m pip install {match['module']} (or uv pip install --python {python} {match['module']}); "
         "where it is code of yours, cluster.env.PYTHONPATH=<its folder>"
     )
-    return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
+    return _with_hint(error, hint)
 
 
-def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
-    """Add how a missing file is taken along, if a rank looked for it and it is here.
+def with_file_hint(error: TrainingError, run: Run) -> TrainingError:
+    """Add a hint for a file that a rank missed and that exists here: the setting that copies it to the hosts.
 
-    For a script, its seal names such files of the project, so only one above it is said.
+    A script's seal names missing files of the project itself, so for scripts only files above the project get a hint.
     """
-    match = _ABSENT.search(error.what)
+    match = _MISSING_FILE.search(error.what)
     if match is None or error.hint is not None:
         return error
     path = match["path"]
@@ -235,61 +236,64 @@ def naming_inputs(error: TrainingError, run: Run) -> TrainingError:
             f"{here} lies above the project, and the script runs in a copy of it: pass the path as an argument, which "
             "makes it data, or move it into the project and name it in program.inputs"
         )
-        return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
+        return _with_hint(error, hint)
     name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
     if not name or name in run.code.sources or not (run.root / name).is_file():
         return error
     hint = f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
+    return _with_hint(error, hint)
+
+
+def _with_hint(error: TrainingError, hint: str) -> TrainingError:
     return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
 
 
-def _start_again(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
-    """Announce another attempt and its hosts. Raises ``error`` if none may follow."""
+def _prepare_restart(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:
+    """Choose the hosts of the next attempt and announce it. Raises ``error`` if no attempt may follow."""
     run = work.run
-    gone = work.lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
-    if number == last or gone or (run.folder.path / run_folder.STOP).exists():
+    folder_lost = work.lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
+    if number == last or folder_lost or (run.folder.path / run_folder.STOP).exists():
         raise error
     saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
     restarts.after(error, step=_last_step(run, number), saved=saved, now=time.time())
     note(run, State.FAILED, number, error.what)
-    lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
+    lines = [str(error), *(restarts.replace(error.gone) or restarts.idle_spares(error.gone))]
     work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run)}"]))
 
 
-def _attempt(hosts: KeptHosts, work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
-    """Make one attempt. If hosts of a run that has begun are silent, spares replace them, or they are waited for.
+def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:
+    """Make one attempt. If hosts of a run that has begun are silent, replace them by spares or wait for them.
 
-    Raises HostError: neither helps.
+    Raises HostError: hosts stay silent.
     """
     services, watchers = work.services, _watchers(work, number, notes=notes)
     # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
-    waits = Waits(restarts.cluster.restart_wait_s) if restarts.begun and services.hosts is None else Waits(0.0)
+    pauses = Pauses(restarts.cluster.restart_wait_s if restarts.begun and services.hosts is None else 0.0)
     while True:
-        work.say.doing(waits.doing or "asking the hosts")
-        way = nullcontext(services.hosts) if services.hosts is not None else hosts.of(restarts.cluster)
+        work.say.doing(pauses.doing or "asking the hosts")
+        hosts = nullcontext(services.hosts) if services.hosts is not None else kept.of(restarts.cluster)
         try:
             replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and not is_last)
-            spec = _spec(work, number, is_restart=restarts.begun, replaceable=replaceable)
-            run_attempt(spec, way, watchers, services.stop)
+            spec = _attempt_spec(work, number, is_restart=restarts.begun, replaceable=replaceable)
+            run_attempt(spec, hosts, watchers, services.stop)
             return
         except HostError as error:
-            hosts.close()
-            lines = restarts.replace(error.hosts) if restarts.replaces else []
-            # spares go before waiting: they compute at once
-            if not lines and error.hosts and (again_s := waits.next(time.monotonic())) is not None:
-                if not waits.doing:
-                    until = f"{clock(time.time() + waits.limit_s)} (cluster.restart_wait_s={waits.limit_s:g})"
+            kept.close()
+            # try spares before waiting: they can compute at once
+            if lines := restarts.replace(error.hosts) if restarts.replaces else []:
+                work.say("\n".join([str(error), *lines]))
+            elif error.hosts and (pause_s := pauses.next(time.monotonic())) is not None:
+                if not pauses.doing:
+                    until = f"{clock(time.time() + pauses.limit_s)} (cluster.restart_wait_s={pauses.limit_s:g})"
                     names = ", ".join(error.hosts)
                     work.say(f"{error}\nattempt {number} waits until {until} for {names}, which took part before")
-                    waits.doing = f"waiting for {names} to answer"
-                    work.say.doing(waits.doing)
-                time.sleep(again_s)
-                continue
-            if not lines:
-                if restarts.replaces and (idle := restarts.passed_over(error.hosts)):
-                    raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
+                    pauses.doing = f"waiting for {names} to answer"
+                    work.say.doing(pauses.doing)
+                time.sleep(pause_s)
+            elif restarts.replaces and (idle := restarts.idle_spares(error.hosts)):
+                raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
+            else:
                 raise
-            work.say("\n".join([str(error), *lines]))
 
 
 def _last_step(run: Run, number: int) -> int:
@@ -300,19 +304,19 @@ def _last_step(run: Run, number: int) -> int:
     return max((row.step for row in rows), default=0)
 
 
-def _or_without_it(error: HostError, run: Run) -> HostError:
-    """Change the error's hint: with trainer.shards, a run may continue on other hosts."""
+def _with_shards_hint(error: HostError, run: Run) -> HostError:
+    """Extend the error's hint: with trainer.shards, a run may go on with other hosts."""
     shards, cluster = run.config.train.trainer.shards, run.config.cluster
     if not shards or cluster.nnodes == 1:
         return error
-    without = (
+    other_hosts = (
         f"the same words with other hosts: trainer.shards={shards} gives the same weights on any 1, 2, 4, … ranks up "
         f"to {shards}, and the run goes on from its last checkpoint"
     )
-    return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
+    return HostError(error.what, hint=f"{error.hint}; or {other_hosts}" if error.hint else other_hosts)
 
 
-def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: bool = False) -> AttemptSpec:
+def _attempt_spec(work: Work, number: int, *, is_restart: bool = False, replaceable: bool = False) -> AttemptSpec:
     run = work.run
     return AttemptSpec(
         run_dir=run.folder.path.resolve(),
@@ -331,7 +335,7 @@ def _spec(work: Work, number: int, *, is_restart: bool = False, replaceable: boo
 
 
 def _outputs_of_script(run: Run) -> Outputs:
-    """Return what is fetched from a script's host; its checkpoints are fetched whatever their size."""
+    """Return what to fetch from a script's host. The size limit doesn't apply to checkpoints that it resumes from."""
     settings = ScriptConfig(**run.config.resolved["program"])
     if settings.resumes:
         return SCRIPT_OUTPUTS
@@ -339,24 +343,24 @@ def _outputs_of_script(run: Run) -> Outputs:
     return replace(SCRIPT_OUTPUTS, limit_bytes=limit_bytes, work=SCRIPT_OUTPUTS.work if limit_bytes is not None else ())
 
 
-def shown(line: LogLine) -> str:
-    """Format a rank's line for the terminal; only the beginning of an array or error that fills pages."""
-    left = len(line.text) - _MOST_SHOWN
-    text = f"{line.text[:_MOST_SHOWN]}… (cut: {left:,} more characters are in the log)" if left > 0 else line.text
+def formatted(line: LogLine) -> str:
+    """Format a rank's line for the terminal; cut one that would fill pages, such as a printed array."""
+    excess = len(line.text) - _LINE_LIMIT
+    text = f"{line.text[:_LINE_LIMIT]}… (cut: {excess:,} more characters are in the log)" if excess > 0 else line.text
     return f"{line.host}:{'-' if line.rank is None else line.rank} | {text}"
 
 
 def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
-    """``notes``: report remarkable facts about the hosts (once per run)."""
+    """``notes``: report remarks about the hosts, as the first attempt of a run does."""
     say = work.say
     return Watchers(
-        on_line=lambda line: say(shown(line)),
+        on_line=lambda line: say(formatted(line)),
         on_note=say if notes else nothing,
         on_job=say,
         on_facts=partial(_on_facts, work, number),
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
-        on_wait=lambda what: say.doing(what or partial(progress.under_way, work.run.folder)),
+        on_wait=lambda what: say.doing(what or partial(status.under_way, work.run.folder)),
         on_end=partial(_on_end, work),
         on_event=_on_event(work),
         on_checkpoint=work.mirror.push if work.mirror is not None else None,
@@ -364,7 +368,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
 
 
 def _on_event(work: Work) -> Callable[[Progress], None]:
-    """Pass an event to the view; with tracking.system_metrics, also write how busy the hosts are."""
+    """Return the receiver of events: the view and, with tracking.system_metrics, the file of system metrics."""
     view = work.services.on_event
     if not work.run.config.tracking.system_metrics:
         return view
@@ -381,7 +385,7 @@ def _on_event(work: Work) -> Callable[[Progress], None]:
 def _on_start(work: Work, number: int) -> None:
     note(work.run, State.RUNNING, number)
     work.recorder.start()
-    work.say.doing(partial(progress.under_way, work.run.folder))
+    work.say.doing(partial(status.under_way, work.run.folder))
 
 
 def _on_end(work: Work) -> None:
@@ -392,13 +396,13 @@ def _on_end(work: Work) -> None:
 
 
 def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
-    """Write the hosts and their environments into provenance.json, and their hardware beside the attempt, because the
-    next attempt may run elsewhere.
+    """Write the hosts and their environments into provenance.json, and their hardware with the attempt's number,
+    because another attempt may have other hosts.
     """
     work.lock.check()
     folder = work.run.folder
     known = folder.read_json(run_folder.PROVENANCE) or {}
     environments = {fact.host: provenance.environment(fact) for fact in facts}
     arithmetic.note(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
-    hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
+    hosts = [fact.host for fact in facts]  # a scheduler grants hosts only now
     write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})

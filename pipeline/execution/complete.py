@@ -1,4 +1,4 @@
-"""Bring a run to result.json: launch, attempts, evaluation, record."""
+"""Bring a run to result.json: initial weights, attempts, evaluation, record."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pipeline.core.tables import first_of
 from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
-from pipeline.execution import mirroring, starting
-from pipeline.execution.attempting import attach, going_on, run_attempts, to_attach
+from pipeline.execution import initial_weights, mirroring
+from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.next_start import next_start
-from pipeline.execution.run import Run, prepare, start_of
+from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
@@ -39,57 +39,58 @@ from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 
 
-def bring_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
-    """Fetch the weights that the run starts from; for a parent run, train it first.
+def provide_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
+    """Fetch the initial weights from their address, or train the parent run whose final weights they are.
 
-    Two commands that need the same parent share it: the second one waits.
+    A parent that another command trains is waited for.
 
     Raises:
-        DataError: an address gives nothing.
+        DataError: the address can't be fetched.
         TrainingError: the parent run failed.
         Killed: stopped by Ctrl-C or a signal.
     """
-    start = start_of(config, root)
+    start = initial_weights_of(config, root)
     if start is None or start.path is not None:
         return
     if start.url is not None:
         fetch_weights(config, start)
     elif config.parent is not None:
         try:
-            _train_parent(config.parent, start.said, root, argv=argv, say=say)
+            _train_parent(config.parent, start.setting, root, argv=argv, say=say)
         except Killed:
             raise
         except PacelineError as error:
-            what = f"{start.said} failed, and this run starts from its weights: {error.what}"
+            what = f"{start.setting} failed, and this run starts from its weights: {error.what}"
             raise TrainingError(what, hint=error.hint) from error
 
 
-def fetch_weights(config: RunConfig, start: starting.Start) -> None:
-    """Download the file from its address, if it has one. Raises DataError."""
+def fetch_weights(config: RunConfig, start: initial_weights.InitialWeights) -> None:
+    """Download the weights from their address, if they have one. Raises DataError."""
     if start.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
-        weights.fetch(start.url, config.data_dir, setting=start.said, hash_in_name=is_torchvisions)
+        weights.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
 
 
-def _train_parent(parent: RunConfig, said: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
-    bring_weights(parent, root, argv=argv, say=say)
+def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
+    provide_weights(parent, root, argv=argv, say=say)
     run = prepare(parent, root, store.fetch(parent.train.dataset, parent.data_dir))
     if run is None:
-        raise PacelineError("its weights vanished after they were brought here", hint="the same command again")
+        raise PacelineError(
+            "its initial weights were removed after they had been fetched", hint="the same command again"
+        )
     if run.reason is not None:
-        say(f"{said} comes first: run {run.key.short}")
+        say(f"{setting} comes first: run {run.key.short}")
         train(run, argv=argv, say=say)
         say(f"FINISHED {run.key.short}, whose weights are the next run's")
 
 
-_SHOWN_AFTER_S = 2.0  # of recording how a run ended
+_SHOW_ERROR_AFTER_S = 2.0  # seconds of recording after which the error is shown
+_NAMES_SHOWN = 5  # in a message
 
-_SHOWN = 5  # names in a message
 
-
-def alone() -> RunServices:
+def single_run_services() -> RunServices:
     """Return the services of a run outside of a sweep."""
-    return RunServices(evaluate=evaluate_in_child, recorder=own_recorder, provenance=collect_provenance)
+    return RunServices(evaluate=evaluate_in_child, recorder=single_recorder, provenance=collect_provenance)
 
 
 def train(
@@ -97,24 +98,24 @@ def train(
 ) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
-    An attempt that outlived its command is followed, or its result taken. ``attach``: do nothing else.
+    Follow an attempt that outlived its command, or take its result. ``attach``: don't start one if there is none.
 
     Raises:
-        UsageError: there is none to attach to.
+        UsageError: no attempt to attach to.
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
-        Pruned: ended early because a file ``prune`` appeared in the run folder.
+        Pruned: a search ended the run early, by the file ``prune`` in the run folder.
         PacelineError: the run folder can't be written, or the evaluation failed.
     """
-    services = services or alone()
+    services = services or single_run_services()
     with Heartbeat(say, on_wait=services.on_wait) as heartbeat, _folder_errors_explained(run):
-        return _train_alone(run, argv=argv, say=heartbeat, services=services, attach=attach)
+        return _train_locked(run, argv=argv, say=heartbeat, services=services, attach=attach)
 
 
 @contextmanager
 def _folder_errors_explained(run: Run) -> Iterator[None]:
-    """Turn errors of writing the run folder (full or read-only disk) into messages about it."""
+    """Turn an OSError (a full or read-only disk) into a message about the run folder."""
     try:
         yield
     except FileNotFoundError as error:
@@ -126,8 +127,8 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
-    """Hold the lock of the run's key, and train unless another command has finished the run in the meantime."""
+def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
+    """Hold the run's lock, and train unless another command finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
@@ -136,7 +137,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
             if run.folder.result.exists() and (why := run.folder.stale_because(run.key.digest)):
                 say(f"WARNING: {why}, so it is made again")
             remove_leftovers([run.config.data_dir, *run.folder.path.glob("attempts/*")])
-            _finish(
+            _bring_to_result(
                 Work(
                     run=run,
                     lock=lock,
@@ -145,7 +146,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     say=say,
                     services=services,
                     started=time.time(),
-                    attached=to_attach(run, say) if attach else None,
+                    attached=attempt_to_attach(run, say) if attach else None,
                     mirror=_mirror(run, say),
                 )
             )
@@ -157,11 +158,11 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
 
 def _mirror(run: Run, say: Say) -> mirroring.Mirroring | None:
     address = run.config.cluster.checkpoint_mirror
-    return mirroring.of(address, run.folder, say, of_script=run.config.script is not None)
+    return mirroring.open_mirror(address, run.folder, say, of_script=run.config.script is not None)
 
 
-def _finish(work: Work) -> None:
-    """Bring the run to result.json. An early end is written to the journal and to the record."""
+def _bring_to_result(work: Work) -> None:
+    """Bring the run to result.json; write an early end to the journal and to the record."""
     with Interruptible(work.services.stop) as signals:
         try:
             _launch_unless_done(work)
@@ -171,107 +172,105 @@ def _finish(work: Work) -> None:
             raise
         except BaseException as error:
             signals.hold()
-            killed = signals.killed(error) or _stopped(work, error)
+            killed = signals.killed(error) or _stopped_by_user(work, error)
             _note_end(work, killed or error)
             if killed is not None:
                 key = work.run.key.short
-                raise Killed(f"KILLED {key}: {killed.what}", hint=_goes_on(work.run)) from None
-            work.lock.check()  # that says more than what came of it
+                raise Killed(f"KILLED {key}: {killed.what}", hint=_hint_to_continue(work.run)) from None
+            work.lock.check()  # a lost lock explains more than the error that it caused
             raise
 
 
-def _stopped(work: Work, error: BaseException) -> Killed | None:
-    """Return the error for a failure that `doit stop` in another terminal caused; None: it is a real failure."""
+def _stopped_by_user(work: Work, error: BaseException) -> Killed | None:
+    """Return Killed for a failure that `doit stop` caused from another terminal; None for a real failure."""
     if isinstance(error, TrainingError | HostError) and (work.run.folder.path / run_folder.STOP).exists():
         return Killed("stopped by doit stop")
     return None
 
 
 def _launch_unless_done(work: Work) -> None:
-    """Train; if an earlier command did, only restore the files that describe the run."""
+    """Train; if an earlier command has trained, only restore the files that describe the run."""
     run, services = work.run, work.services
-    if run.key_lacks is None and not _summary_lacks(run) and run.folder.training_done(run.key):
+    if run.key_lacks is None and not _summary_unkeyed(run) and run.folder.training_done(run.key):
         if run.unread_log:
             _search_log(work)
         run.folder.restore(run.description())
         if services.on_trained is not None:
             services.on_trained()
         return
-    attached = work.attached or going_on(work)
+    attached = work.attached or surviving_attempt(work)
     if attached is not None:
         attach(work, *attached)
-        _leave_if_pruned(run, work.recorder, work.say)
+        _raise_if_pruned(run, work.recorder, work.say)
         if run.folder.training_done(run.key):
             return
-        # the ranks may have ended while no command was there, and what they wrote was damaged since
-        work.say(f"WARNING: what the ranks wrote isn't as they left it; the next attempt starts {next_start(run)}")
-    for line in _notes(run) if services.hosts is None else ():  # a sweep says it once
+        # the ranks may have ended unwatched, and their files may have been damaged since
+        work.say(
+            f"WARNING: files of the ranks were changed since they wrote them; the next attempt starts {next_start(run)}"
+        )
+    for line in _remarks(run) if services.hosts is None else ():  # a sweep prints them once
         work.say(line)
     if (other := index.renamed(run.folder)) is not None:
         work.say(f"WARNING: {other} is this run under another name, by which no command finds it: it is trained again")
     work.say.doing("noting where the run comes from")
-    _lay_out(work)
+    _prepare_folder(work)
     run_attempts(work)
-    _leave_if_pruned(run, work.recorder, work.say)
+    _raise_if_pruned(run, work.recorder, work.say)
 
 
 def _search_log(work: Work) -> None:
-    """Return the metrics that program.metrics_pattern finds in the log of an ended script. Raises PacelineError."""
+    """Read metrics from the log of an ended script by program.metrics_pattern. Raises PacelineError."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
     argv = [sys.executable, "-m", "trainers.script.stored_logs", str(run.folder.path.resolve()), *patterns]
-    run.folder.result.unlink(missing_ok=True)  # it is written anew, of the summary
+    run.folder.result.unlink(missing_ok=True)  # _complete writes it anew from the summary
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
     layout.write_config(run.folder.path, run.description())
 
 
-def _notes(run: Run) -> list[str]:
-    """Return remarks about a script's key, to be shown before hours of training."""
-    said = [*run.config.notes]
-    ranks = run.config.cluster.world_size
-    if (
-        run.config.script is not None
-        and ranks > 1
-        and not process_groups.uses_process_group(run.config.resolved, run.root)
-    ):
-        said.append(
+def _remarks(run: Run) -> list[str]:
+    """Return what users should know about the run's key and code before hours of training."""
+    remarks = [*run.config.notes]
+    script, ranks = run.config.script, run.config.cluster.world_size
+    if script is not None and ranks > 1 and not process_groups.uses_process_group(run.config.resolved, run.root):
+        remarks.append(
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
-    if run.config.script is not None and run.sealed:
-        names = script_files.lacking(run.config.script, run.code.sources, run.config.resolved["program"])
+    if script is not None and run.sealed:
+        names = script_files.lacking(script, run.code.sources, run.config.resolved["program"])
         if names:
-            said.append(
-                f"the script names files of the project that aren't in its copy: {first_of(names, _SHOWN)}; where it "
-                f"reads them, type program.inputs=[{','.join(names)}] before the script"
+            remarks.append(
+                f"the script names files of the project that aren't in its copy: {first_of(names, _NAMES_SHOWN)}; "
+                f"where it reads them, type program.inputs=[{','.join(names)}] before the script"
             )
-    inputs = "program.inputs" if run.config.script is not None else "model.inputs"
+    inputs = "program.inputs" if script is not None else "model.inputs"
     keyed = run.key.parts["environment"]
     lacking = [f"{name} ({place})" for name, place in run.code.unresolved.items() if keyed.get(name) == ABSENT]
     if lacking:
-        said.append(
+        remarks.append(
             f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{first_of(lacking, _SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
+            f"{first_of(lacking, _NAMES_SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
         )
     if run.code.left_out:
-        said.append(
-            f"not taken along, as files beside modules may have {import_closure.LARGEST_BYTES:,} bytes: "
-            f"{first_of(run.code.left_out, _SHOWN)}; {inputs} takes files of any size"
+        remarks.append(
+            f"not copied to the hosts, as files next to modules may have {import_closure.LARGEST_BYTES:,} bytes: "
+            f"{first_of(run.code.left_out, _NAMES_SHOWN)}; {inputs} takes files of any size"
         )
-    return said
+    return remarks
 
 
-def _summary_lacks(run: Run) -> bool:
-    """Whether an ended script read something that its key lacks: then the run isn't finished, and starts over."""
+def _summary_unkeyed(run: Run) -> bool:
+    """True if an ended script read something outside of its key: then the run starts over."""
     nodes = [run.folder.read_json(run_folder.SUMMARY) or {}, *run.folder.dependencies_of_other_nodes()]
     return run.sealed and unkeyed(nodes) is not None
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
-    """Do what follows the training: report, last state, record, result.json."""
+    """Do what follows the training: evaluation report, last state, record, result.json."""
     run, say = work.run, work.say
     work.lock.check()
     summary = run.folder.read_summary()
@@ -287,7 +286,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
     note(run, State.FINISHED, number)
     say.doing(f"recording in {titles}" if (titles := work.recorder.titles()) else "writing the result")
     mlflow_run_id = work.recorder.finish(say)
-    signals.hold()  # what is left takes a moment, and is the end of it
+    signals.hold()  # the rest takes only a moment
     work.lock.check()
     run.folder.write_result(
         key=run.key,
@@ -301,22 +300,23 @@ def _complete(work: Work, signals: Interruptible) -> None:
 
 
 def _note_end(work: Work, error: BaseException) -> None:
-    """Write the end of the run to the journal and to MLflow. Neither a full disk nor a slow recorder may hide its
-    cause.
+    """Write the run's failed or killed end to the journal and to MLflow.
+
+    A full disk or a slow recorder doesn't keep the error from being shown.
     """
     work.say.doing("recording how it ended")
     run = work.run
-    with suppress(OSError), _shown_meanwhile(work, error):
+    with suppress(OSError), _shown_if_slow(work, error):
         number = journal.attempts(run.folder.journal)
-        if number == 0 or work.lock.lost():  # nothing was started; or the folder may be another command's by now
+        if number == 0 or work.lock.lost():  # nothing started, or the folder may belong to another command by now
             return
         state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
-        note(run, state, number, _reason(error))
+        note(run, state, number, _journal_line(error))
         work.recorder.finish(work.say)
 
 
 @contextmanager
-def _shown_meanwhile(work: Work, error: BaseException) -> Iterator[None]:
+def _shown_if_slow(work: Work, error: BaseException) -> Iterator[None]:
     """Show the error before the block ends, if that takes a while."""
 
     def show() -> None:
@@ -324,15 +324,15 @@ def _shown_meanwhile(work: Work, error: BaseException) -> Iterator[None]:
             work.say(str(error))
             error.shown = True
 
-    timer = threads.after(_SHOWN_AFTER_S, show, name="show the error")
+    timer = threads.after(_SHOW_ERROR_AFTER_S, show, name="show the error")
     try:
         yield
     finally:
         timer.cancel()
 
 
-def _reason(error: BaseException) -> str:
-    """Return a line for the journal: of a training's error the first one, with host, rank and message."""
+def _journal_line(error: BaseException) -> str:
+    """Return the error as one line; for a training's error its first line, with host, rank and message."""
     if isinstance(error, TrainingError):
         return error.what.partition("\n")[0]
     if isinstance(error, PacelineError):
@@ -340,23 +340,23 @@ def _reason(error: BaseException) -> str:
     return os_reason(error) if isinstance(error, OSError) else threads.described(error)
 
 
-def _goes_on(run: Run) -> str:
-    """Return the hint after a signal: what the same command does next."""
+def _hint_to_continue(run: Run) -> str:
+    """Return the hint after a signal: what the same command will do."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
     return f"the same command again; it starts {next_start(run)}"
 
 
 def _hosts(run: Run) -> list[str]:
-    """Return the hosts of the training; this command may name others if only the result is made again."""
+    """Return the hosts that trained; this command may name others if it makes only the result again."""
     known = (run.folder.read_json(run_folder.PROVENANCE) or {}).get("hosts")
     return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
 
 
 def _duration_s(run: Run, started: float) -> float:
-    """Return the seconds of the last attempt until its report.
+    """Return the seconds from the start of the last attempt to its end.
 
-    The time between an earlier command and this one, ``started`` at that unix time, doesn't count.
+    The time between an earlier command and this one, which began at ``started`` (unix time), doesn't count.
     """
     entries = journal.read(run.folder.journal)
     last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
@@ -367,58 +367,63 @@ def _duration_s(run: Run, started: float) -> float:
     return finished - started + (before[-1] - before[0] if before else 0.0)
 
 
-def _lay_out(work: Work) -> None:
+def _prepare_folder(work: Work) -> None:
+    """Write the run folder as an attempt needs it, without results of earlier ones. Raises PacelineError."""
     run = work.run
-    if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
+    if (accepted := run.accepted) is not None:  # this training replaces it
         acceptance.withdraw(run.folder, accepted)
     reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
     if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
-        work.say(f"what the script had left in this run is kept in {place}, as the run is made anew: {reason}")
-    if run.key_lacks is not None:  # its checkpoints are of something else, too
+        work.say(f"earlier files of the script are kept in {place}, as the run is made anew: {reason}")
+    if run.key_lacks is not None:  # its checkpoints depend on the unkeyed files, too
         shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
-    for name in (
+    for path in (
         run.folder.result,
         run.folder.summary,
-        *(run.folder.path / one for one in (run_folder.PRUNE, run_folder.PRUNED, run_folder.DEPENDENCIES)),
+        *(run.folder.path / name for name in (run_folder.PRUNE, run_folder.PRUNED, run_folder.DEPENDENCIES)),
         *run.folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"),
     ):
-        name.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
         run.pack.lay_down()
     if run.start is not None:
-        starting.lay_down(run.start, run.folder.path, run.config.data_dir)
+        initial_weights.place(run.start, run.folder.path, run.config.data_dir)
     run.folder.prepare(run.description(work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
     write_json(run.folder.path / run_folder.PROVENANCE, origin.as_json())
     write_atomic(run.folder.path / run_folder.CHANGES, patch)
-    if launchers.capabilities(run.config.cluster).is_this_computer:  # others' ranks have the variables of their hosts
-        write_json(run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, _set_by(run)))
+    if launchers.capabilities(
+        run.config.cluster
+    ).is_this_computer:  # elsewhere, ranks have the variables of their hosts
+        write_json(
+            run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, _variables_in_config(run))
+        )
     else:
         (run.folder.path / VARIABLES).unlink(missing_ok=True)
     provenance.keep_lock(run.root, run.folder.path)
 
 
-def _set_by(run: Run) -> set[str]:
-    """Return the variables that the configuration sets; those that matter are in the key."""
+def _variables_in_config(run: Run) -> set[str]:
+    """Return the names of variables that the configuration sets, which the key counts where they matter."""
     program = run.config.resolved.get("program") or {}
     return {*(program.get("env") or {}), *(name for host in run.config.cluster.hosts for name in host.env)}
 
 
-def own_recorder(run: Run) -> Recorder:
-    """Return a recorder process for this run."""
+def single_recorder(run: Run) -> Recorder:
+    """Return a recorder process for this run alone."""
     return Recorder(run.folder.path, run.config, run.root)
 
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
-    """Return the origin of the run, and the patch; reports changes of the checkout that neither can hold."""
-    weights = starting.file_of(run.config, run.root)
+    """Return the run's provenance and patch; warn of files of the checkout that the patch can't hold."""
+    weights = initial_weights.local_file(run.config, run.root)
     origin, patch = provenance.collect(
         run.root,
         run.config.shown_words(argv),
         run.details(now),
-        outputs=[run.config.runs_dir, run.config.data_dir, *filter(None, [weights])],  # of which the run has a copy
+        outputs=[run.config.runs_dir, run.config.data_dir, *filter(None, [weights])],  # the run has a copy of them
         secrets=run.config.secrets,
         imported=[*run.code.sources.values()],
     )
@@ -428,8 +433,8 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
     return origin, patch
 
 
-def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
-    """If rank 0 ended early on request, write that to the journal and to MLflow. Raises Pruned."""
+def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """If a search pruned the run, write that to the journal and to MLflow, and raise Pruned."""
     pruned = run.folder.read_json(run_folder.PRUNED)
     if pruned is None:
         return
@@ -452,16 +457,19 @@ def evaluate_in_child(folder: RunFolder, root: Path) -> None:
 
 
 def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
-    """Make a run's report unless it exists, intact and up to date. Raises PacelineError."""
+    """Make a run's report again unless it is intact and up to date. Raises PacelineError."""
     if not folder.program.evaluated:
-        raise UsageError(f"{folder.key} is the run of a script, of which no report is made", hint="doit ui")
-    if not (folder.path / TRAINED[2]).exists():
-        evaluate_in_child(folder, root)  # says what is missing
+        raise UsageError(
+            f"{folder.key} is the run of a script, and reports are made of classifier runs only", hint="doit ui"
+        )
+    predictions = TRAINED[2]
+    if not (folder.path / predictions).exists():
+        evaluate_in_child(folder, root)  # it names what is missing
     with locked(folder, say):
-        folder.read_result()  # refuses one that was altered
+        folder.read_result()  # raises if the result was altered
         recorded = folder.recorded_files()
-        if TRAINED[2] in recorded and (why := changed(folder.path / TRAINED[2], recorded[TRAINED[2]])):
-            raise folder.altered(TRAINED[2], why)
+        if predictions in recorded and (why := changed(folder.path / predictions, recorded[predictions])):
+            raise folder.altered(predictions, why)
         intact = all(name in recorded and changed(folder.path / name, recorded[name]) is None for name in EVALUATED)
         if not intact or report_key.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)

@@ -1,4 +1,4 @@
-"""What a command would do: the steps with their reasons, and the exact command of each host. Nothing is started.
+"""Describe what a command would do: its tasks with reasons, and the exact command of each host. Starts nothing.
 
 No host is asked, so facts from its probe are named placeholders: ``<python of node0>``.
 """
@@ -26,21 +26,21 @@ from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
+from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.next_start import next_start
-from pipeline.execution.run import Run, start_of
-from pipeline.execution.starting import Start
+from pipeline.execution.run import Run, initial_weights_of
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 from trainers.contract import run_folder
 
-_OWN = "step "  # begins the name of a step of one's own
+_USER_STEP = "step "  # prefix of the names of user-defined steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """One task of a run: whether it is done, and why (not), in a few words.
+class PlannedTask:
+    """One task of a run: whether it is done, and the reason in a few words.
 
-    ``needs``: earlier tasks of a user-defined step; any other task needs the one before it.
+    ``needs``: names of the tasks before a user-defined step; every other task needs the task listed before it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One configuration: its steps, and what would be launched. ``key`` is None until its data is fetched.
+    """One configuration: its tasks, and what would be launched. ``key`` is None until its data is fetched.
 
     ``chosen`` are the overrides that a sweep chose; ``accepted`` names the user who accepted a run of another key.
     """
@@ -59,13 +59,13 @@ class PlannedRun:
     key: str | None
     chosen: tuple[str, ...]
     overrides: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedTask, ...]
     launch: LaunchPlan
     accepted: str | None = None
 
     @property
     def to_run(self) -> bool:
-        return any(not step.done for step in self.steps)
+        return any(not task.done for task in self.steps)
 
 
 def planned(
@@ -87,89 +87,97 @@ def _accepted(run: Run | None) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------- steps
-def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
+def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
     """Return the user-defined steps that make the data, then ``tasks``."""
-    own = [of_state(state) for state in config.step.standings()] if config.step is not None else []
-    return (*own, *tasks(config, pack, run, root=root))
+    made = [step_task(state) for state in config.step.standings()] if config.step is not None else []
+    return (*made, *tasks(config, pack, run, root=root))
 
 
-def of_state(state: StepState) -> Step:
-    """Return a user-defined step as a task of a run."""
+def step_task(state: StepState) -> PlannedTask:
+    """Return a user-defined step as a task."""
     needs = tuple(f"step {name}" for name in state.needs)
-    return Step(name=f"{_OWN}{state.name}", done=state.made, why=state.why, needs=needs)
+    return PlannedTask(name=f"{_USER_STEP}{state.name}", done=state.made, why=state.why, needs=needs)
 
 
-def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
-    """Return fetch, train, evaluate and record, each decided by its own key; init before train for given weights."""
-    first = (_fetch(config, pack), *_init(start_of(config, root)))
+def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
+    """Return the tasks fetch, init (only with initial weights), train, evaluate and record."""
+    first = (_fetch(config, pack), *_init(initial_weights_of(config, root)))
     if run is None:
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
         rest = ("train", f"{waits}, so its key isn't known yet"), ("evaluate", "after train")
-        waiting = tuple(Step(name=name, done=False, why=why) for name, why in rest)
+        waiting = tuple(PlannedTask(name=name, done=False, why=why) for name, why in rest)
         return (*first, *waiting, _record(config, None, "after evaluate", root))
     run.folder.refuse_newer()
     if (accepted := _accepted(run)) is not None:
-        done = tuple(Step(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
+        done = tuple(PlannedTask(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
         return (*first, *done)
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key.digest)
     train = _train(run, stale)
     if not config.program.evaluated:
         return (*first, train, _record(config, run, None if train.done else "after train", root))
-    evaluate = _evaluate(run, stale, root) if train.done else Step(name="evaluate", done=False, why="after train")
+    evaluate = (
+        _evaluate(run, stale, root) if train.done else PlannedTask(name="evaluate", done=False, why="after train")
+    )
     return (*first, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
 
 
-def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
+def _fetch(config: RunConfig, pack: Pack | Tree | None) -> PlannedTask:
     if config.step is not None and config.step.path is None:
-        return Step(name="fetch", done=False, why=f"after step {config.step.name}")
+        return PlannedTask(name="fetch", done=False, why=f"after step {config.step.name}")
     if config.script is not None:
         paths = ", ".join(str(one.path) for one in config.script.data)
         source = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
-        return Step(name="fetch", done=True, why="; ".join([source or "program.data names none", *config.script.notes]))
+        return PlannedTask(
+            name="fetch", done=True, why="; ".join([source or "program.data names none", *config.script.notes])
+        )
     if pack is None or pack.path is None:
-        return Step(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
-    return Step(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")
+        return PlannedTask(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
+    return PlannedTask(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")
 
 
-def _init(start: Start | None) -> tuple[Step, ...]:
+def _init(start: InitialWeights | None) -> tuple[PlannedTask, ...]:
     if start is None:
         return ()
     if start.sha256 is None:
-        return (Step(name="init", done=False, why=f"{start.said}: {start.waits}"),)
-    whose = f" of run {start.run}" if start.run and start.run not in start.said else ""
-    return (Step(name="init", done=True, why=f"{start.said}: weights{whose}, digest {start.sha256[:12]}"),)
+        return (PlannedTask(name="init", done=False, why=f"{start.setting}: {start.pending}"),)
+    whose = f" of run {start.run}" if start.run and start.run not in start.setting else ""
+    return (PlannedTask(name="init", done=True, why=f"{start.setting}: weights{whose}, digest {start.sha256[:12]}"),)
 
 
-def _train(run: Run, stale: str | None) -> Step:
+def _train(run: Run, stale: str | None) -> PlannedTask:
     if (lacks := run.key_lacks) is not None:
-        return Step(name="train", done=False, why=lacks)
+        return PlannedTask(name="train", done=False, why=lacks)
     finished = stale is None or stale.startswith(EVALUATED)
     if finished or run.folder.training_done(run.key):
-        return Step(name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact")
+        return PlannedTask(
+            name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact"
+        )
     entries = journal.read(run.folder.journal)
     if entries and not run.folder.result.exists():
         stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it starts {next_start(run)}"
-    return Step(name="train", done=False, why=stale or "")
+    return PlannedTask(name="train", done=False, why=stale or "")
 
 
-def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
+def _evaluate(run: Run, stale: str | None, root: Path) -> PlannedTask:
     if not run.folder.result.exists():
-        return Step(name="evaluate", done=False, why="the command ended before result.json recorded its report")
+        return PlannedTask(name="evaluate", done=False, why="the command ended before result.json recorded its report")
     reason = stale or report_key.stale_because(run.folder, root)
-    return Step(name="evaluate", done=reason is None, why=reason or "made of what is there")
+    return PlannedTask(name="evaluate", done=reason is None, why=reason or "made of what is there")
 
 
-def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> Step:
+def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> PlannedTask:
     destinations = tracking.destinations(vars(config.tracking), root)
     if not destinations:
-        return Step(name="record", done=True, why="tracking is switched off")
+        return PlannedTask(name="record", done=True, why="tracking is switched off")
     if run is None or waits is not None:
-        return Step(name="record", done=False, why=waits or "after evaluate")
+        return PlannedTask(name="record", done=False, why=waits or "after evaluate")
     missing = [to for to in destinations if not to.is_recorded(run.folder.path)]
     if not missing:
         where = " and ".join(to.title for to in destinations)
-        return Step(name="record", done=True, why=f"everything stands in {where}")
-    return Step(name="record", done=False, why=f"not (all) recorded in {' and '.join(to.shown for to in missing)}")
+        return PlannedTask(name="record", done=True, why=f"everything is in {where}")
+    return PlannedTask(
+        name="record", done=False, why=f"not (all) recorded in {' and '.join(to.shown for to in missing)}"
+    )
 
 
 # ---------------------------------------------------------------------------------------- commands
@@ -191,10 +199,10 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     )
     plan = render(
         cluster,
-        [_unasked(host, cluster) for host in cluster.hosts],
+        [_placeholder_facts(host, cluster) for host in cluster.hosts],
         spec,
         run_id=f"{key}-{attempt}-<random>",
-        master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
+        master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only written into the command
     )
     plan = dataclasses.replace(plan, submission=launchers.submission(cluster, spec))
     if launchers.capabilities(cluster).is_this_computer or (spec.script is None and cluster.device != "cuda"):
@@ -203,9 +211,9 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
-def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
-    """Return a host's fact from its configuration, else a placeholder with the fact's name."""
-    local = launchers.capabilities(cluster).is_this_computer  # what this process knows needs no placeholder
+def _placeholder_facts(host: Host, cluster: Cluster) -> NodeFacts:
+    """Return facts of a host from its configuration, and placeholders for those that only its probe would tell."""
+    local = launchers.capabilities(cluster).is_this_computer  # this process knows its own facts
     return NodeFacts(
         host=host.label,
         identity="",
@@ -239,7 +247,7 @@ def _with_cpus_unknown(node: Any, host: Host) -> Any:
 
 
 def commands(plan: LaunchPlan) -> str:
-    """Return each host's shell command with quoted placeholders, and before them what a scheduler gets."""
+    """Return the scheduler's submission, if there is one, and each host's shell command."""
     rows = [plan.submission] if plan.submission else []
     for node in plan.nodes:
         env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
@@ -250,22 +258,20 @@ def commands(plan: LaunchPlan) -> str:
 
 # ------------------------------------------------------------------------------------------- shown
 def text(trials: Sequence[PlannedRun]) -> str:
-    """Format for a terminal: a trial with every step, or a line per trial; then the commands of the first open one."""
-    lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
-    launched = next(
-        (item for item in trials if any(step.name == "train" and not step.done for step in item.steps)), None
-    )
-    if launched is None:
+    """Format for a terminal: a trial with its tasks, or a line per trial; then the commands of the first launch."""
+    lines = _task_table(trials[0]) if len(trials) == 1 else _trial_table(trials)
+    to_launch = [item for item in trials if any(task.name == "train" and not task.done for task in item.steps)]
+    if not to_launch:
         return "\n".join([*lines, "nothing would be launched"])
-    plan = launched.launch
-    whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (--json shows all)"
+    plan = to_launch[0].launch
+    whose = "" if len(trials) == 1 else f" of {to_launch[0].key or 'the first'} (--json shows all)"
     shape = f"{counted(plan.nnodes, 'node')}, {counted(plan.world_size, 'rank')}"
     head = f"attempt {plan.attempt} on {shape}, {plan.launcher}{whose}:"
-    return "\n".join([*lines, "", head, *_names_of_granted(plan), commands(plan)])
+    return "\n".join([*lines, "", head, *_granted_hosts_note(plan), commands(plan)])
 
 
-def _names_of_granted(plan: LaunchPlan) -> list[str]:
-    """Return a note about node names if a scheduler chooses the hosts."""
+def _granted_hosts_note(plan: LaunchPlan) -> list[str]:
+    """Return a line about the node names if a scheduler chooses the hosts."""
     if not launchers.LAUNCHERS.settings(plan.launcher).capabilities.hosts_are_granted:
         return []
     first, last = plan.nodes[0].host, plan.nodes[-1].host
@@ -273,25 +279,25 @@ def _names_of_granted(plan: LaunchPlan) -> list[str]:
     return [f"{names} that {plan.launcher} will grant when the run asks for {'it' if plan.nnodes == 1 else 'them'}"]
 
 
-def _one(item: PlannedRun) -> list[str]:
-    rows = [f"  {step.name:<9} {'done' if step.done else 'to do':<6} {step.why}" for step in item.steps]
-    waits = next((step.name for step in item.steps if not step.done), "fetch")
+def _task_table(item: PlannedRun) -> list[str]:
+    rows = [f"  {task.name:<9} {'done' if task.done else 'to do':<6} {task.why}" for task in item.steps]
+    waits = next((task.name for task in item.steps if not task.done), "fetch")
     return [f"run {item.key or f'<key: known after {waits}>'}", *rows]
 
 
-def _many(trials: Sequence[PlannedRun]) -> list[str]:
+def _trial_table(trials: Sequence[PlannedRun]) -> list[str]:
     to_run = sum(item.to_run for item in trials)
     rows = [f"{len(trials)} trials: {len(trials) - to_run} done, {to_run} to run"]
     for item in trials:
-        open_step = next((step for step in item.steps if not step.done), None)
-        state = f"to run  {open_step.name}: {open_step.why}" if open_step else item.accepted or "done"
+        open_task = next((task for task in item.steps if not task.done), None)
+        state = f"to run  {open_task.name}: {open_task.why}" if open_task else item.accepted or "done"
         rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.chosen)}  {state}")
     return rows
 
 
 # --------------------------------------------------------------------------------------------- DAG
-def mermaid(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
-    """Return the tasks as a Mermaid flow chart, left to right, open tasks dashed. ``others``: steps of no trial."""
+def mermaid(trials: Sequence[PlannedRun], others: Sequence[PlannedTask] = ()) -> str:
+    """Return a Mermaid flow chart of the tasks, open tasks dashed. ``others``: steps that no trial needs."""
     nodes, edges = _graph(trials, others)
     lines = ["flowchart LR"]
     lines += [f'  {name}["{_escaped(label)}"]{"" if done else ":::todo"}' for name, (label, done) in nodes.items()]
@@ -299,7 +305,7 @@ def mermaid(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
     return "\n".join([*lines, "  classDef todo stroke-dasharray: 4 3"])
 
 
-def dot(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
+def dot(trials: Sequence[PlannedRun], others: Sequence[PlannedTask] = ()) -> str:
     """Return the same graph for Graphviz."""
     nodes, edges = _graph(trials, others)
     lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
@@ -311,7 +317,7 @@ def dot(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
 
 
 def _graph(
-    trials: Sequence[PlannedRun], others: Sequence[Step]
+    trials: Sequence[PlannedRun], others: Sequence[PlannedTask]
 ) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
     """Return node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
     nodes: dict[str, tuple[str, bool]] = {}
@@ -319,24 +325,24 @@ def _graph(
     shared: dict[str, str] = {}
     for number, item in enumerate((None, *trials), start=-1):
         before: dict[str, str] = {}
-        for step in others if item is None else item.steps:
-            label = _label(step, "" if item is None or _is_shared(step) else item.key or "")
-            name = f"{re.sub('[^A-Za-z0-9]', '_', step.name)}{max(0, number)}"
-            name = shared.setdefault(label, name) if _is_shared(step) else name
-            nodes[name] = (label, step.done)
-            own = step.name.startswith(_OWN)
-            needs = [before[need] for need in step.needs if need in before] if own else [*before.values()][-1:]
+        for task in others if item is None else item.steps:
+            label = _label(task, "" if item is None or _is_shared(task) else item.key or "")
+            name = f"{re.sub('[^A-Za-z0-9]', '_', task.name)}{max(0, number)}"
+            name = shared.setdefault(label, name) if _is_shared(task) else name
+            nodes[name] = (label, task.done)
+            user_defined = task.name.startswith(_USER_STEP)
+            needs = [before[need] for need in task.needs if need in before] if user_defined else [*before.values()][-1:]
             edges.update(dict.fromkeys((need, name) for need in needs))
-            before[step.name] = name
+            before[task.name] = name
     return nodes, [*edges]
 
 
-def _is_shared(step: Step) -> bool:
-    return step.name == "fetch" or step.name.startswith(_OWN)
+def _is_shared(task: PlannedTask) -> bool:
+    return task.name == "fetch" or task.name.startswith(_USER_STEP)
 
 
-def _label(step: Step, key: str) -> str:
-    return f"{step.name} {key}".strip() + f"\n{'done' if step.done else 'to do'}: {step.why}"
+def _label(task: PlannedTask, key: str) -> str:
+    return f"{task.name} {key}".strip() + f"\n{'done' if task.done else 'to do'}: {task.why}"
 
 
 def _escaped(label: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a run folder holds the finished run of a key. Starts nothing."""
+"""Check whether a run folder holds the finished run of a key. Starts nothing."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from trainers.contract import run_folder
 from trainers.core import dependencies
 
 VARIABLES = "variables.json"
-"""File of a run folder: digests of this shell's variables that the ranks of cluster=local got."""
+"""File of a run folder: digests of the environment variables that ranks of cluster=local inherit from the shell."""
 _UNKEYED_SHOWN = 3
 
 
 def stale_because(
     folder: RunFolder, key: ContentKey, root: Path, *, sealed: bool = True, metrics_pattern: str | None = None
 ) -> str | None:
-    """Return why the run must be made; None if it is finished and intact.
+    """Return the reason to make the run; None if it is finished and intact.
 
     Args:
         root: the project.
-        sealed: a run that read something outside of its key doesn't count (program.seal).
-        metrics_pattern: its log must have been searched for program.metrics_pattern.
+        sealed: don't count a run that read something outside of its key (program.seal).
+        metrics_pattern: program.metrics_pattern, for which the log must have been searched.
 
     Raises:
         UsageError: a newer Paceline wrote the folder.
@@ -50,31 +50,31 @@ def stale_because(
 
 
 def acceptance_of(folder: RunFolder) -> Acceptance | None:
-    """Return the acceptance of another run for this key, if it has no result of its own."""
+    """Return the acceptance of another run's result for this key; None if this run has a result."""
     if folder.result.exists():
         return None
     try:
         return acceptance.read(folder)
-    except AlteredError:  # no word at all: it is trained
+    except AlteredError:  # a damaged acceptance doesn't count: the run is trained
         return None
 
 
 def unread_log(folder: RunFolder, metrics_pattern: str | None) -> str | None:
-    """Return why the finished run's log must be searched for the current metrics; None if it was."""
+    """Return the reason to search the finished run's log for metrics again; None if there is none."""
     if metrics_pattern is None or metrics_pattern == pattern_before(folder):
         return None
     return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
 
 
 def pattern_before(folder: RunFolder) -> str | None:
-    """Return the program.metrics_pattern by which the run's metrics were read."""
+    """Return the program.metrics_pattern of the run's folder; None without one."""
     return _program(folder).get("metrics_pattern")
 
 
 def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
-    """Return what the finished run read outside of its key and has changed since, in words; None: nothing.
+    """Return a text that names what the finished run read outside of its key and what changed since; None: nothing.
 
-    None too if its result was altered, which ``stale_because`` reports.
+    Returns None too for an altered result, which ``stale_because`` reports.
     """
     try:
         result = folder.read_result()
@@ -83,7 +83,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     if result is None:
         return None
     program = _program(folder)
-    if program.get("seal") == "off":  # it is no part of the key
+    if program.get("seal") == "off":  # not a part of the key
         return "it was made with program.seal=off, so nobody looked for files that its key lacks"
     field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
     others = folder.dependencies_of_other_nodes()
@@ -96,29 +96,30 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:
-    """Return the section ``program`` of the run."""
+    """Return the section ``program`` of the run's configuration."""
     return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
 
 
 def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
-    """Return that the key is incomplete, by summary.json and the records of other nodes; None if it is complete.
+    """Return a text that names the files that the key lacks; None if it is complete.
 
     Args:
-        nodes: the record of each node, whose ``unkeyed`` is path → ``read`` or how it was looked up.
-        field: the field that the paths belong in.
+        nodes: a record of each node (summary.json for node 0), in which ``unkeyed`` maps a path to ``read`` or to how
+        the program looked for it.
+        field: the setting that these paths belong in.
     """
     kinds = contents.unkeyed(nodes)
     if not kinds:
         return None
     read = [name for name, how in kinds.items() if how == "read"]
     absent = [name for name, how in kinds.items() if how != "read"]
-    parts = [f"{_listed(read)} read"] if read else []
+    parts = [f"{_names_were(read)} read"] if read else []
     if absent:
         are = "isn't" if len(absent) == 1 else "aren't"
-        parts.append(f"{_listed(absent)} looked for and {are} in the snapshot")
+        parts.append(f"{_names_were(absent)} looked for and {are} in the snapshot")
     them = "it" if len(kinds) == 1 else "them"
     return f"its key is not complete: {'; '.join(parts)}; add {them} to {field}"
 
 
-def _listed(names: list[str]) -> str:
+def _names_were(names: list[str]) -> str:
     return f"{first_of(names, _UNKEYED_SHOWN)} {'was' if len(names) == 1 else 'were'}"

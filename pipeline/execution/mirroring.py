@@ -1,4 +1,4 @@
-"""cluster.checkpoint_mirror during a run: copy checkpoints there, and restore them for a run without any."""
+"""cluster.checkpoint_mirror during a run: copy checkpoints there, and restore the newest one into an empty run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.runs.folder import RunFolder
 
 
 class Mirroring:
-    """The mirror of one run, and where its messages go."""
+    """Copies the checkpoints of one run to its mirror, and reports failures through ``say``."""
 
     def __init__(self, mirror: CheckpointMirror | ScriptMirror, run_dir: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._run_dir, self._say = mirror, run_dir, say
@@ -23,23 +23,23 @@ class Mirroring:
         return self._mirror.shown
 
     def try_writing(self) -> None:
-        """Test the mirror at the start, so nobody relies on it in vain; failures are reported as by ``push``."""
+        """Test at the start whether the mirror can be written; report a failure as ``push`` does."""
         try:
             self._mirror.try_writing()
         except DataError as error:
-            self._tell(error)
+            self._warn(error)
 
     def push(self) -> None:
-        """Copy the newest checkpoint. A failing mirror doesn't end the training, and is reported once."""
+        """Copy the newest checkpoint. A failure doesn't end the training; a row of failures is reported once."""
         try:
             self._mirror.push(self._run_dir)
             self._failed = False
-        except FileNotFoundError:  # a newer one came
+        except FileNotFoundError:  # replaced by a newer checkpoint meanwhile
             return
         except (DataError, OSError) as error:
-            self._tell(error)
+            self._warn(error)
 
-    def _tell(self, error: DataError | OSError) -> None:
+    def _warn(self, error: DataError | OSError) -> None:
         if not self._failed:
             what, hint = (error.what, error.hint) if isinstance(error, DataError) else (error, None)
             self._say(f"WARNING: {what}; the training goes on without the mirror, which is tried again")
@@ -48,7 +48,7 @@ class Mirroring:
         self._failed = True
 
     def restore(self) -> None:
-        """Restore a checkpoint if the run folder has none. Raises DataError: unknown whether the mirror has one."""
+        """Restore a checkpoint if the run folder has none. Raises DataError: the mirror can't be read."""
         if not self._mirror.is_lost(self._run_dir):
             return
         try:
@@ -63,8 +63,10 @@ class Mirroring:
             self._say(f"the run folder has no checkpoint; took {taken} from {self._mirror.shown}")
 
 
-def of(address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool) -> Mirroring | None:
-    """Return the mirror; None without an address. Raises DataError: it can't be used here."""
+def open_mirror(
+    address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool
+) -> Mirroring | None:
+    """Return the mirror; None without an address. Raises DataError: the address can't be used on this computer."""
     if address is None:
         return None
     mirror = ScriptMirror(address, folder.key) if of_script else CheckpointMirror(address, folder.key)

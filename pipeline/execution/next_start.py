@@ -1,4 +1,4 @@
-"""Where the next attempt of a run would begin, in words for users."""
+"""Say for users where the next attempt of a run would begin."""
 
 from __future__ import annotations
 
@@ -16,47 +16,41 @@ NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
 
 
 def next_start(run: Run) -> str:
-    """Return words that follow "it starts": ``from the checkpoint of step 40``, or from the beginning, and why."""
+    """Return the end of "it starts …": ``from the checkpoint of step 40``, or from the beginning and the reason."""
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
-    return of_folder(run.folder.path, script)
+    return next_start_in(run.folder.path, script)
 
 
-def of_folder(run_dir: Path, script: ScriptConfig | None) -> str:
-    """Return the same for a run folder. ``script``: None for Paceline's own trainer."""
+def next_start_in(run_dir: Path, script: ScriptConfig | None) -> str:
+    """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
     left = earlier.unfinished_plan(run_dir)
     if script is not None:
         return _of_script(run_dir, script, left)
     if step := checkpoints.newest_step(run_dir):
         return f"from the checkpoint of step {step}"
     if left is not None and not _wrote_here(left, run_dir):
-        return (
-            f"from the newest checkpoint that attempt {left.attempt} has left on {left.nodes[0].host}, if there is one"
-        )
+        host = left.nodes[0].host
+        return f"from the newest checkpoint that attempt {left.attempt} has left on {host}, if there is one"
     return NO_CHECKPOINT
 
 
 def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:
-    """Whether rank 0's node of an attempt wrote into the run folder itself, not into one of its own."""
+    """True if rank 0's node wrote into the run folder itself and not into a folder of its host."""
     return Path(left.nodes[0].run_dir) == run_dir.resolve()
 
 
 def _of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
-    """``left``: the newest attempt, if its hosts may hold files that aren't here yet."""
+    """``left``: the newest attempt, if its hosts may hold files that weren't fetched yet."""
     saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
     elsewhere = ""
     if left is not None and not saved and not _wrote_here(left, run_dir):
         elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
     if not settings.resumes:
-        kept = (
-            "its checkpoints stay in place"
-            if saved
-            else f"checkpoints that {elsewhere} are fetched"
-            if elsewhere
-            else ""
-        )
-        itself = f"; {kept}, and it goes on from them if it reads them by itself" if kept else ""
-        offer = resume_offer(run_dir, settings)
-        return f"from the beginning: no argument of the script has {{resume}}{itself}{f'; {offer}' if offer else ''}"
+        parts = ["from the beginning: no argument of the script has {resume}"]
+        if saved or elsewhere:
+            kept = "its checkpoints stay in place" if saved else f"checkpoints that {elsewhere} are fetched"
+            parts.append(f"{kept}, and it goes on from them if it reads them by itself")
+        return "; ".join([*parts, *filter(None, [resume_offer(run_dir, settings)])])
     if elsewhere:
         return f"from the newest checkpoint that {elsewhere}, if there is one"
     if checkpoints.script_goes_on(run_dir):

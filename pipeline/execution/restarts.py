@@ -1,4 +1,4 @@
-"""Whether another attempt could end differently, and on which hosts it runs."""
+"""Decide whether another attempt could end differently, and on which hosts it runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 class Restarts:
     """The attempts of one command: the current hosts of the cluster, and how the last attempt ended."""
 
-    def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, goes_on: bool = False) -> None:
-        """``keeps_hosts``: the hosts are assigned by a sweep, so none is replaced. ``goes_on``: an earlier command
-        began the run, and may have been killed after a host was lost.
+    def __init__(
+        self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, begun_before: bool = False
+    ) -> None:
+        """``keeps_hosts``: a sweep assigned the hosts, so none is replaced. ``begun_before``: an earlier command began
+        the run, and may have been killed after a host was lost.
         """
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
         self.begun = False
-        self.replaces = goes_on and cluster.max_restarts > 0
+        self.replaces = begun_before and cluster.max_restarts > 0
         self._last: tuple[str, int, str] | None = None
-        self._gone: dict[str, float] = {}  # hosts that could not be asked to stop → unix time at which their lease ends
+        self._gone: dict[
+            str, float
+        ] = {}  # lost hosts that didn't confirm their stop → unix time at which their lease ends
 
     def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
-        """Note that an attempt has failed.
+        """Note that an attempt has failed; raise TrainingError if another attempt wouldn't help.
 
-        Raises TrainingError if the next one would fail too: a bad value in the configuration; the same message at the
-        same step (numbers aside) for a reason other than a host; a cancelled job; or a good end whose outputs can't be
-        fetched yet.
+        That is so for a bad value in the configuration, a cancelled job, outputs of a successful end that can't be
+        fetched, and for the same message (numbers aside) at the same step twice, unless a host was the cause.
 
         Args:
             saved: the checkpoint that a script resumes from; a new one means that the script has advanced.
@@ -51,17 +54,16 @@ class Restarts:
         self._gone |= dict.fromkeys(error.gone, now + self.cluster.lease_s)
 
     def may_still_run(self, now: float) -> str:
-        """Return where earlier attempts may have left ranks, as the end of a sentence; '': nowhere."""
+        """Return the end of a sentence: hosts on which ranks of earlier attempts may still run; '' if none."""
         late = [f"{host} until {clock(ends)}" for host, ends in self._gone.items() if ends > now]
         if not late:
             return ""
         return f", but perhaps on {', '.join(late)} (cluster.lease_s={self.cluster.lease_s:g}), which couldn't be asked"
 
     def replace(self, gone: Sequence[str]) -> list[str]:
-        """Replace the hosts ``gone`` by spares, or continue without them if trainer.shards and cluster.min_nodes allow
-        it.
+        """Replace the hosts ``gone`` by spares, or go on without them if trainer.shards and cluster.min_nodes allow it.
 
-        Return lines that report it; None: neither is possible, and the same hosts are asked again.
+        Return the lines that report it; none if neither is possible, so the hosts stay the same.
         """
         if not gone or self._keeps_hosts:
             return []
@@ -73,13 +75,13 @@ class Restarts:
         self.cluster, lines = replaced
         return lines
 
-    def passed_over(self, gone: Sequence[str]) -> list[str]:
+    def idle_spares(self, gone: Sequence[str]) -> list[str]:
         """Return a line for each spare that stays idle although hosts are ``gone``, with the reason."""
-        return [] if self._keeps_hosts else spares.passed_over(self.cluster, gone)
+        return [] if self._keeps_hosts else spares.idle(self.cluster, gone)
 
 
-class Waits:
-    """Pauses between requests to silent hosts: increasing, and ``limit_s`` in total."""
+class Pauses:
+    """Pauses between requests to silent hosts: each longer than the last, ``limit_s`` in total."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.doing = limit_s, ""
@@ -87,7 +89,7 @@ class Waits:
         self._ends: float | None = None
 
     def next(self, now: float) -> float | None:
-        """Return the seconds until the next try; None: none is left. ``now`` comes from a monotonic clock."""
+        """Return the seconds until the next request; None after ``limit_s``. ``now`` comes from a monotonic clock."""
         self._ends = now + self.limit_s if self._ends is None else self._ends
         if now >= self._ends:
             return None

@@ -20,8 +20,8 @@ from pipeline.core.specs import Cluster
 from pipeline.data import store
 from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.trees import Tree
-from pipeline.execution import finished, starting
-from pipeline.execution.starting import Start
+from pipeline.execution import finished, initial_weights
+from pipeline.execution.initial_weights import InitialWeights
 from pipeline.keys import ABSENT, IMAGE
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure, lacking
@@ -52,44 +52,42 @@ class Run:
     folder: RunFolder
     root: Path
     pack: Pack | Tree
-    start: Start | None = None
+    start: InitialWeights | None = None
 
     @property
     def reason(self) -> str | None:
-        """Return why the run must be made; None if it is finished and intact. Raises UsageError: a newer Paceline wrote
-        it.
-        """
+        """The reason to make the run; None if finished and intact. Raises UsageError: a newer Paceline wrote it."""
         return finished.stale_because(
             self.folder, self.key, self.root, sealed=self.sealed, metrics_pattern=self.metrics_pattern
         )
 
     @property
     def sealed(self) -> bool:
-        """True if a run that read something outside of its key isn't finished (program.seal)."""
+        """False with program.seal=off: the run counts as finished even if it read something outside of its key."""
         return self._program.get("seal") != "off"
 
     @property
     def metrics_pattern(self) -> str | None:
-        """The program.metrics_pattern that its metrics are read by."""
+        """The setting program.metrics_pattern; None without one."""
         return self._program.get("metrics_pattern")
 
     @property
     def key_lacks(self) -> str | None:
-        """What the finished run read outside of its key, in words; None: nothing, or the run isn't sealed."""
+        """A text that names what the finished run read outside of its key; None if nothing, or without a seal."""
         return finished.key_lacks(self.folder, self.key) if self.sealed else None
 
     @property
     def unread_log(self) -> str | None:
-        """Why the finished run's log must be searched for the current metrics; None if it was."""
+        """The reason to search the finished run's log for metrics again; None if there is none."""
         return finished.unread_log(self.folder, self.metrics_pattern)
 
     @property
     def accepted(self) -> Acceptance | None:
-        """The acceptance of another run for this key, which has no result of its own."""
+        """The acceptance of another run's result for this key; None without one, or if this run has a result."""
         return finished.acceptance_of(self.folder)
 
     def standing(self) -> tuple[Result | None, Acceptance | None]:
-        """The valid result: its own, or while an acceptance holds that of another run. Raises AlteredError."""
+        """Return the run's result and None, or an accepted run's result and the acceptance. Raises AlteredError."""
         own = self.folder.read_result()
         return (own, None) if own is not None else acceptance.standing(self.folder)
 
@@ -98,7 +96,7 @@ class Run:
         return self.config.resolved.get(programs.SECTION) or {}
 
     def description(self, sources: Mapping[str, Path] | None = None) -> Description:
-        """Return the content of its folder. ``sources``: copies of its code's files (None: the files themselves)."""
+        """Describe the run folder to write. ``sources``: files to copy the code from (None: the project's own)."""
         from pipeline.config import compose  # it imports Hydra
 
         resolved = self.config.resolved
@@ -111,7 +109,7 @@ class Run:
         )
 
     def details(self, unix_time: float) -> RunDetails:
-        """Return its provenance besides the checkout. ``unix_time``: when the command began, seconds."""
+        """Return the provenance without the part about the checkout. ``unix_time``: start of the command, seconds."""
         hosts = [host.label for host in self.config.cluster.hosts]
         return RunDetails(
             overrides=self.config.overrides,
@@ -123,7 +121,7 @@ class Run:
 
     @property
     def pack_source(self) -> PackSource | None:
-        """The data in the form that launchers take; None if there is none."""
+        """The data to send to the hosts; None if there is none."""
         if self.pack.path is None:
             return None
         inside = self.pack.inside if isinstance(self.pack, Tree) else ()
@@ -135,19 +133,19 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
 
     Args:
         root: the project.
-        pack: its data.
+        pack: the data.
         read: a ``code_reader`` that several runs share.
 
     Raises:
-        UsageError: the settings don't fit the data, or nothing provides the weights.
+        UsageError: the settings don't fit the data, or the weights don't exist.
     """
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
-    start = start_of(config, root)
+    start = initial_weights_of(config, root)
     if start is not None:
         if start.sha256 is None:
             return None
-        config = starting.with_digest(config, start)
+        config = initial_weights.with_digest(config, start)
     remember_in(root, config.runs_dir)
     code = code_of(config, root, read, pack.rank_modules)
     key = content_key(
@@ -163,7 +161,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
 
 # ----------------------------------------------------------------------------------- the code and its versions
 def code_reader(root: Path) -> CodeReader:
-    """Return a reader of import closures with a cache, because the runs of a sweep read the same files."""
+    """Return a cached reader of import closures: the runs of a sweep read the same files."""
 
     @cache
     def read(chosen: tuple[str, ...], python_path: tuple[str, ...]) -> Closure:
@@ -175,10 +173,10 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """Return everything that the run imports, and the inputs that a script declares.
+    """Return every file that the run imports, and the input files that its configuration declares.
 
     Args:
-        rank_modules: modules that read its data pack.
+        rank_modules: modules with which ranks read the data pack.
 
     Raises:
         UsageError: a file doesn't exist or can't be parsed.
@@ -191,19 +189,18 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """Return the part ``environment`` of the key. With ``cluster.environment=hosts`` or a container the hosts
-    are asked for it.
+    """Return the part ``environment`` of the key; asks the hosts with ``cluster.environment=hosts`` or a container.
 
     Raises:
         HostError: a host can't be asked, or the hosts differ.
         UsageError: the run needs a module that is neither installed here nor has a version in ``cluster.environment``.
     """
     cluster, here = config.cluster, environment(code.versions)
-    there = _asked(cluster, here) if cluster.asks_environment else of_hosts(here, cluster.environment)
+    there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
     if (digest := containers.digest_here(cluster)) is not None:
         there[IMAGE] = digest
     for name, place in code.unresolved.items():
-        if config.script is not None or there[name] != ABSENT:  # what a script needs is seen when it runs
+        if config.script is not None or there[name] != ABSENT:  # a script may do without it
             continue
         if cluster.asks_environment:
             hint = f"install it there, or cluster.python=<an interpreter that has {name}>"
@@ -212,16 +209,16 @@ def versions(config: RunConfig, code: Closure) -> dict[str, str]:
     return there
 
 
-def _asked(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
+def _versions_on_hosts(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
     from pipeline.cluster.preflight import versions_there  # it imports the launchers, which most runs don't need
 
-    # a.b that is missing here: a computer that has a counts that distribution alone
+    # for a missing submodule a.b, hosts report the version of the distribution a
     names = {name.partition(".")[0] if version == ABSENT else name: version for name, version in here.items()}
     return versions_there(cluster, {**names, IMAGE: ""} if cluster.container is not None else names)
 
 
-def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
-    """Return the controller's versions (``here``), replaced by the hosts' in ``cluster.environment``.
+def overridden(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
+    """Return the controller's versions (``here``), overridden by those in ``cluster.environment``.
 
     Raises:
         UsageError: it names something that the run doesn't import.
@@ -233,30 +230,34 @@ def of_hosts(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str
     return {**{name: version for name, version in here.items() if name not in parts}, **of_cluster}
 
 
-# ----------------------------------------------------------------------------------- the weights it starts from
-def start_of(config: RunConfig, root: Path) -> Start | None:
+# ----------------------------------------------------------------------------------- the initial weights
+def initial_weights_of(config: RunConfig, root: Path) -> InitialWeights | None:
     """Return the initial weights of a configuration; None for fresh ones. Starts nothing.
 
     Raises:
-        UsageError: nothing provides them, or their digest differs from init.sha256.
+        UsageError: they don't exist, or their digest differs from init.sha256.
     """
-    return starting.of(config, root, partial(_final_weights_of, root))
+    return initial_weights.find(config, root, partial(_final_weights_of, root))
 
 
-def _final_weights_of(root: Path, parent: RunConfig, said: str) -> Start:
-    """Return the final weights of the run that ``init.run`` names, which may have to be trained first."""
+def _final_weights_of(root: Path, parent: RunConfig, setting: str) -> InitialWeights:
+    """Return the final weights of the run that ``init.run`` names; pending if it isn't trained yet."""
     pack = store.find(parent.train.dataset, parent.data_dir)
     run = prepare(parent, root, pack) if pack is not None else None
     if run is None:
-        return Start(said=said, waits="its run is to be trained first, whose key isn't known yet")
+        return InitialWeights(setting=setting, pending="its run is to be trained first, whose key isn't known yet")
     if (reason := run.reason) is not None:
-        return Start(said=said, run=run.key.short, waits=f"run {run.key.short} is to be trained first: {reason}")
+        return InitialWeights(
+            setting=setting, run=run.key.short, pending=f"run {run.key.short} is to be trained first: {reason}"
+        )
     _, accepted = run.standing()
-    return starting.of_run(run.folder if accepted is None else acceptance.base_of(run.folder, accepted), said)
+    return initial_weights.of_finished_run(
+        run.folder if accepted is None else acceptance.base_of(run.folder, accepted), setting
+    )
 
 
 def refuse_misfits(train: TrainConfig, data: Manifest) -> None:
-    """Refuse settings that don't fit the data, before the ranks find out. Raises UsageError."""
+    """Raise UsageError for settings that don't fit the data."""
     weights = train.trainer.class_weights
     if isinstance(weights, list) and len(weights) != data.num_classes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Checks of a cluster before a host is asked: whether it can't work, or will be slow."""
+"""Check a cluster without asking a host: refuse what can't work, warn of what will be slow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted, file_size
 
-_MANY = 2  # ranks on a core
-_RANK_BYTES = 100_000_000  # that a rank has to itself once it has imported torch, before it holds a model
+_MAX_RANKS_PER_CORE = 2  # more than this is worth a warning
+_RANK_BYTES = 100_000_000  # private memory of a rank that has imported torch, without a model
 
 
 def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
-    """Return a warning, or ''. Asks no host.
+    """Return a warning, or ''.
 
     Raises:
         UsageError: more ranks than this computer can have, or hosts of a lab that isn't up.
@@ -40,7 +40,7 @@ def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
             f"this computer has {file_size(memory)} of memory",
             hint=f"cluster.nproc_per_node={max(1, gpus or cores)}",
         )
-    if cluster.device == "cuda" or ranks <= _MANY * cores:
+    if cluster.device == "cuda" or ranks <= _MAX_RANKS_PER_CORE * cores:
         return ""
     return (
         f"WARNING: {ranks} ranks on {counted(cores, 'core')}: they wait for each other; "
@@ -49,16 +49,16 @@ def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
 
 
 def refuse_without_lab(cluster: Cluster, root: Path) -> None:
-    """Refuse hosts of this project's lab while it isn't up. Raises UsageError."""
+    """Raise UsageError if the hosts are those of this project's lab and it isn't up."""
     config = cluster.ssh_config
     if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
         return
-    raised = lab.status(root)
-    if raised is None or not raised.running:
-        state = "isn't up" if raised is None else "is down"
+    found = lab.status(root)
+    if found is None or not found.running:
+        state = "isn't up" if found is None else "is down"
         raise UsageError(
-            f"the lab of this project {state}, and {config} leads to its hosts",
-            hint=f"doit lab --hosts {len(raised.hosts) if raised else len(cluster.hosts)}; or hosts of your own: "
+            f"the lab of this project {state}, and {config} names its hosts",
+            hint=f"doit lab --hosts {len(found.hosts) if found else len(cluster.hosts)}; or hosts of your own: "
             "cluster=pssh cluster.hosts=[HOST1,HOST2]",
         )
 

@@ -1,4 +1,4 @@
-"""One command's work on one run, and the services of its caller."""
+"""One command's work on one run, and the services that its caller provides."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class RunServices:
     """What the caller provides: a single run has its own helper processes, a sweep's trials share them.
 
     ``evaluate`` makes the report of a run folder with the project's code (raises PacelineError). ``on_trained`` is
-    called when the hosts are free again, before outputs, report and record are complete; never if another command
-    finished the run. ``code`` are the files that the snapshot is copied from (None: the run's own). ``hosts`` and
-    ``stop`` are those of run_attempt. ``on_event`` gets each event of an attempt and its plan; ``on_wait`` gets each
-    second what is waited for and since when, instead of a line now and then. Both feed a view, and must not block.
+    called when the hosts are free again, before outputs, report and record are complete, but not if another command
+    finished the run. ``code`` lists the files to copy the snapshot from (None: the project's own). ``hosts`` and
+    ``stop`` are passed to run_attempt. ``on_event`` receives an attempt's plan and events; ``on_wait`` is called every
+    second with the step under way and its start, and replaces the lines about long waits. Both feed the live view and
+    must not block.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
@@ -46,7 +47,7 @@ class RunServices:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One command's work on one run, behind the run's lock; ``started`` in unix seconds."""
+    """One command's work on one run, whose lock it holds. ``started``: unix time in seconds."""
 
     run: Run
     lock: RunLock
@@ -60,6 +61,6 @@ class Work:
 
 
 def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
-    """Write a line into the run's journal. Raises OSError."""
+    """Append an entry to the run's journal. Raises OSError."""
     entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
     journal.append(run.folder.journal, entry)

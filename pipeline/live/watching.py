@@ -14,7 +14,7 @@ from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, LogLine, State, Waiting
-from pipeline.execution.attempting import shown
+from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.pictures import GrowingFile
 from pipeline.live.run_state import STEPS
 from pipeline.live.screen import Screen
@@ -48,7 +48,7 @@ def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None]
         for event in files.look():
             screen.tell(event)
             if isinstance(event, LogLine) and is_worth_showing(event):
-                screen.say(shown(event))
+                screen.say(as_line(event))
         if over:
             return
         if screen.is_live:
@@ -175,7 +175,7 @@ class SweepFiles:
             how = f"FAILED: {event.detail}" if failed else event.detail or event.state
             yield f"{'✗ ' if failed else ''}{label(event.number, self._total)} {how}"
         if type(event) is tuple and isinstance(event[1], LogLine) and is_worth_showing(event[1]):
-            yield f"{label(event[0], self._total)} | {shown(event[1])}"
+            yield f"{label(event[0], self._total)} | {as_line(event[1])}"
 
     def _entries(self) -> list[TrialEntry]:
         """Return the new journal entries; none if the journal can't be read now."""

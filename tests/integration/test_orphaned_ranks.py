@@ -108,7 +108,7 @@ def test_metrics_that_are_damaged_after_the_ranks_have_ended_are_made_again(proj
         file.write('{"step": null}\n')
     done = project.doit("train", *TRAINING, "cluster.nproc_per_node=1", "trainer.checkpoint_every_steps=50")
     assert done.returncode == 0, done.stdout
-    why = "WARNING: what the ranks wrote isn't as they left it; the next attempt starts from the checkpoint of step "
+    why = "WARNING: files of the ranks were changed since they wrote them; the next attempt starts from the checkpoint"
     assert why in done.stdout
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)

@@ -485,7 +485,7 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     assert "FINISHED" in repeated
     place = folder / "attempts/2/before"
     why = f"outputs/w.txt has 0 bytes, {len(written)} were written"
-    assert f"what the script had left in this run is kept in {place}, as the run is made anew: {why}" in repeated
+    assert f"earlier files of the script are kept in {place}, as the run is made anew: {why}" in repeated
     assert f"attempt 2 starts from the beginning: its checkpoints were set aside, to {place}/checkpoints" in repeated
     assert (place / "checkpoints/w.bin").is_file()
     assert len((place / "metrics.jsonl").read_text().splitlines()) == 3

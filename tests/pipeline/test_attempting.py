@@ -18,7 +18,7 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, LogLine, State
 from pipeline.execution import attempting
-from pipeline.execution.attempting import shown
+from pipeline.execution.attempting import formatted
 from pipeline.execution.next_start import next_start
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import note
@@ -27,12 +27,12 @@ from tests.pipeline.test_launch_first_error import PLAN
 
 
 def test_a_line_of_the_log_names_host_and_rank() -> None:
-    assert shown(LogLine(host="node0", rank=3, text="epoch 1")) == "node0:3 | epoch 1"
-    assert shown(LogLine(host="node0", rank=None, text="x" * 2000)) == f"node0:- | {'x' * 2000}"
+    assert formatted(LogLine(host="node0", rank=3, text="epoch 1")) == "node0:3 | epoch 1"
+    assert formatted(LogLine(host="node0", rank=None, text="x" * 2000)) == f"node0:- | {'x' * 2000}"
 
 
 def test_of_a_line_that_fills_pages_the_beginning_is_shown() -> None:
-    said = shown(LogLine(host="node0", rank=3, text="é" * 65_536))
+    said = formatted(LogLine(host="node0", rank=3, text="é" * 65_536))
     assert said == f"node0:3 | {'é' * 2000}… (cut: 63,536 more characters are in the log)"
 
 
@@ -90,9 +90,9 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
-    monkeypatch.setattr(attempting, "_spec", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
-    restarts = Restarts(cluster, goes_on=has_begun)
+    restarts = Restarts(cluster, begun_before=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
         attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
     assert said == (
@@ -122,7 +122,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr("time.sleep", pauses.append)
     monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
-    monkeypatch.setattr(attempting, "_spec", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
     restarts = Restarts(cluster)
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
@@ -150,7 +150,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
 
     monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
     monkeypatch.setattr(attempting, "_attempt", attempt)
-    for name in ("_watchers", "_spec"):
+    for name in ("_watchers", "_attempt_spec"):
         monkeypatch.setattr(attempting, name, lambda *_, **__: None)
     write_json(tmp_path / "config.json", {})
     config: Any = SimpleNamespace(cluster=cluster, script=None, hide=str)
@@ -192,15 +192,15 @@ def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None
 def test_a_module_that_the_ranks_lack_is_told_with_the_python_that_wants_it() -> None:
     error = TrainingError("training failed on a, rank 0: ModuleNotFoundError: No module named 'timm'")
     here = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
-    assert (attempting.naming_python(error, here).hint or "").startswith(
+    assert (attempting.with_pip_hint(error, here).hint or "").startswith(
         f"{sys.executable} -m pip install timm (or uv "
     )
     there = replace(here, launcher="pssh", hosts=(Host(name="a", nproc_per_node=1, python="/opt/py"),))
-    hint = attempting.naming_python(error, there).hint or ""
+    hint = attempting.with_pip_hint(error, there).hint or ""
     assert hint.startswith(
         "on each host /opt/py -m pip install timm (or uv pip install --python /opt/py timm); where it"
     )
-    assert attempting.naming_python(other := TrainingError("rank 0: KeyError: 'timm'"), here) is other
+    assert attempting.with_pip_hint(other := TrainingError("rank 0: KeyError: 'timm'"), here) is other
 
 
 @pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
@@ -210,9 +210,9 @@ def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_tak
     (tmp_path / "tables").mkdir()
     run: Any = SimpleNamespace(config=SimpleNamespace(script=None), code=SimpleNamespace(sources={}), root=tmp_path)
     error = TrainingError(f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
-    assert attempting.naming_inputs(error, run) is error
+    assert attempting.with_file_hint(error, run) is error
     (tmp_path / "tables/a.npy").touch()
-    assert (attempting.naming_inputs(error, run).hint or "").startswith("model.inputs=[tables/a.npy] takes it along")
+    assert (attempting.with_file_hint(error, run).hint or "").startswith("model.inputs=[tables/a.npy] takes it along")
 
 
 def test_a_file_above_the_project_of_a_script_is_told_where_it_lies(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_a_file_above_the_project_of_a_script_is_told_where_it_lies(tmp_path: Pa
     script = SimpleNamespace(workdir="study")
     run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path / "project")
     error = TrainingError("rank 0: FileNotFoundError: [Errno 2] No such file or directory: '../../data/X.npy'")
-    assert attempting.naming_inputs(error, run) is error
+    assert attempting.with_file_hint(error, run) is error
     (tmp_path / "data").mkdir()
     (tmp_path / "data/X.npy").touch()
-    hint = attempting.naming_inputs(error, run).hint or ""
+    hint = attempting.with_file_hint(error, run).hint or ""
     assert hint.startswith(f"{tmp_path}/data/X.npy lies above the project, and the script runs in a copy of it")

@@ -20,7 +20,7 @@ from tests.waiting import HANG_S
 def test_a_failure_is_shown_while_a_slow_recorder_still_records_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(complete, "_SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(complete, "_SHOW_ERROR_AFTER_S", 0.01)
     error, said, shown = (
         TrainingError("training failed on a\n  its traceback", hint="less"),
         list[str](),

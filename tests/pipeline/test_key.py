@@ -11,7 +11,7 @@ import pytest
 from pipeline.cluster.preflight import versions_there
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
-from pipeline.execution.run import of_hosts
+from pipeline.execution.run import overridden
 from pipeline.keys import ABSENT
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import ContentKey, content_key
@@ -196,17 +196,17 @@ def test_gpus_of_this_computer_say_nothing_of_other_hosts() -> None:
 
 
 def test_what_the_hosts_have_is_the_keys_where_it_is_told() -> None:
-    assert of_hosts(ENVIRONMENT, {"torch": "2.9.1"}) == {"python": "3.11.7", "torch": "2.9.1"}
+    assert overridden(ENVIRONMENT, {"torch": "2.9.1"}) == {"python": "3.11.7", "torch": "2.9.1"}
     with pytest.raises(
         UsageError, match=r"cluster\.environment\.torhc: the run doesn't import that; did you mean torch"
     ):
-        of_hosts(ENVIRONMENT, {"torhc": "2.9.1"})
+        overridden(ENVIRONMENT, {"torhc": "2.9.1"})
     parts = {
         "torch": ABSENT,
         "torch.nn": ABSENT,
         "wandb.sdk": ABSENT,
     }  # a script where torch is missing
-    assert of_hosts(parts, {"torch": "2.9.1"}) == {"torch": "2.9.1", "wandb.sdk": ABSENT}
+    assert overridden(parts, {"torch": "2.9.1"}) == {"torch": "2.9.1", "wandb.sdk": ABSENT}
 
 
 def test_asking_the_hosts_needs_hosts_that_are_known_before_the_run() -> None:

@@ -23,7 +23,7 @@ from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
-from pipeline.execution.attempting import left_running
+from pipeline.execution.attempting import unfinished_attempt
 from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of
 from tests.pipeline.test_build import configured
@@ -199,7 +199,7 @@ def test_doit_attach_names_the_command_that_finds_a_job_again(
         config=SimpleNamespace(cluster=cluster), folder=SimpleNamespace(path=None), key=SimpleNamespace(short="0f77")
     )
     with pytest.raises(UsageError, match="only doit train finds it again") as caught:
-        left_running(cast("Run", run))
+        unfinished_attempt(cast("Run", run))
     assert (caught.value.hint or "").startswith("doit train with the same words")
 
 

@@ -11,7 +11,7 @@ from pipeline.cluster.failures import cause, failure_text, first_error, port_was
 from pipeline.cluster.launchers.transport.answers import node_end
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
-from pipeline.execution.complete import _reason as reason
+from pipeline.execution.complete import _journal_line as line_of
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
 
@@ -179,5 +179,5 @@ def test_a_full_disk_is_the_cause_where_other_hosts_only_tell_of_its_end(tmp_pat
 
 
 def test_the_journal_gets_one_line_of_an_error() -> None:
-    assert reason(TrainingError("training failed on node0, rank 0: E\n  Traceback …\nlogs: x")).endswith("rank 0: E")
-    assert reason(HostError("probe: 1 of 2 hosts\n  node7: unreachable")) == "probe: 1 of 2 hosts; node7: unreachable"
+    assert line_of(TrainingError("training failed on node0, rank 0: E\n  Traceback …\nlogs: x")).endswith("rank 0: E")
+    assert line_of(HostError("probe: 1 of 2 hosts\n  node7: unreachable")) == "probe: 1 of 2 hosts; node7: unreachable"

@@ -44,12 +44,12 @@ def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_tha
 
 
 def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
-    assert Restarts(CLUSTER).passed_over(["a"]) == [
+    assert Restarts(CLUSTER).idle_spares(["a"]) == [
         "spare d can't take its place: it has 4 ranks (nproc_per_node=4), and a has 2",
         "spare e can't take its place: it has 1 rank (nproc_per_node=1), and a has 2",
     ]
-    assert Restarts(CLUSTER, keeps_hosts=True).passed_over(["a"]) == []
-    assert spares.passed_over(CLUSTER, []) == []
+    assert Restarts(CLUSTER, keeps_hosts=True).idle_spares(["a"]) == []
+    assert spares.idle(CLUSTER, []) == []
 
 
 def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> None:

@@ -28,7 +28,7 @@ from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
-from pipeline.execution.attempting import shown as as_line
+from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
 from pipeline.runs import index, journal

@@ -15,7 +15,7 @@ from pipeline.config.step_source import StepState
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import aligned
 from pipeline.execution import dry_run
-from pipeline.execution.dry_run import Step, of_state
+from pipeline.execution.dry_run import PlannedTask, step_task
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.making import make_all
@@ -110,7 +110,7 @@ def dag() -> None:
     say(shapes[shape]([planned], others))
 
 
-def _own(graph: Graph) -> list[Step]:
+def _own(graph: Graph) -> list[PlannedTask]:
     """Return every step, each after what it needs."""
     states = []
     for name in _in_order(graph):
@@ -119,7 +119,7 @@ def _own(graph: Graph) -> list[Step]:
             states.append(StepState(name, False, f"{state}: {why}", ()))
         else:
             states.append(StepState(name, state == "up to date", why, graph.step(name).upstream))
-    return [of_state(state) for state in states]
+    return [step_task(state) for state in states]
 
 
 def _in_order(graph: Graph) -> list[str]:

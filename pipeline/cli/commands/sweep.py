@@ -30,7 +30,7 @@ from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted
 from pipeline.data import store
-from pipeline.execution.complete import bring_weights
+from pipeline.execution.complete import provide_weights
 from pipeline.live.sweep_state import SweepState
 from pipeline.runs import layout
 from pipeline.sweep import folder as folders
@@ -101,7 +101,7 @@ def fetch_all(space: Space) -> bool:
             pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
             note(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
         if trial.run is None:
-            bring_weights(trial.config, ROOT, argv=sys.argv, say=note)
+            provide_weights(trial.config, ROOT, argv=sys.argv, say=note)
     return any(trial.run is None for trial in space.trials)
 
 
@@ -324,7 +324,7 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool, m
     if make_step(current.search_plan.representative_trial.config, note):
         current.forget_pack()
     fetch(current.search_plan.representative_trial.config)
-    bring_weights(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
+    provide_weights(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()
     with compose.hydra_ready():
         words = current.invocation.overrides

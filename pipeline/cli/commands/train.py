@@ -32,7 +32,7 @@ from pipeline.core.specs import Cluster, LogLine
 from pipeline.core.tables import counted
 from pipeline.data import store
 from pipeline.execution import complete, this_computer
-from pipeline.execution.attempting import shown as as_line
+from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.run import Run
 from pipeline.live.pictures import RunPicture, SweepPicture, first_state
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
@@ -121,7 +121,7 @@ def attach() -> None:
 
 def _train(current: Session, *, attach: bool = False) -> None:
     if not attach and current.config.train.init.said:  # weights to start from: fetched, or made by init.run
-        complete.bring_weights(current.config, ROOT, argv=sys.argv, say=note)
+        complete.provide_weights(current.config, ROOT, argv=sys.argv, say=note)
         current.forget_pack()
     with waiting(note_usual, "looking up the run"):
         run = current.run
@@ -143,7 +143,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
         if idle := without_use(cluster):
             screen.say(idle)
         services = replace(
-            complete.alone(),
+            complete.single_run_services(),
             on_event=subscriber(screen, notices.hear),
             on_wait=screen.tell if screen.is_live else None,
         )

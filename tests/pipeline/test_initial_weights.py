@@ -21,9 +21,9 @@ from pipeline.config.overrides.words import quoted_run
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.data import weights
-from pipeline.execution import starting
-from pipeline.execution.run import start_of
-from pipeline.execution.starting import Start
+from pipeline.execution import initial_weights
+from pipeline.execution.initial_weights import InitialWeights
+from pipeline.execution.run import initial_weights_of
 from pipeline.keys.canonical import canonical_config
 from tests.pipeline.composed import composed
 from tests.pipeline.finished_folder import finished
@@ -37,8 +37,8 @@ def configured(root: Path, *words: str) -> RunConfig:
     return build.build(composed(said), said, root=root, local_gpus=0)
 
 
-def start(root: Path, *words: str) -> Start:
-    found = start_of(configured(root, *words), root)
+def start(root: Path, *words: str) -> InitialWeights:
+    found = initial_weights_of(configured(root, *words), root)
     assert found is not None
     return found
 
@@ -52,16 +52,16 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_run_with_fresh_weights_has_no_trace_of_them_in_its_key(root: Path) -> None:
     config = configured(root)
-    assert start_of(config, root) is None
+    assert initial_weights_of(config, root) is None
     assert "init" not in canonical_config(config.resolved)
 
 
 def test_the_file_of_which_the_run_keeps_a_copy_is_known(root: Path) -> None:
     sha256 = hashlib.sha256(CONTENT).hexdigest()
     for words in (["init.weights=w.pt"], [f"init.weights=file://{root}/w.pt", f"init.sha256={sha256}"]):
-        assert starting.file_of(configured(root, *words), root) == root / "w.pt"
+        assert initial_weights.local_file(configured(root, *words), root) == root / "w.pt"
     for word in ("init.weights=0123456789ab", "init.weights=https://example.org/w.pt", "init.weights=null"):
-        assert starting.file_of(configured(root, word), root) is None
+        assert initial_weights.local_file(configured(root, word), root) is None
 
 
 def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
     for name in ("w.pt", str(root / "elsewhere.pth"), f"file://{root}/w.pt"):
         config = configured(root, f"init.weights={name}")
         found = start(root, f"init.weights={name}")
-        parts.append(canonical_config(starting.with_digest(config, found).resolved))
+        parts.append(canonical_config(initial_weights.with_digest(config, found).resolved))
     assert parts[0] == parts[1] == parts[2]
     assert parts[0]["init"] == {"sha256": hashlib.sha256(CONTENT).hexdigest()}
 
@@ -107,7 +107,7 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
     found = start(root, f"init.weights={folder.key[:6]}")
     assert (found.run, found.path) == (folder.key, folder.path / "checkpoints/final.pt")
     other = root / "runs" / "abcdefabcdef"
-    starting.lay_down(found, other, root / "data")
+    initial_weights.place(found, other, root / "data")
     assert (other / "init.pt").read_bytes() == (folder.path / "checkpoints/final.pt").read_bytes()
     why = "run abcdefabcdef, which isn't finished, starts from its weights"
     assert needed(root / "runs") == {folder.key: why}
@@ -139,7 +139,7 @@ def test_the_run_before_has_its_own_words_and_the_cluster_of_the_one_that_names_
     assert (parent.resolved["seed"], parent.cluster.world_size, parent.runs_dir) == (7, 3, root / "runs")
     assert parent.overrides[-1] == "trainer.global_batch_size=66"
     found = start(root, run_word("experiment=quickstart seed=7"))
-    assert (found.sha256, found.waits) == (None, "its run is to be trained first, whose key isn't known yet")
+    assert (found.sha256, found.pending) == (None, "its run is to be trained first, whose key isn't known yet")
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_a_file_that_torch_has_not_saved_whole_is_refused_before_the_launch(
 def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) -> None:
     with served(root) as (address, asked):
         word = f"init.weights={address}/w.pt"
-        assert start(root, word).waits == "to be fetched first"
+        assert start(root, word).pending == "to be fetched first"
         for _ in range(2):
             path = weights.fetch(f"{address}/w.pt", root / "data", setting=word, on_progress=lambda *_: None)
         assert asked == ["/w.pt"]
@@ -275,6 +275,6 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
 def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> None:
     folder = root / "runs" / "abcdefabcdef"
     write_json(folder / "result.json", {})
-    starting.lay_down(start(root, "init.weights=w.pt"), folder, root / "data")
+    initial_weights.place(start(root, "init.weights=w.pt"), folder, root / "data")
     assert (folder / "init.pt").read_bytes() == CONTENT
     assert needed(root / "runs") == {}
