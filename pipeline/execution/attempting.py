@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -28,6 +26,7 @@ from pipeline.core.specs import (
     Outputs,
     State,
 )
+from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.next_start import next_start
 from pipeline.execution.restarts import Pauses, Restarts, clock
 from pipeline.execution.run import Run
@@ -39,8 +38,6 @@ from trainers.contract.beats import NodeBeat
 from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
-_MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
 _LINE_LIMIT = 2000  # characters of a line on the terminal
 
 
@@ -122,7 +119,7 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
         last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
         if number == last and error.hint is None and error.cause != "config":
             hint = f"doit train with the same words starts {next_start(run)}"
-            raise _with_hint(error, hint) from None
+            raise hinting(error, hint) from None
         _prepare_restart(work, number, last, restarts, error)
         _make_attempts(work, number + 1, last, restarts)
 
@@ -188,8 +185,7 @@ def _attempt_until_done(kept: KeptHosts, work: Work, first: int, last: int, rest
         except TrainingError as error:
             if error.gone:
                 kept.close()
-            error = with_file_hint(with_pip_hint(error, work.run.config.cluster), work.run)
-            _prepare_restart(work, number, last, restarts, error)
+            _prepare_restart(work, number, last, restarts, with_hint(error, work.run))
         except Killed as error:
             raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
 
@@ -202,50 +198,6 @@ def _keep_printed_lines(run: Run) -> None:
     begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
     with suppress(OSError):  # another write reports a full disk
         printed.keep(run.folder.path, begun)
-
-
-def with_pip_hint(error: TrainingError, cluster: Cluster) -> TrainingError:
-    """Add a hint for a missing module: pip of the Python that ran, because a shell's pip may be another Python's."""
-    match = _NO_MODULE.search(error.what)
-    if match is None or error.hint is not None:
-        return error
-    here = launchers.capabilities(cluster).is_this_computer
-    named = next((host.python for host in cluster.hosts if host.python), None)
-    python, where = named or (sys.executable if here else "python3"), "" if here else "on each host "
-    hint = (
-        f"{where}{python} -m pip install {match['module']} (or uv pip install --python {python} {match['module']}); "
-        "where it is code of yours, cluster.env.PYTHONPATH=<its folder>"
-    )
-    return _with_hint(error, hint)
-
-
-def with_file_hint(error: TrainingError, run: Run) -> TrainingError:
-    """Add a hint for a file that a rank missed and that exists here: the setting that copies it to the hosts.
-
-    A script's seal names missing files of the project itself, so for scripts only files above the project get a hint.
-    """
-    match = _MISSING_FILE.search(error.what)
-    if match is None or error.hint is not None:
-        return error
-    path = match["path"]
-    if run.config.script is not None:
-        here = (run.root / run.config.script.workdir / path).resolve()
-        if not path.startswith("../") or not here.exists() or here.is_relative_to(run.root):
-            return error
-        hint = (
-            f"{here} lies above the project, and the script runs in a copy of it: pass the path as an argument, which "
-            "makes it data, or move it into the project and name it in program.inputs"
-        )
-        return _with_hint(error, hint)
-    name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
-    if not name or name in run.code.sources or not (run.root / name).is_file():
-        return error
-    hint = f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
-    return _with_hint(error, hint)
-
-
-def _with_hint(error: TrainingError, hint: str) -> TrainingError:
-    return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
 
 
 def _prepare_restart(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -187,41 +186,3 @@ def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None
     with pytest.raises(DataError):
         attempting.run_attempts(work)
     assert doing == ["waiting for cluster.checkpoint_mirror=s3://models/a to answer"]
-
-
-def test_a_module_that_the_ranks_lack_is_told_with_the_python_that_wants_it() -> None:
-    error = TrainingError("training failed on a, rank 0: ModuleNotFoundError: No module named 'timm'")
-    here = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
-    assert (attempting.with_pip_hint(error, here).hint or "").startswith(
-        f"{sys.executable} -m pip install timm (or uv "
-    )
-    there = replace(here, launcher="pssh", hosts=(Host(name="a", nproc_per_node=1, python="/opt/py"),))
-    hint = attempting.with_pip_hint(error, there).hint or ""
-    assert hint.startswith(
-        "on each host /opt/py -m pip install timm (or uv pip install --python /opt/py timm); where it"
-    )
-    assert attempting.with_pip_hint(other := TrainingError("rank 0: KeyError: 'timm'"), here) is other
-
-
-@pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
-def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_takes_it_along(
-    tmp_path: Path, path: str
-) -> None:
-    (tmp_path / "tables").mkdir()
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=None), code=SimpleNamespace(sources={}), root=tmp_path)
-    error = TrainingError(f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
-    assert attempting.with_file_hint(error, run) is error
-    (tmp_path / "tables/a.npy").touch()
-    assert (attempting.with_file_hint(error, run).hint or "").startswith("model.inputs=[tables/a.npy] takes it along")
-
-
-def test_a_file_above_the_project_of_a_script_is_told_where_it_lies(tmp_path: Path) -> None:
-    (tmp_path / "project/study").mkdir(parents=True)
-    script = SimpleNamespace(workdir="study")
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path / "project")
-    error = TrainingError("rank 0: FileNotFoundError: [Errno 2] No such file or directory: '../../data/X.npy'")
-    assert attempting.with_file_hint(error, run) is error
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/X.npy").touch()
-    hint = attempting.with_file_hint(error, run).hint or ""
-    assert hint.startswith(f"{tmp_path}/data/X.npy lies above the project, and the script runs in a copy of it")

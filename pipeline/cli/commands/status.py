@@ -29,6 +29,7 @@ from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
+from pipeline.execution.failure_hints import OF_SCRIPTS
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
 from pipeline.runs import index, journal
@@ -218,7 +219,7 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
         "install what brings {what} on the hosts, or put it into the project",
     ),
     (r"out of memory|MemoryError|can(?:no|')t allocate memory|SIGKILL", "give it more memory, or a smaller batch"),
-    (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+    *OF_SCRIPTS,
     (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
     (
         r"No such file or directory: '(?P<what>[^']+)'",

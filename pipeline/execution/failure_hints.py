@@ -1,0 +1,101 @@
+"""Hints about failures of the code that ranks run: what a user can do about the error. Starts nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+
+from pipeline.cluster import launchers
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import Cluster
+from pipeline.execution.run import Run
+
+_MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
+_HALF_IMPORTED = re.compile(r"partially initialized module")
+_OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
+
+OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
+    (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+    (
+        r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",
+        "{what} is an option of torchrun, whose options stand in front of the script: doit torchrun {what} N SCRIPT",
+    ),
+    (
+        r"invalid \w+ value: '(?P<what>[^',]+,[^']*)'",
+        "{what} are values of a sweep: doit sweep in front of the same words trains once with each",
+    ),
+)
+
+
+def with_hint(error: TrainingError, run: Run) -> TrainingError:
+    """Return the error with a hint, if it has none and a user can mend the failure in one step."""
+    if error.hint is not None:
+        return error
+    hint = pip_hint(error.what, run.config.cluster) or file_hint(error.what, run) or shadowing_hint(error.what)
+    if hint is None and run.config.script is not None:
+        hint = script_hint(error.what)
+    return error if hint is None else hinting(error, hint)
+
+
+def hinting(error: TrainingError, hint: str) -> TrainingError:
+    """Return the same error with this hint."""
+    return TrainingError(error.what, hint=hint, cause=error.cause, gone=error.gone)
+
+
+def script_hint(failure: str) -> str | None:
+    """Return the hint for an error that scripts make when they are started as a run."""
+    for pattern, hint in OF_SCRIPTS:
+        if match := re.search(pattern, failure):
+            return hint.format(**match.groupdict())
+    return None
+
+
+def pip_hint(failure: str, cluster: Cluster) -> str | None:
+    """Return the hint for a missing module: pip of the Python that ran, as a shell's pip may be another Python's."""
+    match = _NO_MODULE.search(failure)
+    if match is None:
+        return None
+    here = launchers.capabilities(cluster).is_this_computer
+    named = next((host.python for host in cluster.hosts if host.python), None)
+    python, where = named or (sys.executable if here else "python3"), "" if here else "on each host "
+    return (
+        f"{where}{python} -m pip install {match['module']} (or uv pip install --python {python} {match['module']}); "
+        "where it is code of yours, cluster.env.PYTHONPATH=<its folder>"
+    )
+
+
+def file_hint(failure: str, run: Run) -> str | None:
+    """Return the hint for a file that a rank missed and that exists here: the setting that copies it to the hosts.
+
+    A script's seal names missing files of the project itself, so for scripts only files above the project get a hint.
+    """
+    match = _MISSING_FILE.search(failure)
+    if match is None:
+        return None
+    path = match["path"]
+    if run.config.script is not None:
+        here = (run.root / run.config.script.workdir / path).resolve()
+        if not path.startswith("../") or not here.exists() or here.is_relative_to(run.root):
+            return None
+        return (
+            f"{here} lies above the project, and the script runs in a copy of it: pass the path as an argument, which "
+            "makes it data, or move it into the project and name it in program.inputs"
+        )
+    name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
+    if not name or name in run.code.sources or not (run.root / name).is_file():
+        return None
+    return f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
+
+
+def shadowing_hint(failure: str) -> str | None:
+    """Return the hint for a file of the project that is imported in place of an installed package of its name."""
+    if _HALF_IMPORTED.search(failure) is None:
+        return None
+    installed = metadata.packages_distributions()
+    module = next((name for name in _OWN_FRAME.findall(failure) if name in installed), None)
+    if module is None:
+        return None
+    package = installed[module][0]
+    return f"mv {module}.py my_{module}.py, as it is imported in place of the module {module} of the package {package}"

@@ -1,0 +1,94 @@
+"""What a user is told to do about a failure of the code that ranks run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import Cluster, Host
+from pipeline.execution import failure_hints as hints
+
+HERE = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
+
+
+def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -> None:
+    failure = "training failed on a, rank 0: ModuleNotFoundError: No module named 'timm'"
+    assert (hints.pip_hint(failure, HERE) or "").startswith(f"{sys.executable} -m pip install timm (or uv ")
+    there = replace(HERE, launcher="pssh", hosts=(Host(name="a", nproc_per_node=1, python="/opt/py"),))
+    hint = hints.pip_hint(failure, there) or ""
+    assert hint.startswith(
+        "on each host /opt/py -m pip install timm (or uv pip install --python /opt/py timm); where it"
+    )
+    assert hints.pip_hint("rank 0: KeyError: 'timm'", HERE) is None
+
+
+@pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
+def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_takes_it_along(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "tables").mkdir()
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=None), code=SimpleNamespace(sources={}), root=tmp_path)
+    failure = f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    assert hints.file_hint(failure, run) is None
+    (tmp_path / "tables/a.npy").touch()
+    assert (hints.file_hint(failure, run) or "").startswith("model.inputs=[tables/a.npy] takes it along")
+
+
+def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "project/study").mkdir(parents=True)
+    script = SimpleNamespace(workdir="study")
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path / "project")
+    failure = "rank 0: FileNotFoundError: [Errno 2] No such file or directory: '../../data/X.npy'"
+    assert hints.file_hint(failure, run) is None
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/X.npy").touch()
+    hint = hints.file_hint(failure, run) or ""
+    assert hint.startswith(f"{tmp_path}/data/X.npy lies above the project, and the script runs in a copy of it")
+
+
+@pytest.mark.parametrize(
+    ("failure", "hint"),
+    [
+        ("EOFError: EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+        (
+            "train.py: error: unrecognized arguments: --nproc-per-node 2",
+            "--nproc-per-node is an option of torchrun, whose options stand in front of the script: doit torchrun "
+            "--nproc-per-node N SCRIPT",
+        ),
+        (
+            "train.py: error: argument --lr: invalid float value: '0.1,0.01'",
+            "0.1,0.01 are values of a sweep: doit sweep in front of the same words trains once with each",
+        ),
+        ("train.py: error: argument --lr: invalid float value: 'abc'", None),
+        ("train.py: error: unrecognized arguments: --lrr 2", None),
+    ],
+)
+def test_errors_of_a_script_that_was_started_with_other_words_than_it_takes(failure: str, hint: str | None) -> None:
+    assert hints.script_hint(failure) == hint
+
+
+def test_a_file_that_hides_an_installed_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"cuda": ["cuda-bindings"]})
+    frames = 'File "train.py", line 1, in <module>\nFile "cuda.py", line 2, in <module>'
+    failure = f"AttributeError: partially initialized module 'torch' has no attribute 'zeros'\n{frames}"
+    hint = "mv cuda.py my_cuda.py, as it is imported in place of the module cuda of the package cuda-bindings"
+    assert hints.shadowing_hint(failure) == hint
+    assert hints.shadowing_hint(failure.replace("cuda.py", "model.py")) is None
+
+
+def test_a_hint_that_an_error_has_already_stays() -> None:
+    run: Any = SimpleNamespace(config=SimpleNamespace(cluster=HERE, script=SimpleNamespace(workdir=".")))
+    error = TrainingError("rank 0: EOFError: EOF when reading a line")
+    hinted = hints.with_hint(error, run)
+    assert (hinted.what, hinted.hint) == (
+        error.what,
+        "a run has no keyboard: let the script take the answer as an argument",
+    )
+    assert hints.with_hint(other := TrainingError("EOF when reading a line", hint="this"), run) is other
