@@ -78,6 +78,6 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
         super().complete_run()
 
     def _tell(self, task: Any, standing: str) -> None:
-        """Report a task that has actions and a name without a leading _; none with -v 0."""
-        if task.actions and not task.name.startswith("_") and verbosity() != QUIET:
-            self.write(f"{task.title()}{standing}\n")
+        """Report a task that has actions, a title and a name without a leading _; none with -v 0."""
+        if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
+            self.write(f"{title}{standing}\n")

@@ -17,6 +17,11 @@ _HALF_IMPORTED = re.compile(r"partially initialized module")
 _OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
 
 OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
+    (
+        r"(?s)KeyError: '(?P<what>[A-Z][A-Z0-9_]*)'.*environ",
+        "cluster.env.{what}='${{oc.env:{what}}}' in front of the script passes this shell's variable on: the ranks get "
+        "only those that are named",
+    ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",

@@ -104,7 +104,8 @@ def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequen
         head = f"{_option(config, 'model')} {_option(config, 'dataset')}"
         said: tuple[str, ...] = ("model", "dataset", "experiment")
     else:
-        head, said = PurePosixPath(programs.script_of(config)).stem, ("experiment", "program", "program.script")
+        head = PurePosixPath(programs.script_of(config)).stem
+        said = ("experiment", "program", "program.script", "program.torchrun")
     apart = set_apart((word for word in words if word.lstrip("+").partition("=")[0] not in said), config)
     return f"{head} {_joined(apart)}".rstrip()
 

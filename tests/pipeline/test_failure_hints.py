@@ -66,6 +66,12 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
             "train.py: error: argument --lr: invalid float value: '0.1,0.01'",
             "0.1,0.01 are values of a sweep: doit sweep in front of the same words trains once with each",
         ),
+        (
+            "KeyError: 'MY_TOKEN'\n  File \"a.py\", line 2, in <module>\n    print(os.environ['MY_TOKEN'])",
+            "cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}' in front of the script passes this shell's variable on: the "
+            "ranks get only those that are named",
+        ),
+        ("KeyError: 'LABEL'\n  row['LABEL']", None),
         ("train.py: error: argument --lr: invalid float value: 'abc'", None),
         ("train.py: error: unrecognized arguments: --lrr 2", None),
     ],

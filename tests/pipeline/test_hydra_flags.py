@@ -112,7 +112,7 @@ def test_a_flag_that_is_no_override_is_answered_in_its_own_words(line: str, said
         ("plan trainer.epochs:3", "'trainer.epochs:3' is no command; a field is set by =: doit plan trainer.epochs=3"),
         ("train trainer.epoch", "'trainer.epoch' is no command; a field is set by =: doit train trainer.epochs=VALUE"),
         ("runs state ended", "'state' is no command; a field is set by =: doit runs state=ended"),
-        ("train my/net.py", "'my/net.py' is no command; a field is set by =: doit train program.script=my/net.py"),
+        ("plan my/net.py", "'my/net.py' is no command; a field is set by =: doit plan program.script=my/net.py"),
         ("train trian", "there is no command 'trian'; did you mean train? valid: "),
         ("train trian:x", "there is no command 'trian:x'; "),
     ],

@@ -31,7 +31,8 @@ from tests.integration import preloaded
         ("resume cf0848", "resume", "the same doit train goes on where its run was"),
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
         ("train optimizer.lr 0.1", "optimizer.lr", "a field is set by =: doit train optimizer.lr=0.1"),
-        ("train my/net.py", "my/net.py", "a field is set by =: doit train program.script=my/net.py"),
+        ("train my/net.py", "my/net.py", "did you mean doit run my/net.py? with several ranks it is doit torchrun "
+         "--nproc-per-node RANKS my/net.py"),
         ("train quickstart seed=1", "quickstart", "with its group: doit train experiment=quickstart seed=1"),
         ("train optimizer.lr 0.1 seed=1", "optimizer.lr", "is set by =: doit train optimizer.lr=0.1 seed=1"),
         ("experiment = quickstart", "experiment", "no blanks stand around =: doit experiment=quickstart"),

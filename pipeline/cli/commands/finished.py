@@ -24,9 +24,12 @@ from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
 
 def title(verb: str) -> str:
-    """Return doit's line about the task."""
+    """Return doit's line about the task; '' for a script without data."""
     if verb == "fetch":
-        return f"fetch {session().config.resolved.get('dataset', {}).get('name', 'nothing')}"
+        config = session().config
+        if config.script is not None:
+            return "fetch data" if config.script.data else ""
+        return f"fetch {config.resolved['dataset']['name']}"
     if verb in ("train", "evaluate") and "run" not in session().invocation.options:
         run = session().run
         return f"{verb} {run.key.short}" if run else verb

@@ -61,6 +61,8 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         return f"no blanks stand around =: {spaced}"
     if verb is None:
         return _script(word, argv[at:]) or _another_verb(word)
+    if verb == "train" and (script := _script(word, argv[at:])):
+        return script
     if word.lower() in ("true", "false", "yes", "no", "on", "off"):
         return "a switch such as --force has no value: leave the word out, and for false the switch too"
     if "=" in before and _NUMBER.fullmatch(word) and _NUMBER.fullmatch(before.partition("=")[2]):
@@ -108,7 +110,7 @@ def _around_equals(argv: Sequence[str], at: int) -> str | None:
 
 
 def _script(word: str, rest: Sequence[str]) -> str | None:
-    """Return how a script is started for ``train.py --lr 0.1`` and ``python train.py --lr 0.1``, without a verb."""
+    """Return how a script is started for ``train.py --lr 0.1`` and ``python train.py --lr 0.1``, if it is one."""
     line = rest[1:] if word in _PYTHON else rest
     if not line or not line[0].endswith(".py"):
         return None

@@ -356,12 +356,14 @@ def python_answer(
     """Run a Python program text in this interpreter, and return the JSON result of its ``answer(request)``.
 
     Args:
+        cwd: the folder that it works in and imports from; None: this process's, from which nothing is imported.
         env: the whole environment; None for that of this process.
 
     Raises:
         PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
     """
-    argv = [sys.executable, "-B", "-c", program + _ANSWER, json.dumps(request)]
+    apart = [] if cwd is not None else ["-P"]  # a file cuda.py where the user stands must not be imported by torch
+    argv = [sys.executable, "-B", *apart, "-c", program + _ANSWER, json.dumps(request)]
     done = run(argv, timeout_s=timeout_s, env=env, cwd=cwd)
     try:
         return json.loads(done.stdout)
