@@ -16,6 +16,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words.command_name import as_typed
 from pipeline.core.errors import DataError, HostError, Killed, PacelineError, Pruned, TrainingError, UsageError
 from pipeline.core.specs import MetricsLine
 
@@ -98,7 +99,7 @@ def _described(error: PacelineError) -> dict[str, str | None]:
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
     if isinstance(error, TrainingError):
         code = f"training.{error.cause}"
-    return {"code": code, "message": error.what, "hint": error.hint}
+    return {"code": code, "message": as_typed(error.what), "hint": error.hint and as_typed(error.hint)}
 
 
 def _finite(value: Any) -> Any:

@@ -27,9 +27,10 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import answers, clone, invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
-from pipeline.cli.output import as_typed, inked, note_usual, outlive_reader  # noqa: E402
+from pipeline.cli.output import inked, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags, verb_flags  # noqa: E402
+from pipeline.cli.words.command_name import as_typed  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from contextlib import suppress
@@ -11,16 +10,13 @@ from typing import TextIO
 
 from pipeline.cli import answers
 from pipeline.cli.invocation import QUIET, is_wanted, verbosity
-from pipeline.cli.verbs import VERBS
+from pipeline.cli.words.command_name import as_typed
 from pipeline.core import masking
 from pipeline.core.printable import inked_tracebacks, printable_lines, program_lines, takes_colours, without_host
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
-TYPED = "PACELINE_TYPED"
-"""The variable in which `paceline` leaves its name."""
 _UNREAD = "nobody reads this command's output any more"
-_OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # of a rank, a step or a log
 _GOES_ON = "doit status shows how it stands"
 
 
@@ -101,27 +97,6 @@ def say_folded(text: str) -> None:
 def width() -> int:
     """Return the columns of stdout's terminal; without one, lines are not folded."""
     return shutil.get_terminal_size((ENDLESS, 24)).columns if sys.stdout.isatty() else ENDLESS
-
-
-def command() -> str:
-    """Return the command that was typed before the verb: ``paceline``, or ``doit``, which does the same.
-
-    Commands started by this one (Hydra's application, the training of `doit reproduce`) use the same name.
-    """
-    return os.environ.get(TYPED, "doit")
-
-
-def as_typed(text: str) -> str:
-    """Rename commands in Paceline's own text as the user types them: in subfolders a plain doit finds no project.
-
-    Names of doit itself stay (``doit's own options``), and so do lines of ranks and steps.
-    """
-    if command() == "doit":
-        return text
-    verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
-    ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
-    lines = text.split("\n")
-    return "\n".join(line if _OF_A_PROGRAM.match(line) else ours.sub(f"{command()} ", line) for line in lines)
 
 
 def outlive_reader(error: BaseException) -> bool:

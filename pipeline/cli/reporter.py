@@ -11,7 +11,8 @@ from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
 from pipeline.cli.invocation import QUIET, verbosity
-from pipeline.cli.output import as_typed, inked
+from pipeline.cli.output import inked
+from pipeline.cli.words.command_name import as_typed
 from pipeline.core.printable import printable_lines
 
 

@@ -13,6 +13,7 @@ import pytest
 from pipeline.cli import answers
 from pipeline.cli.output import inked, say
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words.command_name import TYPED
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.specs import LogLine, MetricsLine
 
@@ -107,3 +108,14 @@ def test_how_something_stands_is_in_colour_on_a_terminal_alone(monkeypatch: pyte
     assert inked("ERROR: no host", io.StringIO()) == "ERROR: no host"
     monkeypatch.setenv("NO_COLOR", "1")
     assert inked("ERROR: no host", _Terminal()) == "ERROR: no host"
+
+
+@pytest.mark.usefixtures("typed")
+def test_a_hint_names_the_command_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TYPED, "paceline")
+    error = UsageError("doit logs takes one key", hint="doit runs")
+    answers.refuse(error, str(error))
+    said = read(capsys)[0]["error"]
+    assert (said["message"], said["hint"]) == ("paceline logs takes one key", "paceline runs")

@@ -18,6 +18,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import relative, session
+from pipeline.cli.words.command_name import as_typed
 from pipeline.cluster.failures import is_echo, shortened, without_message
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
@@ -281,7 +282,7 @@ def examined(folder: RunFolder) -> dict[str, Any]:
         "failed": failed,
         "where": ", ".join(dict.fromkeys(rank.place for rank in errors)),
         "evidence": evidence,
-        "next": _next(folder, run, host, traceback),
+        "next": as_typed(_next(folder, run, host, traceback)),
     }
 
 

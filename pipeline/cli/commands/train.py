@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli import answers, clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import QUIET, VERBOSE, is_on, is_wanted, process_count, verbosity
-from pipeline.cli.output import as_typed, note, note_usual, say, say_folded, say_usual
+from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.words.command_name import as_typed
 from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import without_use
