@@ -56,10 +56,10 @@ def status() -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    watches, any_run = is_on(invocation.options, "watch"), not is_named and _names_no_run()
+    watches, any_run, awaited = is_on(invocation.options, "watch"), not is_named and _names_no_run(), None
     if watches and any_run and sys.stderr.isatty():
-        _await_next(runs_dir)
-    folder = _named_or_newest()
+        awaited = _await_next(runs_dir)
+    folder = awaited or _named_or_newest()
     sweep = trials.under_way(runs_dir, folder) if any_run else None
     if watches and sweep is not None:
         watch_sweep(sweep)
@@ -80,17 +80,21 @@ def status() -> None:
         say_folded(f"  bits     unverified here, finished on other arithmetic: {other}")
 
 
-def _await_next(runs_dir: Path) -> None:
-    """Return once a run or a sweep is under way."""
+def _await_next(runs_dir: Path) -> RunFolder | None:
+    """Wait until a run or a sweep is under way. Return the run that was written to last; None: a sweep is under way."""
     with waiting(note, "waiting for the next run (Ctrl-C ends this)"):
-        while not any(map(locks.is_held, _locks(runs_dir))):
+        while True:
+            if any(locks.is_held(sweep.lock) for sweep in sweeps.every(runs_dir)[-1:]):
+                return None
+            if begun := _begun(runs_dir):
+                return max(begun, key=lambda folder: folder.path.stat().st_mtime)
             time.sleep(_POLL_S)
 
 
-def _locks(runs_dir: Path) -> Iterator[Path]:
-    """Yield the locks of the newest sweep and of all runs, whose rows would take ten times as long to read."""
-    yield from (sweep.lock for sweep in sweeps.every(runs_dir)[-1:])
-    yield from runs_dir.glob(".*.lock")
+def _begun(runs_dir: Path) -> list[RunFolder]:
+    """Return the runs that commands work on, by their locks: their rows would take ten times as long to read."""
+    keys = [path.name[1:].removesuffix(".lock") for path in runs_dir.glob(".*.lock") if locks.is_held(path)]
+    return [folder for folder in (RunFolder(runs_dir / key) for key in keys) if index.is_run(folder)]
 
 
 def _status_of_sweep(folder: SweepFolder, *, watches: bool) -> None:

@@ -54,6 +54,19 @@ def laid_out(tmp_path: Path) -> RunFolder:
     return folder
 
 
+def test_the_run_that_begins_is_watched_and_not_the_newest_of_the_list(tmp_path: Path) -> None:
+    ended, begun = RunFolder(tmp_path / "0123456789ab"), laid_out(tmp_path)
+    ended.path.mkdir()
+    for folder in (begun, ended):
+        (folder.path / "key.json").write_text("{}")
+    lock = RunLock(begun)
+    assert lock.take()
+    try:
+        assert watching._await_next(tmp_path) == begun
+    finally:
+        lock.release()
+
+
 def test_files_tell_plan_lines_and_beats_each_once(tmp_path: Path) -> None:
     folder = laid_out(tmp_path)
     files = AttemptFiles(folder)
