@@ -112,8 +112,7 @@ def leave(code: int = 0) -> None:
     """End the process now: all results are on the disk, or the error is printed.
 
     Unloading torch would take every rank another half second, and sometimes a thread of gloo aborts a process that ends
-    in
-    order, so that a success would count as a failure.
+    in order, so that a success would count as a failure.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,9 +1,8 @@
 """A finished run's network as one file that torch loads without any of this code.
 
 ``python -P trainers/exporting.py RUN_DIR FOLDER``, with the run's own code first on PYTHONPATH. It is started as a
-file,
-so that the network is built by the code that trained it, whatever the checkout contains now. FOLDER gets ``model.pt2``
-(torch.export: uint8 images in, logits out) and ``about.json``.
+file, so that the network is built by the code that trained it, whatever the checkout contains now. FOLDER gets
+``model.pt2`` (torch.export: uint8 images in, logits out) and ``about.json``.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
     """Write ``folder``/model.pt2 and return its description.
 
     It has an example (an image, uint8 [1, C, H, W]), the number of classes, the number of test images that were
-    checked, and
-    how many of them have the class of the run's evaluation.
+    checked, and how many of them have the class of the run's evaluation.
 
     Raises:
         ConfigError, TrainerError: the network can't be built or exported, or isn't the one that the run evaluated.

@@ -1,8 +1,7 @@
 """The warm parent of ranks: imports torch once on a node, before a launch is known, and then forks.
 
 The node agent starts this text with the environment of the ranks (cluster/agent/running/warm.py). Each launch comes
-over
-a socket and becomes a fork that does torchrun's work: it passes torchrun's own parsed configuration to torch's
+over a socket and becomes a fork that does torchrun's work: it passes torchrun's own parsed configuration to torch's
 ``elastic_launch`` with ``start_method="fork"``, so launcher and ranks begin with torch loaded. One parent serves first
 starts, restarts and the trials of a sweep. It ends after it has been idle for a while, runs no code of a project
 itself, and never touches a GPU.

@@ -95,9 +95,8 @@ def parse(raw: dict[str, Any]) -> Manifest | None:
 class Pack(NamedTuple):
     """A complete pack: a folder with images.bin, labels.bin and manifest.json.
 
-    Images are uint8 [N, C, H, W], labels int64 little-endian [N].
-    For encoded images, images.bin holds the concatenated files, places.bin the begin and end of each file (int64
-    little-endian [N, 2]), and names.json the files' names.
+    Images are uint8 [N, C, H, W], labels int64 little-endian [N]. For encoded images, images.bin holds the concatenated
+    files, places.bin the begin and end of each file (int64 little-endian [N, 2]), and names.json the files' names.
     """
 
     path: Path

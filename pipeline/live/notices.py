@@ -224,7 +224,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _authorization(netloc: str) -> dict[str, str]:
-
     login, at, _ = netloc.rpartition("@")
     return {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}
 

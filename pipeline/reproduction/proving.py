@@ -97,10 +97,9 @@ class Proof:
     """What came of it: ``culprit`` is None where the results are equal.
 
     ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
-    differ; ``started_over``: the last attempt began at the run's first step; ``lacks_last``: nothing
-    differs but that metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged
-    once; ``offer``: the override that would give the script its
-    checkpoint.
+    differ; ``started_over``: the last attempt began at the run's first step; ``lacks_last``: nothing differs but that
+    metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged once; ``offer``:
+    the override that would give the script its checkpoint.
     """
 
     verdict: Verdict

@@ -148,7 +148,6 @@ def what(config: Mapping[str, Any]) -> str:
 
 
 def _named(group: Mapping[str, Any]) -> str:
-
     name = str(group.get("name", "?"))
     return str(group.get("target") or name) if name == OWN else name
 

@@ -2,8 +2,8 @@
 
 A checkpoint is ``checkpoints/step-00000123.pt`` and ``step-00000123.json``, which holds its sha256, its identity and
 the lines of metrics.jsonl up to its step. With strategy=fsdp the slices of all ranks are in ``shards-00000123/``, and
-the .json has their sha256 too.
-No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank or part).
+the .json has their sha256 too. No random state is stored: every random number is a function of (seed, epoch, sample) or
+(seed, step, rank or part).
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ class RankBeat(NamedTuple):
 
     ``step`` counts from 1 (0: none begun). ``moves`` grows with each change, the last one ``for_s`` seconds ago (for a
     script: with each sample in which its processes had worked). ``collectives`` is the number of collectives that it
-    has
-    entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
+    has entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
     """
 
     rank: int
@@ -128,8 +127,7 @@ class Usage(NamedTuple):
     """Load of a node.
 
     ``cpu`` is from 0 to 1 of all its cores. The network is all interfaces except the loopback: bytes since the node's
-    start,
-    and current bytes per second. The disk is that of the run's folder (0: unknown).
+    start, and current bytes per second. The disk is that of the run's folder (0: unknown).
     """
 
     cpu: float
@@ -152,8 +150,7 @@ class NodeBeat(NamedTuple):
     """A node's message of each second.
 
     ``saved``: the step of its newest checkpoint (0: none, or not rank 0's node); for a script the time of the newest,
-    in ms.
-    ``usage`` is None while unknown.
+    in ms. ``usage`` is None while unknown.
     """
 
     host: str
@@ -184,9 +181,8 @@ class Socket(NamedTuple):
 class Collectives(NamedTuple):
     """A rank's NCCL collectives of one process group, from torch's flight recorder.
 
-    ``given``: passed to its GPU, of which ``ended`` are complete. ``next`` is the first incomplete one (``all_reduce of
-    1000
-    Float``; "" without one), ``at`` the ``file:line in function`` that called it, if known.
+    ``given``: passed to its GPU, of which ``ended`` are complete. ``next`` is the first incomplete one
+    (``all_reduce of 1000 Float``; "" without one), ``at`` the ``file:line in function`` that called it, if known.
     """
 
     group: str
@@ -204,9 +200,8 @@ class RankLook(NamedTuple):
     """The examination of one rank.
 
     ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown), ``cpu``
-    the
-    number of cores that it used, ``sleeps_in`` its wait in the kernel, ``stack`` ``file:line in function`` of its main
-    thread, innermost first; ``nccl`` a row per process group, for ranks on GPUs.
+    the number of cores that it used, ``sleeps_in`` its wait in the kernel, ``stack`` ``file:line in function`` of its
+    main thread, innermost first; ``nccl`` a row per process group, for ranks on GPUs.
     """
 
     beat: RankBeat

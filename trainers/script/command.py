@@ -48,10 +48,8 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
     """Return the script (a module: ``-m`` and its name; a program: ``--no-python`` and its words) and its arguments.
 
     ``--`` ends torchrun's own options. Without it, torchrun's argparse takes a script's ``--log`` for an abbreviation
-    of its
-    own option, and drops a ``--`` of the script. Without a checkpoint, the argument that names {resume} (or
-    {resume:GLOB})
-    is left out, with its flag.
+    of its own option, and drops a ``--`` of the script. Without a checkpoint, the argument that names {resume} (or
+    {resume:GLOB}) is left out, with its flag.
     """
     values = _values(settings, paths)
     words: list[str] = []

@@ -50,12 +50,11 @@ class MetricsFile:
     """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``.
 
     Rows of earlier attempts stay up to the first step that this attempt logs. A metric that it logs only later stays up
-    to
-    that metric's first step.
+    to that metric's first step.
 
     ``last`` holds the newest value of each metric, ``step`` the highest step. ``left_out`` describes the NaN and
-    infinite
-    values, which are not recorded. ``too_high`` is the first step that no tracker can store; it isn't recorded either.
+    infinite values, which are not recorded. ``too_high`` is the first step that no tracker can store; it isn't recorded
+    either.
     """
 
     def __init__(

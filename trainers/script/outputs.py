@@ -34,10 +34,8 @@ class Gathered:
     """The files that were gathered.
 
     ``outputs`` are the requested ones. ``besides``: others that were kept, ``over``: files above the limit, both as
-    path in
-    the working directory → size. ``renamed``: path in the working directory → path below the folder of outputs, of
-    files
-    whose name was taken there.
+    path in the working directory → size. ``renamed``: path in the working directory → path below the folder of outputs,
+    of files whose name was taken there.
     """
 
     outputs: list[Output]

@@ -1,8 +1,7 @@
 """Recording of a script on node 0: its metrics while it runs, and its results at the end.
 
 Also the rows in the script's own files that an attempt could not record, because its parent was killed before it
-looked.
-Standard library only, because the controller uses it on the files that hosts sent.
+looked. Standard library only, because the controller uses it on the files that hosts sent.
 """
 
 from __future__ import annotations

@@ -144,8 +144,7 @@ class CsvTables:
     """``*.csv`` with a column of steps or epochs: the other columns' numbers are metrics.
 
     The column is ``step``, ``global_step``, ``iteration`` or ``iter``, else ``epoch``, as Lightning's CSVLogger and
-    timm's
-    summary.csv have it.
+    timm's summary.csv have it.
     """
 
     def __init__(self, files: FilesBelow) -> None:

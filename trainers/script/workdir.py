@@ -136,8 +136,7 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     """Move the files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
 
     On the first node these are also {run} and the files that other hosts sent and, ``with_checkpoints``, checkpoints
-    that no
-    attempt can resume from. Metrics that are not recorded stay (``keep_unrecorded``). Raises OSError.
+    that no attempt can resume from. Metrics that are not recorded stay (``keep_unrecorded``). Raises OSError.
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)

@@ -370,7 +370,6 @@ class _SearchRecord:
     """sweep.json of a search: its trials in the order in which they were chosen."""
 
     def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
-
         goals = objectives(plan.config)
         self._folder = folder
         self._about = SweepRecord(
@@ -386,7 +385,6 @@ class _SearchRecord:
 
     def add(self, trial: Trial) -> None:
         """Record a trial before it starts, so that a report has it even after a crash."""
-
         if any((item.number, item.key) == (trial.number, trial.key) for item in self._about.trials):
             return
         others = (item for item in self._about.trials if item.number != trial.number)

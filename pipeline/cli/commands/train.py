@@ -1,4 +1,4 @@
-"""`doit fetch`, `train` and `attach`: make the data set, train the run, and show the"""
+"""`doit fetch`, `train` and `attach`: make the data set, train the run, and show its progress."""
 
 from __future__ import annotations
 
@@ -41,10 +41,14 @@ from pipeline.live.sweep_state import SweepState
 from pipeline.runs import status
 from pipeline.runs.contents import what
 
+if TYPE_CHECKING:
+    from pipeline.live.notices import Notifier
+
 _DETACHED = ".detached"
-_START_S = 120.0  # until it works: imports, the check of hosts
+_START_S = 120.0  # longest time until a detached command works: imports, the check of hosts
 _LOOK_S = 0.1
-_LAST_WORDS = 2_000  # characters of what a command said that has ended at once
+_LAST_WORDS = 2_000  # characters shown of the output of a detached command that ended at once
+_OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 
 def fetch() -> None:
@@ -178,8 +182,9 @@ def _changed_meanwhile(current: Session, run: Run) -> str:
 
 
 def refuse_unfit(cluster: Cluster) -> None:
-    """Refuse what can't work before there is a run, if that is known without a host; warn of what will be slow. Raises
-    UsageError.
+    """Refuse a cluster that can't work, as far as this computer alone shows that; warn of what will be slow.
+
+    Raises UsageError.
     """
     if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)
@@ -231,13 +236,6 @@ def ended_at_once(code: int, log: Path) -> None:
     raise PacelineError(
         f"it ended at once, with {code}:\n{said[-_LAST_WORDS:]}", hint=f"less {shlex.quote(os.fspath(log))}"
     )
-
-
-# -------------------------------------------------------------------------------------------- progress
-if TYPE_CHECKING:
-    from pipeline.live.notices import Notifier
-
-_OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 
 # ------------------------------------------------------------------------------------------------ the screen

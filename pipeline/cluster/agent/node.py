@@ -98,8 +98,7 @@ def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[
     """Return this process's variables that match ``patterns`` and none of ``but``.
 
     A pattern is a name, or the beginning of names with ``*``. fnmatch would compile a regular expression per pattern,
-    which
-    takes ten milliseconds for all.
+    which takes ten milliseconds for all.
     """
 
     def among(name: str, wanted: list[str]) -> bool:

@@ -65,8 +65,8 @@ class Names:
 
     Attributes:
         fields: full names, such as ``trainer.epochs``.
-        unchosen: fields that only other options of a group have, with these options
-            (``optimizer.momentum`` → ``optimizer=sgd``).
+        unchosen: fields that only other options of a group have, with these options (``optimizer.momentum`` →
+            ``optimizer=sgd``).
         options: the options of the verb.
         other_options: the options of other verbs, with these verbs.
     """

@@ -101,8 +101,7 @@ def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
     """Return the commands that create an environment in ``folder``, by uv if it is installed, else by venv and pip.
 
     Both check hashes. This Python's pip (22.3 or newer) installs for the new one: installing a pip there takes seconds,
-    and
-    Debian has the module for it in another package.
+    and Debian has the module for it in another package.
     """
     python, offline = os.path.join(folder, "bin", "python"), []
     if request["wheelhouse"]:

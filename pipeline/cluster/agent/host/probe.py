@@ -56,8 +56,7 @@ def numa(system: str = "/sys") -> bool:
     """Whether torchrun can bind each rank to the cores near its GPU.
 
     It can if numactl exists, the system knows the NUMA node of each NVIDIA device, and this process may use cores of
-    all
-    these nodes.
+    all these nodes.
     """
     if shutil.which("numactl") is None:
         return False
