@@ -1,3 +1,1 @@
-"""The way from `doit VERB overrides…` to the pipeline: doit's loader and reporter plug-ins, and the verbs behind
-dodo.py.
-"""
+"""The command line: doit's loader and reporter plug-ins, and the verbs behind dodo.py."""

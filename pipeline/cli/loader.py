@@ -136,8 +136,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 
 def _start_with_overrides() -> None:
-    """Restart doit if the words hold flags of a verb, a bare key or a torchrun command line, because doit has copied
-    them already.
+    """Restart doit with translated words.
+
+    If the words hold flags of a verb, a bare key or a torchrun command line: doit has copied them already.
     """
     words, notes = verb_flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:

@@ -1,5 +1,6 @@
-"""doit's reporter plug-in: a line per task, in words, and errors unchanged and unfolded. All on stderr, because stdout
-holds the answers of verbs.
+"""doit's reporter plug-in: a line per task, in words, and errors unchanged and unfolded.
+
+All on stderr, because stdout holds the answers of verbs.
 """
 
 from __future__ import annotations

@@ -45,8 +45,10 @@ def of_verb(name: str, verb: Verb) -> Task:
 
 
 def _answering(name: str, result: Any) -> Any:
-    """Pass on what a verb's function returned. If the verb was typed and is done, print its JSON answer now; a verb
-    that comes first (fetch, before train) has none.
+    """Pass on what a verb's function returned.
+
+    If the verb was typed and is done, print its JSON answer now; a verb that comes first (fetch, before train) has
+    none.
     """
     is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
     if is_due:
@@ -62,8 +64,9 @@ def step(name: str, **fields: Any) -> None:
 
 
 def of_step(name: str) -> Task:
-    """Return a task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``, and its
-    folder by ``getargs: {"out": ("step-clean", "out")}``.
+    """Return a task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``.
+
+    Its folder comes by ``getargs: {"out": ("step-clean", "out")}``.
     """
     _need_loader()
 

@@ -167,8 +167,10 @@ def _unfinished(states: Sequence[str]) -> str:
 
 
 def _point(x: float, values: Sequence[float]) -> Point:
-    """Compute in floats: exact sums (``statistics``) would take most of a report's time for digits that no curve
-    shows."""
+    """Return the mean and spread of one step, computed in floats.
+
+    Exact sums (``statistics``) would take most of a report's time for digits that no curve shows.
+    """
     n = len(values)
     mean = sum(values) / n
     squares = sum((value - mean) * (value - mean) for value in values)

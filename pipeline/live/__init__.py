@@ -1,3 +1,5 @@
-"""Runs under way, for their viewers: the state (``run_state``, ``sweep_state``), its view (``views``), the thread that
-draws it (``screen``), and notices of an end (``notices``).
+"""Views of runs under way.
+
+Their state (``run_state``, ``sweep_state``), its drawing (``views``), the thread that draws (``screen``), and notices
+of an end (``notices``).
 """

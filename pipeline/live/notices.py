@@ -37,8 +37,10 @@ _FIGURES = ("test/accuracy", "val/accuracy")  # of a script that has neither: as
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """The content of a notice. ``kind`` is run or sweep, ``name`` its name, ``error`` the first line of the error,
-    ``minutes`` how long this command worked on it.
+    """The content of a notice.
+
+    ``kind`` is run or sweep, ``name`` its name, ``error`` the first line of the error, ``minutes`` how long this
+    command worked on it.
     """
 
     kind: str
@@ -66,8 +68,9 @@ def as_json(notice: Notice) -> str:
 
 
 def as_environment(notice: Notice) -> dict[str, str]:
-    """Return the notice as variables for a command: PACELINE_STATE, PACELINE_KEY, …; variables that are too long are
-    left out.
+    """Return the notice as variables for a command: PACELINE_STATE, PACELINE_KEY, …
+
+    Variables that are too long are left out.
     """
     fields = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
     fields |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
@@ -184,8 +187,9 @@ class Notifier:
         self._began = time.monotonic()
 
     def hear(self, event: Any) -> None:
-        """Take events of an attempt: its hosts, and that its ranks stopped moving. A trial's events come in pairs with
-        its number, and only stalls count. Doesn't wait.
+        """Take events of an attempt: its hosts, and that its ranks stopped moving.
+
+        A trial's events come in pairs with its number, and only stalls count. Doesn't wait.
         """
         if isinstance(event, LaunchPlan):
             self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))

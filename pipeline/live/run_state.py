@@ -38,8 +38,10 @@ RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | NodeSilent | 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host. ``step`` is the last one that all of its ranks have begun (0: none). ``doing`` and ``for_s`` describe
-    the rank that holds the others up. ``steps_per_s`` is None until two reports lie far enough apart.
+    """One host.
+
+    ``step`` is the last one that all of its ranks have begun (0: none). ``doing`` and ``for_s`` describe the rank that
+    holds the others up. ``steps_per_s`` is None until two reports lie far enough apart.
     """
 
     ranks: int

@@ -84,8 +84,9 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 
 @dataclass
 class _News:
-    """Lines and events to be written. Of events that come each second only the newest is kept, as a terminal may be
-    stopped for hours.
+    """Lines and events to be written.
+
+    Of events that come each second only the newest is kept, as a terminal may be stopped for hours.
     """
 
     texts: deque[str] = field(default_factory=deque)

@@ -15,8 +15,9 @@ from pipeline.sweep.trial import TrialBegan, TrialEnded, named
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """A running trial. ``words`` distinguish it: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so
-    far (NaN: none).
+    """A running trial.
+
+    ``words`` distinguish it: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so far (NaN: none).
     """
 
     words: str
@@ -45,8 +46,9 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """The state of a sweep. ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that
-    ran to their end.
+    """The state of a sweep.
+
+    ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that ran to their end.
     """
 
     name: str

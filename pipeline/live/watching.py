@@ -133,8 +133,10 @@ def follow_sweep(
 
 
 class SweepFiles:
-    """``look`` yields the news since the last call: trials that began and ended, and reports of running trials with
-    their numbers. ``so_far`` is what was there at first.
+    """The files of a sweep that another command runs.
+
+    ``look`` yields the news since the last call: trials that began and ended, and reports of running trials with their
+    numbers. ``so_far`` is what was there at first.
     """
 
     def __init__(self, folder: SweepFolder) -> None:

@@ -101,8 +101,10 @@ def _run(folder: Path, *words: str, env: Mapping[str, str] | None = None, input_
 
 @dataclass(frozen=True, kw_only=True)
 class Submodule:
-    """``path`` is relative to the repository; ``repository`` is a local git folder with ``commit`` (None: there is
-    none)."""
+    """A submodule of the commit.
+
+    ``path`` is relative to the repository; ``repository`` is a local git folder with ``commit`` (None: there is none).
+    """
 
     path: str
     commit: str

@@ -85,8 +85,10 @@ class Verdict:
 
     @property
     def within_spread(self) -> bool:
-        """True if only bits differ, which other hardware explains: at least one metric was compared, and none is too
-        far."""
+        """True if only bits differ, which other hardware explains.
+
+        At least one metric was compared, and none is too far.
+        """
         return not self.reproduced and self.hardware is not None and bool(self.reach) and not self.far
 
     @property

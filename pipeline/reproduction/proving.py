@@ -84,8 +84,10 @@ class Culprit(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill, ``after_s`` seconds after its attempt began; ``checkpoint`` (in the run folder) was the newest, which
-    names these kinds of state (``holds``)."""
+    """One kill, ``after_s`` seconds after its attempt began.
+
+    ``checkpoint`` (in the run folder) was the newest, and ``holds`` are the kinds of state that it names.
+    """
 
     after_s: float
     checkpoint: str | None

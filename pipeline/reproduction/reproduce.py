@@ -219,8 +219,9 @@ def _overrides(
 
 
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
-    """Return the run's overrides without those that set something in ``overridden``, and before them what was secret
-    in the person's defaults.
+    """Return the run's overrides without those that set something in ``overridden``.
+
+    Before them stand the secret ones of the user's defaults.
 
     Masked secrets are replaced by references to environment variables of the same name.
     """
@@ -274,8 +275,10 @@ def _name(word: str) -> str:
 
 
 def _is_of(word: str, names: Sequence[str]) -> bool:
-    """Return True if the override sets one of ``names`` or a field inside it (``cluster.hosts`` is inside
-    ``cluster``)."""
+    """Return True if the override sets one of ``names`` or a field inside it.
+
+    ``cluster.hosts`` is inside ``cluster``.
+    """
     return any(f"{_name(word)}.".startswith(f"{name}.") for name in names)
 
 

@@ -44,8 +44,9 @@ def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
 
 
 def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
-    """Describe how a finished run's hardware differs from the hardware of a new run: ``AMD EPYC (…), here …``. None: no
-    known difference.
+    """Describe how a finished run's hardware differs from the hardware of a new run: ``AMD EPYC (…), here …``.
+
+    None: no known difference.
 
     Hosts aren't asked. So for a run on hosts, only its own attempts are compared with each other.
 

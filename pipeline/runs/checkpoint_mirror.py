@@ -67,8 +67,9 @@ class CheckpointMirror(_Mirror):
         return not newest_step(run_dir)
 
     def push(self, run_dir: Path) -> int:
-        """Copy the newest checkpoint of the run folder unless it was copied before. Return its step; 0 if nothing was
-        copied.
+        """Copy the newest checkpoint of the run folder unless it was copied before.
+
+        Return its step; 0 if nothing was copied.
 
         Raises:
             DataError: it can't be written there.
@@ -122,8 +123,9 @@ class CheckpointMirror(_Mirror):
                 self._store.remove(f"{self._key}/{name}")
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
-        """Put the newest complete checkpoint into the run folder. Return its step (0: there is none), and warnings
-        about incomplete ones.
+        """Put the newest complete checkpoint into the run folder.
+
+        Return its step (0: there is none), and warnings about incomplete ones.
 
         Raises:
             DataError: one can't be read, so its completeness is unknown.
@@ -234,8 +236,9 @@ class ScriptMirror(_Mirror):
         return len(listed)
 
     def restore(self, run_dir: Path) -> tuple[int, list[str]]:
-        """Put all files of the list into the run folder. Return their number (0: there is no list), and a warning if it
-        is incomplete.
+        """Put all files of the list into the run folder.
+
+        Return their number (0: there is no list), and a warning if it is incomplete.
 
         Raises:
             DataError: a copy can't be read.

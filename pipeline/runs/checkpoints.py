@@ -100,8 +100,9 @@ def settings_of(run_dir: Path) -> ScriptConfig | None:
 
 
 def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
-    """Move what hosts sent of earlier attempts out of the way of a script that starts over on hosts with their own
-    folders.
+    """Move away what hosts sent of earlier attempts.
+
+    For a script that starts over on hosts with their own folders.
 
     Return where it is, in words; None: there was nothing, or the script resumes from it. Raises OSError.
     """

@@ -173,8 +173,9 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a run read although its key lacks it, from the nodes' records: path → ``read``, or how it was looked
-    up.
+    """Return what a run read although its key lacks it: path → ``read``, or how it was looked up.
+
+    ``nodes`` are the records of its nodes.
     """
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}

@@ -142,8 +142,7 @@ class RunFolder(NamedTuple):
         return not self.config_altered(key)
 
     def config_altered(self, key: ContentKey) -> str:
-        """Return why config.json isn't the configuration of the key, with the differing fields, as words that follow
-        "it".
+        """Return how config.json differs from the configuration of the key, as words that follow "it".
 
         '' if it is.
         """
@@ -214,8 +213,9 @@ class RunFolder(NamedTuple):
         return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
-        """Return what the finished run read on any node although its key lacks it: path → ``read``, or how it was
-        looked up.
+        """Return what the finished run read on any node although its key lacks it.
+
+        Path → ``read``, or how it was looked up.
 
         Empty if the result was altered, which is reported elsewhere.
         """
@@ -256,8 +256,9 @@ class RunFolder(NamedTuple):
         )
 
     def _vouched_words(self) -> list[str]:
-        """Return the words that started the run, if its result vouches for their file; else none, because altered words
-        would train something else.
+        """Return the words that started the run, if its result vouches for their file.
+
+        Else none, because altered words would train something else.
         """
         try:
             result = self._result()
@@ -285,8 +286,9 @@ class RunFolder(NamedTuple):
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """Write result.json last and atomically, with a fingerprint of each target and the facts that lists of runs
-        show.
+        """Write result.json last and atomically.
+
+        It gets a fingerprint of each target and the facts that lists of runs show.
 
         Raises:
             TrainingError: a target is missing.

@@ -56,8 +56,9 @@ def register_attempt(run_dir: Path, run_id: str) -> None:
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
-    """Treat what ``run_id`` wrote as this folder's own: an attempt of the run in a folder that was lost. Raises
-    OSError.
+    """Treat what ``run_id`` wrote as this folder's own: an attempt of the run in a folder that was lost.
+
+    Raises OSError.
     """
     if run_id not in known_attempts(run_dir):
         write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})

@@ -98,8 +98,10 @@ _LATEST_S = 1 << 53  # nor later milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line. ``time_s`` is unix seconds, ``step`` counts finished steps, ``epoch`` counts from 1 (None: unknown, for
-    a script). ``attempt`` wrote the line and was ``doing`` this from then on.
+    """One line.
+
+    ``time_s`` is unix seconds, ``step`` counts finished steps, ``epoch`` counts from 1 (None: unknown, for a script).
+    ``attempt`` wrote the line and was ``doing`` this from then on.
     """
 
     time_s: float

@@ -246,8 +246,9 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """The parts of a provenance besides the checkout. ``hosts`` are labels, ``defaults`` the user's own without
-    secrets.
+    """The parts of a provenance besides the checkout.
+
+    ``hosts`` are labels, ``defaults`` the user's own without secrets.
     """
 
     overrides: Sequence[str]
@@ -295,8 +296,10 @@ def collect(
 
 
 def _without_commit(root: Path) -> Changes:
-    """Return no changes; ``left_out`` says so if a commit could be expected: in a repository before its first commit,
-    or in one that git refuses to read.
+    """Return no changes, for a folder without a commit.
+
+    ``left_out`` says so if a commit could be expected: in a repository before its first commit, or in one that git
+    refuses to read.
     """
     why = git.refusal(root)
     if why is None and git.answer(root, "rev-parse", "--is-inside-work-tree") == "true\n":

@@ -71,8 +71,10 @@ class AlteredError(PacelineError):
 
 
 class Fingerprint(NamedTuple):
-    """A target's state when result.json was written. ``stamp`` is its modification time, inode and change time (unix
-    ns), which shows later writes even if the modification time was reset.
+    """A target's state when result.json was written.
+
+    ``stamp`` is its modification time, inode and change time (unix ns), which shows later writes even if the
+    modification time was reset.
     """
 
     sha256: str
@@ -105,8 +107,9 @@ class Result(NamedTuple):
 
     @property
     def files(self) -> dict[str, Fingerprint]:
-        """The targets by name, parsed on first use, because lists of ten thousand runs don't need them. Raises
-        DamagedError.
+        """The targets by name, parsed on first use, because lists of ten thousand runs don't need them.
+
+        Raises DamagedError.
         """
         try:
             return {name: _fingerprint(value) for name, value in _checked(dict, self.fields["files"]).items()}

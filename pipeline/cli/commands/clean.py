@@ -420,8 +420,9 @@ def _outputs_removed(paths: Sequence[Path]) -> str:
 
 
 def clean_hosts(options: Mapping[str, str]) -> None:
-    """Clean hosts. Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't
-    be asked.
+    """Clean hosts.
+
+    Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't be asked.
     """
     config = session().config
     other = [name for name in options if name not in ("hosts", "yes")]

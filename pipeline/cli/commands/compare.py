@@ -49,8 +49,9 @@ _TWO = 2
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
-    """Return the runs named by their keys, in that order, then those of the sweep, then those that match the other
-    words.
+    """Return the runs to compare.
+
+    First those named by their keys, in that order, then those of the sweep, then those that match the other words.
 
     Raises:
         UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
@@ -228,8 +229,9 @@ def bands_of(
 
 
 def _picture_file(option: str | None) -> Path | None:
-    """Return the picture's path. Raises UsageError: a kind of file that can't be drawn, or a place that can't be
-    written.
+    """Return the picture's path.
+
+    Raises UsageError: a kind of file that can't be drawn, or a place that can't be written.
     """
     if option is None:
         return None

@@ -55,8 +55,9 @@ def is_trained() -> bool:
 
 
 def is_finished(current: Session) -> bool:
-    """Whether the run is finished, or another one was accepted for it. Raises UsageError: a newer Paceline wrote its
-    folder.
+    """Whether the run is finished, or another one was accepted for it.
+
+    Raises UsageError: a newer Paceline wrote its folder.
     """
     with waiting(note, "looking up the run"):
         run = current.run

@@ -1,6 +1,4 @@
-"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report and network, and its record in
-MLflow.
-"""
+"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report, network and MLflow record."""
 
 from __future__ import annotations
 

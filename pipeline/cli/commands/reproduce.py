@@ -139,8 +139,9 @@ def _undo(current: Session, run: Run) -> None:
 
 
 def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
-    """After the repetition of an accepted run: mark it proven, or withdraw the acceptance. Return a line. Raises
-    PacelineError.
+    """Mark an accepted run as proven after its repetition, or withdraw the acceptance.
+
+    Return a line. Raises PacelineError.
     """
     accepted = acceptance.read(folder)
     if accepted is None:
@@ -317,8 +318,9 @@ def reproduce() -> None:
 
 
 def reproduce_run(folder: RunFolder) -> None:
-    """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be
-    repeated.
+    """Repeat a finished run and report the comparison.
+
+    Raises PacelineError: it came out otherwise, or can't be repeated.
     """
     config, invocation = session().config, session().invocation
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
@@ -382,8 +384,9 @@ _MOST_KILLS = 1000
 
 
 def prove() -> None:
-    """Prove a run. Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be
-    repeated.
+    """Prove a run.
+
+    Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
     """
     kills, seed = _number("kills", _KILLS, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
     folder = session().folder()

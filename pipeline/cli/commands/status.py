@@ -266,8 +266,10 @@ def triage() -> None:
 
 
 def examined(folder: RunFolder) -> dict[str, Any]:
-    """Return what is known of a run's end: ``run`` and ``state``, ``what`` was run, what ``failed``, ``where`` (hosts
-    and ranks, the first error first), ``evidence`` (texts by name) and the ``next`` command. Secrets are masked.
+    """Return what is known of a run's end, without secrets.
+
+    ``run`` and ``state``, ``what`` was run, what ``failed``, ``where`` (hosts and ranks, the first error first),
+    ``evidence`` (texts by name) and the ``next`` command.
     """
     run, entries = reading.read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0

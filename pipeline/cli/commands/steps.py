@@ -97,8 +97,9 @@ def under_way(runs_dir: Path) -> list[str]:
 
 
 def dag() -> None:
-    """Print the tasks of this configuration's run after the steps that it needs; without overrides, all other steps
-    too.
+    """Print the steps that this configuration's run needs, then the run's tasks.
+
+    Without overrides, print all other steps too.
     """
     current = session()
     shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}

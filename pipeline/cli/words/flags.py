@@ -126,8 +126,10 @@ def _without_dashes(argv: Sequence[str], refused: Mapping[str, str], invocation:
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:
-    """Return ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the
-    path alone; None if no field is similar.
+    """Return the override that was meant, or None if no field is similar.
+
+    ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path
+    alone.
 
     ``after`` is the next bare word, '' if that is a command.
     """

@@ -97,8 +97,9 @@ def _another_verb(word: str) -> str | None:
 
 
 def _around_equals(argv: Sequence[str], at: int) -> str | None:
-    """Return the line with ``optimizer.lr=0.1`` for ``optimizer.lr = 0.1``, ``optimizer.lr= 0.1`` and
-    ``optimizer.lr =0.1``; None if it has no such word.
+    """Return the line without blanks around =; None if there are none.
+
+    ``optimizer.lr=0.1`` for ``optimizer.lr = 0.1``, ``optimizer.lr= 0.1`` and ``optimizer.lr =0.1``.
     """
     behind = [*argv[at + 1 : at + 3]]
     if at and argv[at - 1].endswith("=") and len(argv[at - 1]) > 1:
