@@ -129,14 +129,14 @@ def should_stop() -> bool:
     _catch_term()
     folder = os.environ.get(RUN_DIR)
     pruned = bool(folder) and Path(str(folder), "prune").exists()
-    if pruned and not _state.told:
-        _state.told = True
+    if pruned and not _state.reported:
+        _state.reported = True
         _write({}, step=None, stopping=True)
     return pruned or _state.term
 
 
 class _State:
-    term = caught = told = False
+    term = caught = reported = False
 
 
 _state = _State()

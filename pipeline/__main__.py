@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pipeline.core.processes import unexpected
 
-unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
+unexpected.install()  # before the other imports: a Ctrl-C during them also ends in one line
 
 import logging  # noqa: E402
 import os  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.core.processes import signals
 
-signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is told in a line too
+signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them also ends in one line
 
 import atexit  # noqa: E402
 import gc  # noqa: E402

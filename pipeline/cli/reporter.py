@@ -65,21 +65,21 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
     def execute_task(self, task: Any) -> None:
         """Print a line for each task that does something; questions are answered without one."""
         if not (task.meta or {}).get("answers"):
-            self._tell(task, "")
+            self._report(task, "")
         self.outstream.flush()
 
     def skip_uptodate(self, task: Any) -> None:
-        self._tell(task, ": done already")
+        self._report(task, ": done already")
 
     def skip_ignore(self, task: Any) -> None:
-        self._tell(task, ": left out, as doit ignore was told")
+        self._report(task, ": left out, as doit ignore asked for")
 
     def complete_run(self) -> None:
         """Omit doit's second report of each failure, because no output is captured."""
         self.failures: list[Any] = []
         super().complete_run()
 
-    def _tell(self, task: Any, standing: str) -> None:
+    def _report(self, task: Any, standing: str) -> None:
         """Report a task that has actions, a title and a name without a leading _; none with -v 0."""
         if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
             self.write(f"{title}{standing}\n")

@@ -49,7 +49,7 @@ class Evaluated:
 def of_run(run: ComparedRun) -> Evaluated | None:
     """Read the run's evaluation; None if there is none, or a file of it is damaged."""
     report = documents.read_or_none(run.folder / run_folder.REPORT)
-    told = documents.read_or_none(run.folder / run_folder.PREDICTIONS) or {}
+    predictions = documents.read_or_none(run.folder / run_folder.PREDICTIONS) or {}
     if report is None or not run.counts:
         return None
     try:
@@ -58,7 +58,7 @@ def of_run(run: ComparedRun) -> Evaluated | None:
             n=int(report["n"]),
             matrix=_matrix(report) if len(report["classes"]) <= _MOST_CLASSES else "",
             confused=tuple(most_confused(report)),
-            pictures=_pictures(run, report, told),
+            pictures=_pictures(run, report, predictions),
         )
     except (KeyError, TypeError, ValueError, IndexError, OSError):
         return None
@@ -79,8 +79,8 @@ def _matrix(report: Mapping[str, Any]) -> str:
     return drawing.cells(report["classes"], report["classes"], cells, about=("true", "predicted", "images"))
 
 
-def _pictures(run: ComparedRun, report: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[Picture, ...]:
-    mistakes = overview.worst(told.get("targets") or [], told.get("predictions") or [], _MOST_IMAGES)
+def _pictures(run: ComparedRun, report: Mapping[str, Any], predictions: Mapping[str, Any]) -> tuple[Picture, ...]:
+    mistakes = overview.worst(predictions.get("targets") or [], predictions.get("predictions") or [], _MOST_IMAGES)
     shown = overview.images(run.folder / "data", str(report["split"]), mistakes)
     classes = [str(name) for name in report["classes"]]
     return tuple(

@@ -61,8 +61,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """``label`` is a letter (A, B, …, Z, AA); ``words`` are the settings that distinguish the group, as
-    ``name=value``."""
+    """Runs that differ in their seed alone.
+
+    ``label`` is a letter (A, B, …, Z, AA); ``words`` are the settings that distinguish the group, as ``name=value``.
+    """
 
     label: str
     words: tuple[str, ...]

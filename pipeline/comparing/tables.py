@@ -132,7 +132,7 @@ def claim(against: Against) -> str:
 
 
 def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
-    """State in a sentence or two which configuration is the best by ``by``, and which can't be told from it."""
+    """State in a sentence or two which configuration is best by ``by``, and which can't be distinguished from it."""
     first, *others = comparison.groups
     figure = first.figures.get(by)
     if figure is None or figure.over is None:

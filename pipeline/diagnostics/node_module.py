@@ -114,7 +114,7 @@ def _watchers(say: Heartbeat) -> Watchers:
         on_job=say,
         on_launch=say.doing,
         on_start=partial(say.doing, "measuring on the hosts, whose ranks import torch first"),
-        on_end=partial(say.doing, "bringing the results here"),
+        on_end=partial(say.doing, "fetching the results"),
     )
 
 

@@ -342,7 +342,7 @@ def _on_start(work: Work, number: int) -> None:
 
 def _on_end(work: Work) -> None:
     work.recorder.restore_priority()
-    work.say.doing("bringing the results here")
+    work.say.doing("fetching the results")
     if work.services.on_trained is not None:
         work.services.on_trained()
 

@@ -94,7 +94,7 @@ class Notices:
         self._under_way: list[tuple[str, threading.Event]] = []
         self._failed: set[str] = set()
         self._running: set[int] = set()
-        # told now, not after hours of training
+        # refused now, not after hours of training
         if config.command and process.find(program := shlex.split(config.command)[0]) is None:
             self._tell("notify.command", f"{program} is not there, or not executable")
 
@@ -141,7 +141,7 @@ class Notices:
     def _tell(self, name: str, why: str) -> None:
         if name not in self._failed:
             self._failed.add(name)
-            self._say(f"WARNING: {name} could not be told: {shown(hide(why.strip()))[:200]}")
+            self._say(f"WARNING: {name} got no notice: {shown(hide(why.strip()))[:200]}")
 
     def _call(self, notice: Notice) -> None:
         argv = shlex.split(self._config.command or "")

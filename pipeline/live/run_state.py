@@ -114,7 +114,7 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
     match event:
         case NodeBeat():
             known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
-            if known.over not in ("", LOST):  # a beat from before its end, which the view was told later
+            if known.over not in ("", LOST):  # a beat from before its end that arrived later
                 return state
             return _with_host(state, event.host, _beaten(known, event, now))
         case MetricsRow():

@@ -12,7 +12,7 @@ from pipeline.core.errors import PacelineError
 from trainers.contract import run_folder
 
 KINDS = ("inputs", "buffers", "gradients", "weights", "optimizer")
-"""In the order in which a difference is told where a step has several: the earlier ones explain the later ones."""
+"""In the order in which several differences of one step are reported: the earlier ones explain the later ones."""
 
 Digests = Mapping[int, Mapping[int, Mapping[tuple[str, str], int]]]
 """Step → rank → (kind, name) → digest."""

@@ -1,6 +1,6 @@
 """Prove that a run survives kills: make it again, kill it at moments drawn from a seed, and compare its results.
 
-Where they differ, the culprit is told from what is left: the checkpoints, and the first step whose metrics differ.
+Where they differ, the culprit is derived from what is left: the checkpoints, and the first step whose metrics differ.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Culprit(Enum):
         "it isn't deterministic: undisturbed too it comes out otherwise",
         "seed everything that is drawn; torch.use_deterministic_algorithms(True) names operations that aren't",
     )
-    UNKNOWN = ("not told by what it left", "compare both folders")
+    UNKNOWN = ("not known from what it left", "compare both folders")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,20 +228,20 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     anew = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
-    hidden = [word for word in own_defaults.words(_told(recipe)) if redact.HIDDEN in word]
+    hidden = [word for word in own_defaults.words(_trained_defaults(recipe)) if redact.HIDDEN in word]
     words = [*hidden, *recipe.provenance["overrides"]]
     return [redact.restored(word, values) for word in words if not _is_of(word, anew)]
 
 
-def _told(recipe: Recipe) -> Mapping[str, Any]:
-    """Return the defaults of the person who trained the run, as they were then."""
+def _trained_defaults(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the defaults of the user who trained the run, as they were then."""
     return recipe.provenance.get("defaults") or {}
 
 
 def _defaults(recipe: Recipe, given: Sequence[str]) -> dict[str, Any]:
     """Return the same without the sections that this call chooses anew."""
     anew = {"paths", "tracking", *(_name(word) for word in given)}
-    held = {name: section for name, section in _told(recipe).items() if name not in anew}
+    held = {name: section for name, section in _trained_defaults(recipe).items() if name not in anew}
     if "defaults" in held:
         held["defaults"] = [entry for entry in held["defaults"] if not {*map(own_defaults.group, entry)} & anew]
     return held
@@ -263,7 +263,7 @@ def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
         word = hidden[0].partition("=")[0]
         name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
         raise PacelineError(
-            f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(hidden)}",
+            f"run {recipe.folder.key} got secrets, which no file keeps; to be given again: {' '.join(hidden)}",
             hint=f"doit reproduce {recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
             f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
         )

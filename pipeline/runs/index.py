@@ -27,22 +27,22 @@ from pipeline.runs.result import AlteredError, Result, Stamps
 from trainers.contract import run_folder
 
 NEWER = "NEWER"
-"""The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
+"""State in a list of a run that a newer Paceline wrote. Nothing else of it is read."""
 ALTERED = "ALTERED"
-"""That of a run whose result, key or configuration isn't what was written: no figure of it is shown."""
+"""State of a run whose result, key or configuration was changed afterwards. No figure of it is shown."""
 ACCEPTED = "ACCEPTED"
-"""That of a key for which a finished run holds by a person's word."""
+"""State of a key for which a user has accepted another finished run."""
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
 _UNPROVEN = "  unproven"
-"""Of a script's run that nobody has made again yet: nothing says that it comes out the same."""
+"""Remark on a script's run that was not repeated yet: it might come out differently."""
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
 WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
-"""Of a run whose command ended before it wrote that, or whose result was removed: no figure of it is known."""
+"""Remark on a run whose command ended before it wrote result.json, or whose result.json was removed."""
 _AGAIN = "the same doit train makes it again"
 _OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
-"""A folder with either of them is one: where a finished run has lost its key, that is said."""
+"""A folder with one of these files is a run: a finished run without its key is listed as such."""
 _LISTED = (run_folder.KEY, run_folder.CONFIG)
-"""The targets that a list chooses by."""
+"""The files by which a list selects runs."""
 _ENDED_BADLY = (State.FAILED, State.KILLED)
 _MOST_NAMED = 12
 """How many keys an error lists."""

@@ -169,7 +169,7 @@ def test_a_run_is_made_again_with_the_persons_defaults_as_they_were(
     choices, fields = [{"override /tracking": "none"}], {"clip_norm": 0.5}
     assert told == {"defaults": choices, "trainer": fields, "cluster": {"env": {"A_TOKEN": "***"}}}
     local.write_text("trainer: {clip_norm: 9}\n")
-    assert "to be told anew: cluster.env.A_TOKEN=***\n" in trained.doit("reproduce", key, code=1)
+    assert "to be given again: cluster.env.A_TOKEN=***\n" in trained.doit("reproduce", key, code=1)
     assert f"REPRODUCED {key}: " in trained.doit("reproduce", key, "cluster.env.A_TOKEN=s3cret")
     local.unlink()
 

@@ -93,7 +93,7 @@ def test_a_run_with_a_secret_is_made_again_with_the_secret_told_anew(
     said = checkout.doit("train", *A, f"++cluster.env.API_TOKEN={token}")
     ((key, _),) = checkout.runs().items()
     refused = checkout.doit("reproduce", f"run={key}", code=1)
-    assert "was told secrets, which no file keeps; to be told anew: ++cluster.env.API_TOKEN=***" in refused
+    assert "got secrets, which no file keeps; to be given again: ++cluster.env.API_TOKEN=***" in refused
     assert f"try: doit reproduce {key} ++cluster.env.API_TOKEN='${{oc.env:API_TOKEN}}', with the value" in refused
     monkeypatch.setenv("API_TOKEN", another)
     child = checkout.start("reproduce", f"run={key}")

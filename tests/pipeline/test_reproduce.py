@@ -347,7 +347,7 @@ def test_secrets_are_told_anew_by_the_environment_or_named(tmp_path: Path, monke
     made = recipe(tmp_path, overrides=words)
     monkeypatch.delenv("API_TOKEN", raising=False)
     monkeypatch.setenv("PROXY", "http://bob:pw@h:1")
-    with pytest.raises(PacelineError, match=r"to be told anew: \+\+cluster\.env\.API_TOKEN=\*\*\*\n") as caught:
+    with pytest.raises(PacelineError, match=r"to be given again: \+\+cluster\.env\.API_TOKEN=\*\*\*\n") as caught:
         reproduce._refuse_missing_secrets(made, [])
     assert "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}', with the value in" in str(caught.value)
     reproduce._refuse_missing_secrets(made, ["++cluster.env.API_TOKEN=abc"])

@@ -223,7 +223,7 @@ class Attempt:
         """Return the warning about an attempt that failed before it had logged and saved anything."""
         given = " and ".join(self.shown(path) for path in paths.resume.values())
         return (
-            f"{self.name} ended before it had logged or saved anything, and was told to go on from {given}; if it "
+            f"{self.name} ended before it had logged or saved anything, and had to go on from {given}; if it "
             "can't read that, program.resume_pattern='GLOB' names another checkpoint, and program.resume_pattern=none "
             "starts over (what is there is kept)"
         )

@@ -69,7 +69,7 @@ def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[s
         if not isinstance(value, Tensor) or value.shape != (_IMAGES,):
             raise ConfigError(
                 f"{targets.place(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
-                f"metric must be a value for each image, [{_IMAGES}], whose mean is told"
+                f"metric must be a value for each image, [{_IMAGES}], whose mean is recorded"
             )
     return functions
 

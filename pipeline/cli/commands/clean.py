@@ -182,7 +182,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
     if row.state == index.NEWER:
         return "a newer Paceline wrote it"
     if row.state == index.ACCEPTED:
-        return "it is a person's word, which doit accept --undo takes back"
+        return "a user has accepted it, which doit accept --undo takes back"
     if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():

@@ -122,7 +122,7 @@ def in_order(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
 
 _METRIC = "val/accuracy"
 _HEIGHT = 22  # lines
-_MOST = 8  # curves that can be told apart
+_MOST = 8  # curves whose colours differ visibly
 
 
 def diff() -> None:
@@ -131,15 +131,15 @@ def diff() -> None:
     runs = _pair(current.config.runs_dir, current.invocation.paths)
     digests = [divergence.read(folder.path) for folder in runs]
     parting, steps = divergence.first(digests[0], digests[1])
-    origin, told = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
+    origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
     if parting is None:
-        say(f"{told}, up to step {steps[-1]}: all digests are equal")
+        say(f"{summary}, up to step {steps[-1]}: all digests are equal")
     else:
-        told += f"\n  first difference  {divergence.parting_line(parting)}"
+        summary += f"\n  first difference  {divergence.parting_line(parting)}"
         if current.invocation.options.get("replay") != "0":
             replayed, origin = _replayed(runs, parting, len(digests[0][parting.step]))
-            told += f"\n  replay            {replayed}"
-    error = None if parting is None else PacelineError(told)
+            summary += f"\n  replay            {replayed}"
+    error = None if parting is None else PacelineError(summary)
     if answers.wanted():
         data = {
             "runs": [folder.key for folder in runs],

@@ -309,7 +309,7 @@ def reproduce() -> None:
         if not word.lstrip("+~").startswith(again.WHERE):
             raise UsageError(
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
-                f"only {', '.join(again.WHERE)} may be told anew"
+                f"only {', '.join(again.WHERE)} may be set anew"
             )
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):

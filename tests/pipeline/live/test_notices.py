@@ -119,7 +119,7 @@ def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None
     config = NotifyConfig(url=f"http://{server.address}/T0PSECRET", command=f"{sys.executable} -c 'exit(7)'")
     said = told(config, NOTICE, NOTICE)
     assert len(said) == 2
-    assert "WARNING: notify.url could not be told: 127.0.0.1 answers 403 Forbidden" in said
+    assert "WARNING: notify.url got no notice: 127.0.0.1 answers 403 Forbidden" in said
     assert any(line.endswith("ended with exit code 7") for line in said)
     assert "SECRET" not in "".join(said)
 
@@ -137,7 +137,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
 ) -> None:
     monkeypatch.setattr(notices, "LIMIT_S", 1.0)
     said = told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/slow; wait'"))
-    assert said == ["WARNING: notify.command could not be told: sh was still running after 1 s"]
+    assert said == ["WARNING: notify.command got no notice: sh was still running after 1 s"]
     wait_until(lambda: not is_alive(tmp_path / "slow"))
     assert told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/lasts'")) == []
     assert is_alive(tmp_path / "lasts"), "its command had ended in time"
@@ -158,7 +158,7 @@ def test_of_what_a_command_says_the_end_of_its_errors_is_kept_and_nothing_else(
     monkeypatch.setattr(notices, "LIMIT_S", 1.0)
     apart = f"sh -c 'setsid sleep 30 & echo $! > {tmp_path}/apart; sleep 30'"  # which keeps its stderr open
     assert told(NotifyConfig(command=apart)) == [
-        "WARNING: notify.command could not be told: sh was still running after 1 s"
+        "WARNING: notify.command got no notice: sh was still running after 1 s"
     ]
     os.kill(int((tmp_path / "apart").read_text()), signal.SIGKILL)
 
@@ -179,7 +179,7 @@ def test_no_proxy_is_asked_for_an_address_of_this_computer(server: Server, monke
 def test_a_redirect_is_told_and_gives_the_login_to_nobody(server: Server) -> None:
     server.status, server.location = 302, f"http://localhost:{server.server_port}/ok"
     said = told(NotifyConfig(url=f"http://me:pw123@{server.address}/redir"))
-    assert said == ["WARNING: notify.url could not be told: 127.0.0.1 answers 302 Found"]
+    assert said == ["WARNING: notify.url got no notice: 127.0.0.1 answers 302 Found"]
     assert [path for path, _, _ in server.got] == ["/redir"]
 
 
@@ -195,7 +195,7 @@ def test_an_answer_that_is_no_http_is_told_without_what_came() -> None:
         thread.start()
         said = told(NotifyConfig(url=f"http://127.0.0.1:{odd.getsockname()[1]}/"))
         thread.join()
-    assert said == ["WARNING: notify.url could not be told: 127.0.0.1: BadStatusLine"]
+    assert said == ["WARNING: notify.url got no notice: 127.0.0.1: BadStatusLine"]
 
 
 def test_a_command_is_told_of_a_run_whose_metrics_no_variable_holds(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there() -> 
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         said = told(NotifyConfig(url=url, command="no-such-program-here --x"))
-    assert "WARNING: notify.command could not be told: no-such-program-here is not there, or not executable" in said
+    assert "WARNING: notify.command got no notice: no-such-program-here is not there, or not executable" in said
     assert any("notify.url" in line and "refused" in line for line in said)
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_ends_the_notice_that_is_waited_for_and_nothing_else(tmp_path: Pa
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     notes.wait()  # what it tells of is over: the command ends as it would have
     assert time.monotonic() - began < 5
-    assert said == ["WARNING: notify.command could not be told: stopped by SIGINT before it was through"]
+    assert said == ["WARNING: notify.command got no notice: stopped by SIGINT before it was through"]
     wait_until(lambda: not is_alive(tmp_path / "pid"))
 
 
@@ -271,7 +271,7 @@ def test_a_port_that_there_is_none_of_is_refused_before_a_run() -> None:
 def test_a_program_that_is_not_there_is_told_before_the_training_and_once() -> None:
     said: list[str] = []
     notes = Notices(NotifyConfig(command="no-such-program-here --x"), said.append)
-    assert said == ["WARNING: notify.command could not be told: no-such-program-here is not there, or not executable"]
+    assert said == ["WARNING: notify.command got no notice: no-such-program-here is not there, or not executable"]
     notes.send(NOTICE)
     notes.wait()
     assert len(said) == 1

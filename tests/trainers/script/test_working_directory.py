@@ -181,7 +181,7 @@ def test_a_script_that_fails_on_its_checkpoint_is_told_apart_and_can_start_over(
     assert "ended before it had logged" not in run.start(code=3)
     said = run.start(code=1)
     assert (
-        "paceline: WARNING: train.py ended before it had logged or saved anything, and was told to go on from "
+        "paceline: WARNING: train.py ended before it had logged or saved anything, and had to go on from "
         "checkpoints/run-a/last.pth.tar; if it can't read that, program.resume_pattern='GLOB' names another "
         "checkpoint, and program.resume_pattern=none starts over (what is there is kept)\n"
     ) in said
